@@ -1,0 +1,51 @@
+# The habitual commands in one place.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types sim soak bench docs format lock clean
+
+PY := .venv/bin/python
+
+help:     ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' $(MAKEFILE_LIST)
+
+setup:    ## .venv with the pinned packages, and Java if it is missing
+	@scripts/setup.sh
+
+demo:     ## the demo
+	@./demo
+
+test:     ## lint, types and all fast tests
+	@./test
+
+lint:     setup ## ruff: rules and format
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+
+types:    setup ## mypy
+	@.venv/bin/mypy
+
+sim:      ## the simulator's tests: the judge of the protocol
+	@./test --only sim
+
+soak:     ## the tests that take minutes
+	@./test soak
+
+bench:    setup ## the benchmarks
+	@.venv/bin/clonos bench
+
+docs:     setup ## run every example in the docstrings
+	@$(PY) -m pytest src/clonos
+
+format:   setup ## let ruff format and fix what it can
+	@.venv/bin/ruff check --fix
+	@.venv/bin/ruff format
+
+lock:     setup ## resolve requirements.lock anew
+	@$(PY) -m pip install -q uv
+	@$(PY) -m uv pip compile pyproject.toml --extra demo --extra bench --group dev \
+	    --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url \
+	    --no-emit-find-links --custom-compile-command "make lock" --upgrade -q -o requirements.lock
+
+clean:    ## remove everything that was made
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist out \
+	    spark-warehouse metastore_db artifacts derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,81 @@
+"""Clonos: long-running, exactly-once Python streaming inside Spark.
+
+Names are imported when they are first used: the protocol in :mod:`clonos.core` can be imported
+without Arrow, NumPy or Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clonos import errors
+    from clonos.api import sinks, sources
+    from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
+    from clonos.api.job import Job
+    from clonos.api.streams import KeyedStream, Stream
+    from clonos.api.windows import tumbling
+    from clonos.errors import ClonosError
+    from clonos.operators.context import Context
+    from clonos.operators.process import Process, ProcessContext
+    from clonos.operators.rows import Row
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ClonosError": "clonos.errors",
+    "Context": "clonos.operators.context",
+    "Job": "clonos.api.job",
+    "KeyedStream": "clonos.api.streams",
+    "Process": "clonos.operators.process",
+    "ProcessContext": "clonos.operators.process",
+    "Row": "clonos.operators.rows",
+    "Stream": "clonos.api.streams",
+    "avg": "clonos.api.aggregates",
+    "count": "clonos.api.aggregates",
+    "max": "clonos.api.aggregates",
+    "min": "clonos.api.aggregates",
+    "sum": "clonos.api.aggregates",
+    "tumbling": "clonos.api.windows",
+}
+_MODULES = {
+    "errors": "clonos.errors",
+    "sinks": "clonos.api.sinks",
+    "sources": "clonos.api.sources",
+}
+
+__all__ = [
+    "ClonosError",
+    "Context",
+    "Job",
+    "KeyedStream",
+    "Process",
+    "ProcessContext",
+    "Row",
+    "Stream",
+    "avg",
+    "count",
+    "errors",
+    "max",
+    "min",
+    "sinks",
+    "sources",
+    "sum",
+    "tumbling",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'clonos' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What users import: jobs, streams, windows, processes, sources, sinks."""

@@ -1,0 +1,36 @@
+"""What can be computed in a window. Named as in SQL, so they hide Python's when star-imported."""
+
+from __future__ import annotations
+
+from clonos.operators.aggregates import Aggregate
+
+
+def count(column: str | None = None) -> Aggregate:
+    """The number of rows, or of values in `column` that are not null.
+
+    Examples
+    --------
+    >>> count()
+    Aggregate(kind='count', column=None)
+    """
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001 - as in PySpark's functions
+    """The sum of a numeric column; a bigint for integers, a double for floats."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:  # noqa: A001 - see sum
+    """The smallest value of a column of numbers, times or strings."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:  # noqa: A001 - see sum
+    """The largest value of a column of numbers, times or strings."""
+    return Aggregate("max", column)
+
+
+def avg(column: str) -> Aggregate:
+    """The mean of a numeric column, as a double."""
+    return Aggregate("avg", column)

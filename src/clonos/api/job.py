@@ -1,0 +1,188 @@
+"""The job: where a graph begins, and where it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from clonos.api.durations import parse_duration
+from clonos.api.sources import dataframe
+from clonos.api.streams import Stream
+from clonos.core.plan import FULL_DEPTH
+from clonos.errors import BadGraph, WrongType
+from clonos.graph.compile import CompiledJob, compile_graph
+from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
+from clonos.operators.base import Operator
+from clonos.operators.keys import KEY_GROUPS
+from clonos.operators.specs import SinkSpec, SourceSpec
+
+
+class Job:
+    """A graph of streams, and how it is to be run.
+
+    Parameters
+    ----------
+    name
+        For messages and Spark's UI.
+    parallelism
+        Tasks per operator, unless the operator says otherwise.
+    standbys
+        Warm standbys per task.
+    sharing_depth
+        How many hops logs travel downstream: 0, 1, ..., or "full".
+    checkpoint_interval
+        Time between checkpoints.
+    checkpoint_dir
+        Where to keep checkpoints and the house-keeper's journal; a temporary folder by default.
+    guarantee
+        "at_least_once" runs without causal logs, for comparison.
+    on_orphan
+        What to do if a failure took logs that others depend on: go back to a checkpoint
+        ("consistency"), or continue and risk duplicates ("availability").
+    on_bad_record
+        A record that a function cannot handle fails the job, or is dropped and counted.
+    seed
+        Of ``ctx.random``.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> job = clonos.Job("wordcount")
+    >>> lines = job.source(clonos.sources.from_batches([[("to be or",)]], schema="value string"))
+    >>> words = lines.flat_map(lambda row: row.value.split(), schema="word string")
+    >>> counts = words.key_by("word").window(clonos.tumbling("1 second")).agg(n=clonos.count())
+    >>> counts.sink(clonos.sinks.collect())
+    >>> len(job.compile().plan.tasks)
+    3
+    """
+
+    def __init__(
+        self,
+        name: str = "job",
+        *,
+        parallelism: int = 1,
+        standbys: int = 1,
+        sharing_depth: int | Literal["full"] = 1,
+        checkpoint_interval: str | timedelta = "1 second",
+        checkpoint_dir: str | None = None,
+        guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
+        on_orphan: Literal["consistency", "availability"] = "consistency",
+        on_bad_record: Literal["fail", "drop"] = "fail",
+        seed: int = 0,
+    ) -> None:
+        _one_of("guarantee", guarantee, "exactly_once", "at_least_once")
+        _one_of("on_orphan", on_orphan, "consistency", "availability")
+        _one_of("on_bad_record", on_bad_record, "fail", "drop")
+        self.name = name
+        self.parallelism = _number("parallelism", parallelism, 1)
+        self._graph = LogicalGraph(
+            name=name,
+            sharing_depth=FULL_DEPTH
+            if sharing_depth == "full"
+            else _number("sharing_depth", sharing_depth, 0),
+            seed=_number("seed", seed, None),
+            drop_bad_records=on_bad_record == "drop",
+            options=JobOptions(
+                standbys=_number("standbys", standbys, 0),
+                checkpoint_interval_ms=parse_duration(checkpoint_interval),
+                checkpoint_dir=checkpoint_dir,
+                guarantee=guarantee,
+                on_orphan=on_orphan,
+            ),
+        )
+
+    def source(
+        self, source: Any, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame."""
+        if not isinstance(source, SourceSpec):
+            if not hasattr(source, "mapInArrow"):
+                raise WrongType(
+                    f"{type(source).__name__} is not a source",
+                    remedy="give a Spark DataFrame or one of clonos.sources",
+                )
+            source = dataframe(source)
+        limit = source.parallelism_max
+        if limit is not None and parallelism is not None and parallelism > limit:
+            raise BadGraph(
+                f"a {source.kind} source cannot be shared out to {parallelism} tasks",
+                where=name or source.kind,
+                remedy=f"use parallelism={limit} and rebalance() behind it",
+            )
+        if parallelism is None:
+            parallelism = min(self.parallelism, limit or self.parallelism)
+        node = self.add_node(
+            source.kind,
+            name,
+            schema=source.rows_schema,
+            parallelism=parallelism,
+            make=source.head,
+            source=source,
+        )
+        return Stream(self, node)
+
+    def add_node(
+        self,
+        kind: str,
+        name: str | None,
+        *,
+        schema: pa.Schema,
+        parallelism: int | None,
+        make: OperatorFactory | Callable[[], Operator],
+        edges: tuple[Edge, ...] = (),
+        source: SourceSpec | None = None,
+        sink: SinkSpec | None = None,
+    ) -> Node:
+        """Add an operator to the graph; used by streams."""
+        nodes = self._graph.nodes
+        taken = {node.name for node in nodes}
+        if name is not None and name in taken:
+            raise BadGraph(f"two operators are called {name!r}", remedy="rename one of them")
+        chosen, number = name or kind, 2
+        while chosen in taken:
+            chosen, number = f"{kind}_{number}", number + 1
+        if parallelism is None:
+            parallelism = edges[0].node.parallelism if edges else self.parallelism
+        parallelism = _number("parallelism", parallelism, 1, KEY_GROUPS)
+        node = Node(
+            id=len(nodes),
+            name=chosen,
+            is_named=name is not None,
+            schema=schema,
+            parallelism=parallelism,
+            make=make,
+            edges=edges,
+            source=source,
+            sink=sink,
+        )
+        nodes.append(node)
+        return node
+
+    def compile(self) -> CompiledJob:
+        """The plan and the code of the tasks."""
+        return compile_graph(self._graph)
+
+    def run(self, spark: Any = None, **options: Any) -> Any:
+        """Run the job in a Spark session (the active one by default) until its input ends."""
+        from clonos.cluster.driver import run_job
+
+        return run_job(self.compile(), spark, **options)
+
+
+def _one_of(name: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise WrongType(
+            f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}"
+        )
+
+
+def _number(name: str, value: Any, low: int | None, high: int | None = None) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or (low is not None and value < low) or (high is not None and value > high):
+        limits = f" from {low}" if low is not None else ""
+        limits += f" to {high}" if high is not None else ""
+        raise WrongType(f"{name}={value!r}", remedy=f"give a whole number{limits}")
+    return int(value)

@@ -1,0 +1,181 @@
+"""Sources: where rows come from. Give one to ``job.source(...)``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.errors import BadGraph, BadSchema, WrongType
+from clonos.operators.batches import from_table
+from clonos.operators.files_reader import (
+    FileList,
+    LinesReader,
+    ParquetReader,
+    first_lines,
+    parquet_schema,
+)
+from clonos.operators.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.operators.readers import BatchesReader, RateReader, Reader
+from clonos.operators.rows import RowBuilder, describe, short
+from clonos.operators.schema import parse_schema
+from clonos.operators.socket_reader import SocketReader
+from clonos.operators.specs import SourceSpec
+
+_SAMPLE_LINES = 1000
+_FORMATS = ("text", "json", "csv", "parquet")
+
+
+def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
+    """Lines of text from a TCP server, as a column ``value``.
+
+    Parameters
+    ----------
+    resume
+        Send ``RESUME <rows>`` on connecting, for servers that can continue there.
+    """
+    return SourceSpec(
+        kind="socket",
+        schema=LINES,
+        factory=partial(_socket, host, port, resume),
+        replayable=False,
+        rows_schema=TEXT,
+        head=partial(ParseLinesOperator, "text", TEXT),
+        parallelism_max=1,
+    )
+
+
+def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  # noqa: A002 - Spark's
+    """Files of a folder, a pattern (``*.json``) or one file, on any file system of pyarrow.
+
+    Parameters
+    ----------
+    format
+        "text" (a column ``value``), "json" (an object per line), "csv" (with a header line), or
+        "parquet".
+    schema
+        Of the columns; without it JSON and CSV are guessed from the first lines.
+    """
+    if format not in _FORMATS:
+        raise BadGraph(f"unknown format {format!r}", remedy=f"use one of {', '.join(_FORMATS)}")
+    found = FileList.find(path)
+    wanted = None if schema is None else parse_schema(schema)
+    if format == "parquet":
+        rows = wanted or parse_schema(parquet_schema(found))
+        return SourceSpec("files", rows, partial(ParquetReader, found, rows), True, rows)
+    if format == "text":
+        rows = TEXT if wanted is None else wanted
+        if [str(f.type) for f in rows] != ["string"]:
+            raise BadSchema("text files have one column, a string")
+    else:
+        rows = wanted or _guess(found, format)
+    return SourceSpec(
+        kind="files",
+        schema=LINES,
+        factory=partial(_lines, found, format == "csv"),
+        replayable=True,
+        rows_schema=rows,
+        head=partial(ParseLinesOperator, format, rows),
+    )
+
+
+def rate(rows_per_second: float, rows: int | None = None) -> SourceSpec:
+    """Rows ``(timestamp, value)`` at a steady rate, for tests and measurements.
+
+    Parameters
+    ----------
+    rows
+        Stop after so many; None: go on for ever.
+    """
+    if rows_per_second <= 0:
+        raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
+    start_us = time.time_ns() // 1000
+    factory = partial(_rate, float(rows_per_second), rows, start_us)
+    return SourceSpec("rate", RateReader.schema, factory, True, RateReader.schema)
+
+
+def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
+    """Batches that are there already, for tests: batch i goes to task i modulo the parallelism.
+
+    Parameters
+    ----------
+    batches
+        Arrow record batches or tables, or lists of rows if `schema` is given.
+
+    Examples
+    --------
+    >>> from_batches([[("a", 1)], [("b", 2)]], schema="word string, n long").rows_schema.names
+    ['word', 'n']
+    """
+    wanted = None if schema is None else parse_schema(schema)
+    made = [_batch(batch, wanted) for batch in batches]
+    if not made and wanted is None:
+        raise BadSchema("no batches and no schema", remedy="give a schema")
+    rows = parse_schema(made[0].schema) if wanted is None else wanted
+    made = [pa.RecordBatch.from_arrays(batch.columns, schema=rows) for batch in made]
+    return SourceSpec("batches", rows, partial(_batches, made, rows), True, rows)
+
+
+def dataframe(df: Any) -> SourceSpec:
+    """The rows of a Spark DataFrame."""
+    schema = parse_schema(df.schema)
+    return SourceSpec("dataframe", schema, None, True, schema, dataframe=df)
+
+
+def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:
+    if isinstance(batch, pa.Table):
+        return from_table(batch)
+    if isinstance(batch, pa.RecordBatch):
+        return batch
+    if schema is None:
+        raise BadSchema("rows without a schema", remedy='give schema="word string, ..."')
+    builder = RowBuilder(schema)
+    try:
+        return builder.build([builder.as_tuple(row) for row in batch], _refuse)
+    except (TypeError, ValueError) as error:
+        raise WrongType(f"not rows of {', '.join(schema.names)}: {describe(error)}") from error
+
+
+def _refuse(error: Exception, row: object) -> None:
+    raise WrongType(f"{error} (for {short(row)})") from error
+
+
+def _guess(found: FileList, line_format: str) -> pa.Schema:
+    sample = first_lines(found, _SAMPLE_LINES)
+    try:
+        if line_format == "csv":
+            header = sample[0].decode() if sample else ""
+            names = infer_schema("csv", sample[:1], []).names if header else []
+            return parse_schema(infer_schema("csv", sample[1:] or [b""], names))
+        return parse_schema(infer_schema("json", sample, []))
+    except (pa.ArrowException, ValueError) as error:
+        raise BadSchema(
+            f"cannot guess the columns of {found.root}: {error}", remedy="give a schema"
+        ) from error
+
+
+# Factories are functions of this module, so that they can be shipped to other processes.
+
+
+def _socket(host: str, port: int, resume: bool, index: int, parallelism: int) -> Reader:
+    del index, parallelism
+    return SocketReader(host, port, resume=resume)
+
+
+def _lines(found: FileList, has_header: bool, index: int, parallelism: int) -> Reader:
+    return LinesReader(found, index, parallelism, has_header=has_header)
+
+
+def _rate(
+    rate: float, rows: int | None, start_us: int, index: int, parallelism: int
+) -> Reader:
+    return RateReader(rate, rows, start_us, index, parallelism)
+
+
+def _batches(
+    batches: list[pa.RecordBatch], schema: pa.Schema, index: int, parallelism: int
+) -> Reader:
+    return BatchesReader(batches[index::parallelism], schema)

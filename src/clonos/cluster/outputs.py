@@ -1,0 +1,138 @@
+"""What the driver does with delivered output, by the kind of sink."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from clonos.core.housekeeper import Deliver
+from clonos.core.messages import Kind
+from clonos.core.plan import Plan
+from clonos.operators.specs import SinkSpec
+from clonos.storage.delivered import DeliveredStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ParquetWriter:
+    """Writes one file per output, from the sink task; the same output gives the same file.
+
+    The name is the output's key, so a sink that is replayed writes over its own file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fs, self._root = pafs.FileSystem.from_uri(
+            path if "://" in path else Path(path).absolute().as_uri()
+        )
+        self._fs.create_dir(self._root, recursive=True)
+
+    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
+        name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
+        path = f"{self._root}/{name}"
+        if self._fs.get_file_info(path).type == pafs.FileType.File:
+            return
+        hidden = f"{self._root}/.{name}.unfinished"
+        with self._fs.open_output_stream(hidden) as stream:
+            pq.write_table(pa.Table.from_batches([batch]), stream)
+        self._fs.move(hidden, path)
+
+
+class Consumers:
+    """Hands every delivered batch to its sink's consumer in the driver."""
+
+    def __init__(self, plan: Plan, sinks: Mapping[str, SinkSpec]) -> None:
+        self._plan = plan
+        self._sinks = sinks
+        self._watchers: list[Callable[[str, Deliver], None]] = []
+        self.rows: dict[str, int] = dict.fromkeys(sinks, 0)
+
+    def watch(self, watcher: Callable[[str, Deliver], None]) -> None:
+        """Call ``watcher(operator, output)`` for everything delivered from now on."""
+        self._watchers.append(watcher)
+
+    def __call__(self, output: Deliver) -> None:
+        operator = self._plan.tasks[output.task].operator
+        batch = output.item.batch
+        if output.item.kind is Kind.BATCH and batch is not None:
+            self.rows[operator] += batch.rows
+            self._consume(self._sinks[operator], batch.payload)
+        for watcher in self._watchers:
+            watcher(operator, output)
+
+    def _consume(self, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
+        if batch is None:
+            return
+        if sink.kind == "console":
+            for row in batch.to_pylist():
+                sys.stdout.write(f"{row}\n")
+            sys.stdout.flush()
+        elif sink.kind == "callback" and sink.fn is not None:
+            sink.fn(batch)
+
+
+def read_all(store: DeliveredStore, operator: str, schema: pa.Schema) -> pa.Table:
+    """Everything a sink has delivered, in order of (generation, task, seq)."""
+    batches = [delivered.batch for delivered in store.read(operator)]
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def as_dataframe(
+    spark: SparkSession, store: DeliveredStore, operator: str, schema: pa.Schema
+) -> DataFrame:
+    """Delivered output as a DataFrame whose rows Spark's own tasks read (``mapInArrow``).
+
+    Every delivered file is read by one task; on a cluster its folder must be shared.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    paths = [str(file.path) for file in store.files(operator)]
+    fields = from_arrow_schema(schema)
+    if not paths:
+        return spark.createDataFrame([], fields)
+    keep = _ranges(store, operator)
+    count = len(paths)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for numbers in batches:
+            for number in numbers.column(0).to_pylist():
+                yield from _read_file(paths[number], keep[number])
+
+    return spark.range(0, count, 1, min(count, 64)).mapInArrow(read, fields)
+
+
+def _ranges(store: DeliveredStore, operator: str) -> list[int]:
+    """For each file, the seq up to which an earlier file has the rows already."""
+    newest: dict[tuple[int, int], int] = {}
+    result = []
+    for file in store.files(operator):
+        key = (file.generation, file.task_index)
+        result.append(newest.get(key, -1))
+        newest[key] = max(newest.get(key, -1), file.last_seq)
+    return result
+
+
+def _read_file(path: str, behind: int) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+        for index in range(reader.num_record_batches):
+            batch, metadata = reader.get_batch_with_custom_metadata(index)
+            if int(metadata[b"clonos.seq"]) > behind:
+                yield batch
+
+
+def finish(
+    spark: Any, store: DeliveredStore, sinks: Mapping[str, SinkSpec], schemas: Mapping[str, Any]
+) -> Sequence[str]:
+    """Run the sinks that write with Spark; returns which did."""
+    written = []
+    for operator, sink in sinks.items():
+        if sink.kind == "spark_write" and sink.fn is not None:
+            sink.fn(as_dataframe(spark, store, operator, schemas[operator]))
+            written.append(operator)
+    return written

@@ -1,0 +1,51 @@
+"""From a compiled job to what its slots get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from clonos.cluster.outputs import ParquetWriter
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.readers import IteratorReader, Reader
+from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.transport.secret import JobSecret
+
+
+def ship(
+    compiled: CompiledJob,
+    job_id: str,
+    secret: JobSecret,
+    coordinator: str,
+    layers_uri: str,
+    **settings: Any,
+) -> Shipment:
+    """Everything that a slot needs, whichever task it will run."""
+    readers: dict[int, Callable[[Any], Reader]] = {}
+    writers: dict[int, Callable[[], OutputWriter]] = {}
+    for code in compiled.codes:
+        if code.source is not None:
+            readers[code.task.id] = partial(_reader, code)
+        if code.task.writes_itself and code.sink is not None and code.sink.path is not None:
+            writers[code.task.id] = partial(ParquetWriter, code.sink.path)
+    return Shipment(
+        job_id=job_id,
+        name=compiled.name,
+        secret=secret,
+        plan=compiled.plan,
+        schemas=compiled.schemas,
+        programs={code.task.id: code.program for code in compiled.codes},
+        readers=readers,
+        writers=writers,
+        coordinator=coordinator,
+        layers_uri=layers_uri,
+        **settings,
+    )
+
+
+def _reader(code: TaskCode, batches: Any) -> Reader:
+    assert code.source is not None
+    if code.source.factory is None:
+        return IteratorReader(batches, code.source.schema)
+    return code.source.factory(code.task.index, code.parallelism)

@@ -1,0 +1,122 @@
+"""What is written down of a step: its cause, then what it asked of the world, in order.
+
+A record is one log entry, the entry of one step. It is a flat msgpack array of kinds, each
+followed by its fields (:data:`ARITY` says how many), a few bytes for the usual
+"one batch of channel c".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+
+from clonos.core.plan import Incarnation
+from clonos.errors import ProtocolError
+
+
+class Cause(IntEnum):
+    """Kinds of determinants. The first five begin a record, the others follow."""
+
+    SOURCE = 0
+    SOURCE_END = 1
+    ORDER = 2
+    TIMER = 3
+    MARKER = 4
+    CLOCK = 5
+    CALL = 6
+
+
+class Source(NamedTuple):
+    """The source was cut here: so many rows, their digest; their content if it cannot replay."""
+
+    rows: int
+    digest: int
+    content: bytes | None
+
+
+class SourceEnd(NamedTuple):
+    """The source has ended."""
+
+
+class Order(NamedTuple):
+    """`taken` items of `channel` were taken; the last was made by its sender's step `position`."""
+
+    channel: int
+    taken: int
+    position: int
+    term: int
+    n: int
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.term, self.n)
+
+
+class Timer(NamedTuple):
+    """The wake-up came; processing time was `now_ms`."""
+
+    now_ms: int
+
+
+class Marker(NamedTuple):
+    """A marker for `epoch` entered here."""
+
+    epoch: int
+
+
+class Clock(NamedTuple):
+    """The step read the clock."""
+
+    now_ms: int
+
+
+class Call(NamedTuple):
+    """A function outside the automaton was called and gave `answer` (an error if not `ok`)."""
+
+    arguments: int
+    ok: bool
+    answer: bytes
+
+
+Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call
+
+KINDS: tuple[type[Any], ...] = (Source, SourceEnd, Order, Timer, Marker, Clock, Call)
+ARITY = tuple(len(kind._fields) for kind in KINDS)
+NUMBER: dict[type[Any], int] = {kind: number for number, kind in enumerate(KINDS)}
+
+
+def encode_record(determinants: Sequence[Determinant]) -> bytes:
+    """The log entry of one step.
+
+    Examples
+    --------
+    >>> len(encode_record([Order(3, 1, 70, 1, 0)]))
+    7
+    """
+    flat: list[Any] = []
+    for determinant in determinants:
+        flat.append(NUMBER[type(determinant)])
+        flat.extend(determinant)
+    packed: bytes = msgpack.packb(flat)
+    return packed
+
+
+def decode_record(record: bytes) -> list[Determinant]:
+    """Inverse of :func:`encode_record`; anything else raises `ProtocolError`."""
+    try:
+        flat = msgpack.unpackb(record)
+        result: list[Determinant] = []
+        i = 0
+        while i < len(flat):
+            number = flat[i]
+            end = i + 1 + ARITY[number]
+            result.append(KINDS[number](*flat[i + 1 : end]))
+            i = end
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"unreadable log entry: {error}") from error
+    if not result or NUMBER[type(result[0])] > Cause.MARKER:
+        raise ProtocolError("a log entry does not begin with the cause of its step")
+    return result

@@ -1,0 +1,204 @@
+"""What a task's runtime tells its automaton, and what the automaton asks of it in return.
+
+Connections of an output channel are numbered by the automaton (`attempt`), connections of an
+input channel by the runtime (`conn`); both only to tell a new stream from a stale one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from clonos.core.messages import (
+    ChannelMessage,
+    Credit,
+    Data,
+    Hello,
+    Item,
+    Layer,
+    LayerRef,
+    Report,
+    Welcome,
+)
+from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sender has connected for one of our input channels."""
+
+    channel: int
+    conn: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Something came in on an input channel."""
+
+    channel: int
+    conn: int
+    data: Data | Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class InputClosed:
+    """The stream of an input channel has ended."""
+
+    channel: int
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The receiver of one of our output channels says something."""
+
+    channel: int
+    attempt: int
+    message: Hello | Credit
+
+
+@dataclass(frozen=True, slots=True)
+class OutputClosed:
+    """The stream of an output channel has ended, or could not be opened."""
+
+    channel: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """The reader has rows. ``content``: their encoding, if the reader cannot read them again."""
+
+    batch: Batch
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """The reader has no more rows, ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStored:
+    """A sealed layer is in the checkpoint store."""
+
+    ref: LayerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Released outputs up to `seq` have their effect in the world."""
+
+    channel: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Some time has passed (linger of log entries that no batch has taken along)."""
+
+
+# --- actions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open output `channel` to `address`; messages about it carry `attempt`."""
+
+    channel: int
+    attempt: int
+    incarnation: Incarnation
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Close the output stream of an old attempt."""
+
+    channel: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put `data` on the output stream."""
+
+    attempt: int
+    data: Data | Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Say something on the reverse direction of an input stream."""
+
+    conn: int
+    message: ChannelMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Close an input stream: its sender is fenced or superseded."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a report to the coordinator."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLayer:
+    """Put a sealed layer into the checkpoint store, then say :class:`LayerStored`."""
+
+    layer: Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The house-keeper holds all that this output depends on: it may take effect."""
+
+    channel: int
+    item: Item
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedRows:
+    """Replay: read exactly the next `rows` rows again and offer them."""
+
+    rows: int
+
+
+Event = (
+    Opened
+    | Received
+    | InputClosed
+    | Answered
+    | OutputClosed
+    | SourceRows
+    | SourceEnded
+    | LayerStored
+    | Written
+    | Tick
+)
+Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows
+
+
+class World(Protocol):
+    """The nondeterministic outside, as one object: asked only when live, never on replay."""
+
+    def clock_ms(self) -> int:
+        """Wall clock in ms since the epoch."""
+
+    def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        """Call a user's function; raises what it raises."""
+
+    def decode_rows(self, content: bytes) -> Batch:
+        """Rows from the content that a gated source put into its log (a pure function)."""

@@ -1,0 +1,111 @@
+"""Which dependencies can still be trusted (orphan detection by transitive dependencies).
+
+A task's log survives a failure up to some length. Whatever depends on entries that a fenced
+life wrote after that is an *orphan*. Between the fence and its resolution nobody can know:
+such items wait.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from clonos.core.messages import Dependencies, Dependency
+from clonos.core.plan import Incarnation
+
+
+class Trust(Enum):
+    """Of something with dependencies."""
+
+    VALID = "valid"
+    UNKNOWN = "unknown"
+    ORPHAN = "orphan"
+
+
+class Fences:
+    """Fences heard of, pending and resolved.
+
+    Examples
+    --------
+    >>> fences, old, new = Fences(), Incarnation(1, 0), Incarnation(1, 1)
+    >>> fences.announce(4, new, known=10)
+    >>> fences.judge({4: Dependency(old, 12)})
+    <Trust.UNKNOWN: 'unknown'>
+    >>> fences.resolve(4, new, length=11)
+    >>> fences.judge({4: Dependency(old, 12)}), fences.judge({4: Dependency(new, 12)})
+    (<Trust.ORPHAN: 'orphan'>, <Trust.VALID: 'valid'>)
+    """
+
+    def __init__(self) -> None:
+        self.current: dict[int, Incarnation] = {}
+        self._pending: dict[int, tuple[Incarnation, int]] = {}
+        self._resolved: dict[int, list[tuple[Incarnation, int]]] = {}
+        self._forgiven: dict[int, tuple[Incarnation, int]] = {}
+
+    def refuses(self, task: int, incarnation: Incarnation) -> bool:
+        """Whether this life of the task is over."""
+        return incarnation < self.current.get(task, incarnation)
+
+    def pending(self, task: int) -> bool:
+        return task in self._pending
+
+    def announce(self, task: int, incarnation: Incarnation, known: int) -> None:
+        """`task` is fenced below `incarnation`; we ourselves depend on or hold up to `known`."""
+        if incarnation > self.current.get(task, Incarnation(0, 0)):
+            self.current[task] = incarnation
+            self._pending[task] = (incarnation, known)
+
+    def resolve(
+        self, task: int, incarnation: Incarnation, length: int, *, forgive: bool = False
+    ) -> None:
+        """Now it is known how much survived (or, `forgive`: the loss is accepted)."""
+        self.current[task] = max(incarnation, self.current.get(task, incarnation))
+        pending = self._pending.get(task)
+        if pending is not None and pending[0] <= incarnation:
+            del self._pending[task]
+        if forgive:
+            self._forgiven[task] = (incarnation, length)
+            self._resolved.pop(task, None)
+            return
+        known = self._resolved.setdefault(task, [])
+        if (incarnation, length) not in known:
+            known.append((incarnation, length))
+
+    def judge(self, dep: Dependencies) -> Trust:
+        if not self._pending and not self._resolved:
+            return Trust.VALID
+        result = Trust.VALID
+        for task, (incarnation, position) in dep.items():
+            for fence, length in self._resolved.get(task, ()):
+                if incarnation < fence and position > length:
+                    return Trust.ORPHAN
+            pending = self._pending.get(task)
+            if pending is not None and incarnation < pending[0] and position > pending[1]:
+                result = Trust.UNKNOWN
+        return result
+
+    def clamp(self, dep: Dependencies) -> Dependencies:
+        """`dep` without what was forgiven."""
+        if not self._forgiven:
+            return dep
+        result = dict(dep)
+        for task, (fence, length) in self._forgiven.items():
+            known = dep.get(task)
+            if known is not None and known.incarnation < fence and known.position > length:
+                result[task] = Dependency(fence, length)
+        return result
+
+
+def merge(into: Dependencies, dep: Dependencies) -> None:
+    """`into` depends on `dep` as well, from now on."""
+    for task, dependency in dep.items():
+        known = into.get(task)
+        if known is None or (known.position, known) < (dependency.position, dependency):
+            into[task] = dependency
+
+
+def depends_on_lost(
+    task: int, incarnation: Incarnation, length: int, dep: Dependencies
+) -> bool:
+    """Whether `dep` needs what lives of `task` before `incarnation` wrote after `length`."""
+    known = dep.get(task)
+    return known is not None and known.incarnation < incarnation and known.position > length

@@ -1,0 +1,366 @@
+"""The house-keeper: the holder that does not fail, and the receiver of everything that leaves.
+
+It stands at the end of every channel that leads out of the job. To its senders it is a
+receiver like any other (same handshake, same delta, same digests); what makes it special is that
+it answers only after its journal has what it answers for, and that it takes an output only once
+every log entry that the output depends on is held here. Then the output is *delivered*: whatever dies, the
+logs from the last floor on reproduce exactly this output.
+
+It is sans-I/O: :meth:`HouseKeeper.take_records` gives what to append to the journal,
+:meth:`HouseKeeper.committed` is called when that is durable, :meth:`HouseKeeper.recover` reads
+it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.channels import Input, Verdict
+from clonos.core.fences import Fences, Trust, depends_on_lost, merge
+from clonos.core.log import LogBook
+from clonos.core.messages import Dependencies, Dependency, Item, Kind, LayerRef
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.program import Batch
+from clonos.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """An output is durable: (generation, task, seq) is its name for ever.
+
+    ``item.batch.payload`` is opaque; ``kind`` END says that this sink task has no more.
+    """
+
+    channel: int
+    task: int
+    generation: int
+    item: Item
+
+
+class HouseKeeper:
+    """Logs, outputs and floors of one job.
+
+    Parameters
+    ----------
+    plan
+        The job.
+    encode, decode
+        A batch's payload to bytes and back.
+    """
+
+    def __init__(
+        self, plan: Plan, encode: Callable[[Batch], bytes], decode: Callable[[bytes], Any]
+    ) -> None:
+        self.plan = plan
+        self.term = 0
+        self.generation = 0
+        self.epoch = 0
+        self.positions: dict[int, int] = {task.id: 0 for task in plan.tasks}
+        self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
+        self.complete = False
+        self.book = LogBook()
+        self.fences = Fences()
+        self.inputs = {
+            c.id: Input(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER
+        }
+        self.resolved: list[msg.Resolve] = []
+        self.world_dep: dict[int, Dependencies] = {c: {} for c in self.inputs}
+        self._encode = encode
+        self._decode = decode
+        self._records: list[bytes] = []
+        self._delivered: list[Deliver] = []
+        self._actions: list[ev.Action] = []
+        self._credit_due: set[int] = set()
+
+    # --- the journal ------------------------------------------------------------------------
+
+    def _write(self, kind: str, *fields: Any) -> None:
+        self._records.append(msgpack.packb((kind, *fields)))
+
+    def take_records(self) -> list[bytes]:
+        """What the journal must hold before :meth:`committed` may be called."""
+        records, self._records = self._records, []
+        return records
+
+    def committed(self) -> tuple[list[ev.Action], list[Deliver]]:
+        """Everything taken so far is durable: acknowledge it, let it out."""
+        for channel in sorted(self._credit_due):
+            channel_input = self.inputs[channel]
+            credit = channel_input.credit(relaxed=False, force=True)
+            if credit is not None and channel_input.conn is not None:
+                stable = {t: self.book.length(t) for t in channel_input.logs}
+                message = msg.Credit(channel, credit.processed, stable=stable)
+                self._actions.append(ev.Reply(channel_input.conn, message))
+        self._credit_due.clear()
+        actions, self._actions = self._actions, []
+        delivered, self._delivered = self._delivered, []
+        return actions, delivered
+
+    def snapshot(self) -> list[bytes]:
+        """Records that stand for the whole journal so far, but for delivered content."""
+        pending, self._records = self._records, []
+        self._write("term", self.term, self.generation, self.complete)
+        refs = {t: [_ref_fields(r) for r in chain] for t, chain in self.layers.items()}
+        self._write("floor", self.epoch, self.positions, refs)
+        for task in self.plan.tasks:
+            for run in self.book.runs(task.id, 1):
+                self._write_run(run)
+        for channel, i in self.inputs.items():
+            dep = _dep_fields(self.world_dep[channel])
+            self._write("world", channel, i.consumed, i.consumed_chain, i.ended, dep)
+        head, self._records = self._records, pending
+        return head
+
+    def recover(self, records: Iterable[bytes]) -> list[Deliver]:
+        """Read the journal back. Returns the deliveries whose content is still in it."""
+        readers: dict[str, Callable[..., None]] = {
+            "term": self._read_term,
+            "floor": self._read_floor,
+            "run": self._read_run,
+            "item": self._read_item,
+            "world": self._read_world,
+            "resolve": self._read_resolve,
+        }
+        for record in records:
+            kind, *fields = msgpack.unpackb(record, strict_map_key=False)
+            if kind not in readers:
+                raise ProtocolError(f"unknown journal record {kind!r}", where="house-keeper")
+            readers[kind](*fields)
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+    def _read_term(self, term: int, generation: int, complete: bool) -> None:
+        self.term, self.generation, self.complete = term, generation, complete
+
+    def _read_floor(self, epoch: int, positions: dict[int, int], refs: dict[int, Any]) -> None:
+        self.epoch, self.positions = epoch, positions
+        self.layers = {t: tuple(_ref(r) for r in chain) for t, chain in refs.items()}
+        for task, position in positions.items():
+            self.book.truncate(task, position)
+
+    def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
+        stable = max(start - 1, 0)
+        self.book.append(msg.Run(task, Incarnation(term, n), start, tuple(records), stable))
+
+    def _read_item(self, channel: int, generation: int, seq: int, *rest: Any) -> None:
+        kind, epoch, rows, digest, chain, dep, content = rest
+        batch = None
+        if Kind(kind) is Kind.BATCH:
+            batch = Batch(self._decode(content), rows, len(content), digest)
+        item = Item(seq, Kind(kind), epoch, 0, batch, _dep(dep), chain)
+        i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], seq, chain)
+        i.ended = item.kind is Kind.END
+        merge(self.world_dep[channel], item.dep)
+        self.generation = max(self.generation, generation)
+        self._delivered.append(Deliver(channel, i.spec.sender, generation, item))
+
+    def _read_world(self, channel: int, consumed: int, chain: int, ended: bool, dep: Any) -> None:
+        i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], consumed, chain)
+        i.ended = ended
+        self.world_dep[channel] = _dep(dep)
+
+    def _read_resolve(self, task: int, term: int, n: int, length: int, *rest: Any) -> None:
+        generation, reset = rest
+        self._resolve(msg.Resolve(task, Incarnation(term, n), length, generation, reset))
+
+    def _write_run(self, run: msg.Run) -> None:
+        self._write("run", run.task, *run.incarnation, run.start, run.records)
+
+    # --- as a receiver ------------------------------------------------------------------------
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.term, 0)
+
+    def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
+        """A sender connects, sends or goes. Effects appear after the next commit."""
+        channel_input = self.inputs[event.channel]
+        if isinstance(event, ev.Opened):
+            if self.fences.refuses(channel_input.spec.sender, event.incarnation):
+                self._actions.append(ev.Refuse(event.conn))
+                return
+            self._refuse(channel_input)
+            channel_input.open(event.conn)
+            self._greet(channel_input)
+        elif event.conn != channel_input.conn:
+            return
+        elif isinstance(event, ev.InputClosed):
+            channel_input.close()
+        else:
+            self._receive(channel_input, event.data)
+
+    def _refuse(self, channel_input: Input) -> None:
+        if channel_input.conn is not None:
+            self._actions.append(ev.Refuse(channel_input.conn))
+            channel_input.close()
+
+    def _greet(self, channel_input: Input) -> None:
+        if channel_input.conn is None or channel_input.greeted:
+            return
+        if self.fences.pending(channel_input.spec.sender):
+            return
+        hello = channel_input.hello(self.incarnation, self.book)
+        self._actions.append(ev.Reply(channel_input.conn, hello))
+        self._credit_due.add(channel_input.spec.id)
+
+    def _receive(self, channel_input: Input, data: msg.Data | msg.Welcome) -> None:
+        if not channel_input.greeted:
+            return
+        if isinstance(data, msg.Welcome):
+            channel_input.restart(data.next_seq - 1, data.chain)
+            return
+        if channel_input.reset:
+            return
+        lengths = {run.task: self.book.length(run.task) for run in data.runs}
+        verdict = channel_input.take(data, self.book, self.fences)
+        self._journal_new(lengths)
+        if verdict is Verdict.REFUSED:
+            self._refuse(channel_input)
+        elif verdict is Verdict.TAKEN:
+            self._credit_due.add(channel_input.spec.id)
+        self._deliver()
+
+    def _journal_new(self, lengths: dict[int, int]) -> None:
+        for task, before in lengths.items():
+            for run in self.book.runs(task, before + 1):
+                self._write_run(run)
+
+    def holds(self, dep: Dependencies) -> bool:
+        """Whether every log entry in `dep` is held here or below its floor."""
+        if not self.plan.causal_log:
+            return True
+        return all(d.position <= self.length(t) for t, d in dep.items())
+
+    def _deliver(self) -> None:
+        """Take every output whose causes are all held (log before effect)."""
+        for channel, i in self.inputs.items():
+            while i.queue:
+                item = i.queue[0]
+                dep = self.fences.clamp(item.dep)
+                if self.fences.judge(item.dep) is not Trust.VALID or not self.holds(dep):
+                    break
+                i.consume(1)
+                i.ended = item.kind is Kind.END
+                merge(self.world_dep[channel], dep)
+                self._write_item(channel, item)
+                self._delivered.append(Deliver(channel, i.spec.sender, self.generation, item))
+                self._credit_due.add(channel)
+
+    def _write_item(self, channel: int, item: Item) -> None:
+        batch = item.batch
+        self._write(
+            "item",
+            channel,
+            self.generation,
+            item.seq,
+            int(item.kind),
+            item.epoch,
+            batch.rows if batch else 0,
+            batch.digest if batch else 0,
+            item.chain,
+            _dep_fields(item.dep),
+            self._encode(batch) if batch else b"",
+        )
+
+    # --- as a holder --------------------------------------------------------------------------
+
+    def length(self, task: int) -> int:
+        """How much of a task's log is held, counting what its floor stands for."""
+        return max(self.book.length(task), self.positions[task])
+
+    def append(self, runs: Iterable[msg.Run]) -> None:
+        """Log entries that another holder had and we had not (recovery)."""
+        for run in runs:
+            before = self.book.length(run.task)
+            self.book.append(run)
+            self._journal_new({run.task: before})
+        self._deliver()
+
+    def begin_term(self, term: int) -> None:
+        """A coordinator starts; whatever an earlier one commanded is void."""
+        self.term = term
+        self._write("term", term, self.generation, self.complete)
+
+    def finish(self) -> None:
+        """All outputs are delivered; there is nothing to recover any more."""
+        self.complete = True
+        self._write("term", self.term, self.generation, self.complete)
+
+    def fence(self, task: int, incarnation: Incarnation) -> int:
+        """Refuse lower incarnations; say how much is held."""
+        self.book.fence(task, incarnation)
+        self.fences.announce(task, incarnation, self.length(task))
+        for i in self.inputs.values():
+            if i.spec.sender == task:
+                self._refuse(i)
+        return self.length(task)
+
+    def resolve(self, command: msg.Resolve) -> None:
+        """How much of a fenced log survives: durable before anybody acts on it."""
+        fields = (*command.incarnation, command.length, command.generation, command.reset)
+        self._write("resolve", command.task, *fields)
+        self._resolve(command)
+        self._deliver()
+
+    def _resolve(self, command: msg.Resolve) -> None:
+        task = command.task
+        self.resolved.append(command)
+        self.fences.resolve(task, command.incarnation, command.length, forgive=command.reset)
+        self.book.resolve(task, command.incarnation, command.length)
+        self.generation = max(self.generation, command.generation)
+
+        def lost(dep: Dependencies) -> bool:
+            return depends_on_lost(task, command.incarnation, command.length, dep)
+
+        for channel, i in self.inputs.items():
+            from_lost = i.spec.sender == task
+            if command.reset and from_lost and lost(self.world_dep[channel]):
+                i.reset = True
+            elif (from_lost or not command.reset) and i.drop_orphans(lost):
+                self._refuse(i)
+            if command.reset:
+                self.world_dep[channel] = self.fences.clamp(self.world_dep[channel])
+            if i.release_held(self.book, self.fences) is Verdict.REFUSED:
+                self._refuse(i)
+            self._greet(i)
+
+    def depends_on_lost(self, task: int, incarnation: Incarnation, length: int) -> bool:
+        """Whether output already in the world needs what is lost."""
+        return any(
+            depends_on_lost(task, incarnation, length, dep) for dep in self.world_dep.values()
+        )
+
+    def advance(
+        self, epoch: int, positions: dict[int, int], layers: dict[int, tuple[LayerRef, ...]]
+    ) -> None:
+        """`epoch` is complete: it is every task's floor now."""
+        self.epoch, self.positions, self.layers = epoch, positions, layers
+        refs = {t: [_ref_fields(r) for r in chain] for t, chain in layers.items()}
+        self._write("floor", epoch, positions, refs)
+        for task, position in positions.items():
+            self.book.truncate(task, position)
+        newest = {command.task: command for command in self.resolved}
+        self.resolved = list(newest.values())
+
+
+def _ref_fields(ref: LayerRef) -> tuple[Any, ...]:
+    return (ref.task, ref.epoch, *ref.incarnation, ref.position, ref.path, ref.nbytes)
+
+
+def _ref(fields: list[Any]) -> LayerRef:
+    task, epoch, term, n, position, path, nbytes = fields
+    return LayerRef(task, epoch, Incarnation(term, n), position, path, nbytes)
+
+
+def _dep_fields(dep: Dependencies) -> dict[int, tuple[int, int, int]]:
+    return {t: (*d.incarnation, d.position) for t, d in dep.items()}
+
+
+def _dep(fields: dict[int, list[int]]) -> Dependencies:
+    return {t: Dependency(Incarnation(f[0], f[1]), f[2]) for t, f in fields.items()}

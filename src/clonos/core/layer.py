@@ -1,0 +1,116 @@
+"""A sealed layer as bytes: what a task stores at a floor and what its standbys apply.
+
+Layout, little-endian::
+
+    magic "CLAY" | version u16 | bytes of header u32 | header | delta | xxh3_64 u64
+
+The header is the :class:`~clonos.core.messages.Layer` without its delta, which stays beside it: a
+delta may be far larger than any message. The checksum covers everything before it: a layer goes
+through stores and networks that may hand back something else than they were given, and a wrong
+state is worse than none.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Final
+
+from clonos.core.codec import CODEC
+from clonos.core.digest import content_digest
+from clonos.core.messages import Layer
+from clonos.core.plan import Incarnation
+from clonos.errors import ClonosError, MalformedMessage
+
+_MAGIC: Final = b"CLAY"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<4sHI")
+_CHECKSUM: Final = struct.Struct("<Q")
+
+
+class UnreadableLayer(ClonosError):
+    """A stored layer is missing, damaged or of another version."""
+
+
+def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
+    """Where a layer is kept: sorted by name, a task's layers are sorted by epoch.
+
+    Examples
+    --------
+    >>> layer_path(3, 17, Incarnation(1, 2))
+    '3/000000000017-1-2.layer'
+    """
+    return f"{task}/{epoch:012d}-{incarnation.term}-{incarnation.n}.layer"
+
+
+def encode_layer(layer: Layer) -> bytes:
+    """Return the bytes of `layer`, the same for equal layers.
+
+    Examples
+    --------
+    >>> layer = Layer(task=3, incarnation=Incarnation(1, 2), epoch=17, position=40, ins={5: (9, 1)},
+    ...     outs={}, ended=(), dep={}, clock_ms=0, wake_ms=None, source_rows=0,
+    ...     source_ended=False, delta=b"state")
+    >>> decode_layer(encode_layer(layer)) == layer
+    True
+    """
+    ordered = replace(
+        layer,
+        ins=dict(sorted(layer.ins.items())),
+        outs=dict(sorted(layer.outs.items())),
+        dep=dict(sorted(layer.dep.items())),
+        delta=b"",
+    )
+    header = CODEC.encode(ordered)
+    body = b"".join((_HEAD.pack(_MAGIC, _VERSION, len(header)), header, layer.delta))
+    return body + _CHECKSUM.pack(content_digest(body))
+
+
+def decode_layer(data: bytes, *, where: str = "") -> Layer:
+    """Return the layer in `data`.
+
+    Parameters
+    ----------
+    data
+        What :func:`encode_layer` returned.
+    where
+        Path of the layer, for the error.
+
+    Raises
+    ------
+    UnreadableLayer
+        `data` is anything else; nothing else is ever raised.
+    """
+    view = memoryview(data)
+    end = len(view) - _CHECKSUM.size
+    if end < _HEAD.size:
+        raise _damaged(where, f"{len(view)} bytes are too few for a layer")
+    magic, version, header_bytes = _HEAD.unpack_from(view)
+    if magic != _MAGIC:
+        raise _damaged(where, "it is not a layer")
+    if version != _VERSION:
+        raise UnreadableLayer(
+            f"the layer has format version {version}, this clonos reads {_VERSION}",
+            where=where,
+            remedy="go on with the version of clonos that wrote it, or start the job afresh",
+        )
+    if content_digest(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
+        raise _damaged(where, "its checksum is wrong")
+    split = _HEAD.size + header_bytes
+    if split > end:
+        raise _damaged(where, "its header is longer than itself")
+    try:
+        layer = CODEC.decode(view[_HEAD.size : split])
+    except MalformedMessage as error:
+        raise _damaged(where, error.what) from error
+    if not isinstance(layer, Layer):
+        raise _damaged(where, f"its header is a {type(layer).__name__}")
+    return replace(layer, delta=bytes(view[split:end]))
+
+
+def _damaged(where: str, why: str) -> UnreadableLayer:
+    return UnreadableLayer(
+        f"the layer cannot be read: {why}",
+        where=where,
+        remedy="recover from an older floor or another standby; check the store's disk",
+    )

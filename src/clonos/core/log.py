@@ -1,0 +1,182 @@
+"""The causal log and its holders: append, fence -> length, read, truncate.
+
+Entry n of a task's log is what its n-th step asked of the world. A *holder* keeps the entries
+above the task's floor; every process (task, house-keeper) has one :class:`LogBook` for all the logs
+it holds. Entries are addressed by (task, incarnation, position), so that what a fenced life of a
+task wrote after its log was cut can never be mistaken for what the next life wrote there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from clonos.core.messages import Run
+from clonos.core.plan import Incarnation
+from clonos.errors import ProtocolError
+
+
+class Log:
+    """The held entries of one task: `base` + 1 ... `length`; below `base` lies the floor (or
+    what the house-keeper is known to hold)."""
+
+    __slots__ = ("base", "records", "starts", "writers")
+
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
+        self.records: list[bytes] = []
+        # writers[i] wrote the entries from starts[i] on, up to starts[i + 1]
+        self.starts: list[int] = []
+        self.writers: list[Incarnation] = []
+
+    @property
+    def length(self) -> int:
+        return self.base + len(self.records)
+
+    def writer(self, position: int) -> Incarnation | None:
+        """The incarnation that wrote entry `position`, if it is held."""
+        if not self.base < position <= self.length:
+            return None
+        return self.writers[bisect_right(self.starts, position) - 1]
+
+    def extend(self, run: Run) -> None:
+        """Append what is new in `run`; what is held already is dropped by its position."""
+        if run.start > self.length + 1:
+            if run.start - 1 > run.stable:
+                raise ProtocolError(
+                    f"gap in the log of task {run.task}: held up to {self.length}, "
+                    f"got {run.start}, stable {run.stable}"
+                )
+            self.truncate(run.start - 1)
+        fresh = run.records[self.length + 1 - run.start :]
+        if not fresh:
+            return
+        if not self.writers or self.writers[-1] != run.incarnation:
+            self.starts.append(self.length + 1)
+            self.writers.append(run.incarnation)
+        self.records.extend(fresh)
+
+    def truncate(self, position: int) -> None:
+        """Drop the entries up to `position`: a floor has passed them."""
+        if position <= self.base:
+            return
+        del self.records[: position - self.base]
+        self.base = position
+        keep = max(bisect_right(self.starts, position + 1) - 1, 0)
+        del self.starts[:keep], self.writers[:keep]
+        if not self.records:
+            self.starts.clear()
+            self.writers.clear()
+
+    def cut(self, length: int) -> None:
+        """Drop the entries after `length`: nothing that survives depends on them."""
+        if length >= self.length:
+            return
+        del self.records[max(length - self.base, 0) :]
+        while self.starts and self.starts[-1] > self.length:
+            self.starts.pop()
+            self.writers.pop()
+
+    def runs(self, task: int, start: int, stable: int = 0) -> Iterator[Run]:
+        """The entries from `start` on, one run for each incarnation that wrote some of them."""
+        position = max(start, self.base + 1)
+        while position <= self.length:
+            i = bisect_right(self.starts, position) - 1
+            end = self.starts[i + 1] - 1 if i + 1 < len(self.starts) else self.length
+            records = tuple(self.records[position - self.base - 1 : end - self.base])
+            yield Run(task, self.writers[i], position, records, stable)
+            position = end + 1
+
+
+class LogBook:
+    """All logs that one process holds.
+
+    Examples
+    --------
+    >>> book = LogBook()
+    >>> book.append(Run(7, Incarnation(1, 0), 1, (b"a", b"b")))
+    >>> book.append(Run(7, Incarnation(1, 0), 2, (b"b", b"c")))  # an overlap
+    >>> book.fence(7, Incarnation(1, 1))
+    3
+    >>> book.append(Run(7, Incarnation(1, 0), 4, (b"zombie",)))
+    >>> book.length(7)
+    3
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[int, Log] = {}
+        self._fences: dict[int, list[tuple[Incarnation, int]]] = {}
+
+    def length(self, task: int) -> int:
+        log = self._logs.get(task)
+        return log.length if log else 0
+
+    def base(self, task: int) -> int:
+        log = self._logs.get(task)
+        return log.base if log else 0
+
+    def lengths(self) -> dict[int, int]:
+        return {task: log.length for task, log in self._logs.items()}
+
+    def writer(self, task: int, position: int) -> Incarnation | None:
+        log = self._logs.get(task)
+        return log.writer(position) if log else None
+
+    def record(self, task: int, position: int) -> bytes:
+        """One held entry."""
+        log = self._logs[task]
+        return log.records[position - log.base - 1]
+
+    def _allowed(self, run: Run) -> int:
+        """The last position of `run` that no fence forbids."""
+        last = run.end
+        for fence, length in self._fences.get(run.task, ()):
+            if run.incarnation < fence:
+                last = min(last, length)
+        return last
+
+    def refuses(self, run: Run) -> bool:
+        """Whether some of `run` was written by a life that is fenced, after its log was read."""
+        return self._allowed(run) < run.end
+
+    def append(self, run: Run) -> None:
+        """Hold what is new in `run`, except what a fenced life wrote beyond the fence."""
+        keep = self._allowed(run) - run.start + 1
+        if keep <= 0:
+            return
+        if keep < len(run.records):
+            run = Run(run.task, run.incarnation, run.start, run.records[:keep], run.stable)
+        log = self._logs.get(run.task)
+        if log is None:
+            log = self._logs[run.task] = Log()
+        log.extend(run)
+
+    def fence(self, task: int, incarnation: Incarnation) -> int:
+        """From now on take nothing of lower incarnations; say how much is held."""
+        fences = self._fences.setdefault(task, [])
+        length = self.length(task)
+        if not any(incarnation <= fence for fence, _ in fences):
+            fences.append((incarnation, length))
+        return length
+
+    def resolve(self, task: int, incarnation: Incarnation, length: int) -> None:
+        """The fenced log survives up to `length`, which may be less or more than held here."""
+        fences = [known for known in self._fences.get(task, ()) if known[0] != incarnation]
+        self._fences[task] = [*fences, (incarnation, length)]
+        if task in self._logs:
+            self._logs[task].cut(length)
+
+    def runs(self, task: int, start: int, stable: int = 0) -> list[Run]:
+        log = self._logs.get(task)
+        return list(log.runs(task, start, stable)) if log else []
+
+    def truncate(self, task: int, position: int) -> None:
+        """`position` is the task's floor now."""
+        log = self._logs.get(task)
+        if log is None:
+            log = self._logs[task] = Log(position)
+        log.truncate(position)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(record) for log in self._logs.values() for record in log.records)

@@ -1,0 +1,356 @@
+"""Everything that processes say to each other, as plain data.
+
+Four conversations, one section each: along a data channel (sender and receiver), from the
+coordinator to a slot, from a slot to the coordinator, and between a slot and itself (what its
+runtime does for the automaton). :mod:`clonos.core.codec` turns the first three into bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
+
+
+class Kind(IntEnum):
+    """What an item of a channel is."""
+
+    BATCH = 0
+    MARKER = 1
+    WATERMARK = 2
+    END = 3
+
+
+class Dependency(NamedTuple):
+    """How much of one task's log something depends on: the first `position` entries as written
+    up to `incarnation`."""
+
+    incarnation: Incarnation
+    position: int
+
+
+Dependencies = dict[int, Dependency]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One numbered element of a channel.
+
+    ``value`` is the epoch of a marker or the time of a watermark in ms; ``chain`` the running
+    digest of the channel up to and including this item; ``dep`` what this item depends on, the
+    sender's own log included.
+    """
+
+    seq: int
+    kind: Kind
+    epoch: int
+    value: int
+    batch: Batch | None
+    dep: Dependencies
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive log entries of one task: positions `start`, `start + 1`, ... .
+
+    All of them were first written by `incarnation`. If the receiver lacks what lies before
+    `start`, then that is because it is at or below `stable`: the house-keeper holds it.
+    """
+
+    task: int
+    incarnation: Incarnation
+    start: int
+    records: tuple[bytes, ...]
+    stable: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records) - 1
+
+
+# --- along a data channel -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Sender to receiver: an item with its causal delta, or (``item=None``) the delta alone."""
+
+    channel: int
+    incarnation: Incarnation
+    item: Item | None
+    runs: tuple[Run, ...]
+
+
+class Resume(IntEnum):
+    """How a channel continues after a reconnection."""
+
+    EXACT = 0  # from next_seq on, checked by digest
+    RESET = 1  # availability: from the first item the sender produced after its cut log
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Receiver to sender on (re)connection: what it has, and so what it needs."""
+
+    channel: int
+    incarnation: Incarnation
+    next_seq: int
+    chain: int
+    lengths: dict[int, int]
+    resume: Resume = Resume.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Sender to receiver after a RESET hello: the number and digest the channel continues with."""
+
+    channel: int
+    incarnation: Incarnation
+    next_seq: int
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Receiver to sender: items up to `processed` are done with.
+
+    ``relaxed``: do not count what is unsent (the receiver replays or aligns). The house-keeper
+    adds how much of each log it holds durably (``stable``).
+    """
+
+    channel: int
+    processed: int
+    relaxed: bool = False
+    stable: dict[int, int] = field(default_factory=dict)
+
+
+# --- coordinator to slot --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRef:
+    """Where a sealed layer is kept, and of which life of the task."""
+
+    task: int
+    epoch: int
+    incarnation: Incarnation
+    position: int
+    path: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a channel's receiver is now."""
+
+    channel: int
+    incarnation: Incarnation
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Refuse every incarnation of `task` below `incarnation` from now on, and answer."""
+
+    task: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """The fenced task's log survives up to `length`; `incarnation` writes on from there.
+
+    ``reset``: availability was chosen; forgive dependencies beyond `length`.
+    """
+
+    task: int
+    incarnation: Incarnation
+    length: int
+    generation: int = 0
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Become `task`: restore the layers, replay `log`, go live.
+
+    ``fences``: every resolved fence still in force, so that a task that was not there to hear
+    of them refuses the same things.
+    """
+
+    task: int
+    incarnation: Incarnation
+    epoch: int
+    layers: tuple[LayerRef, ...]
+    log: tuple[Run, ...]
+    fences: tuple[Resolve, ...]
+    peers: tuple[Peer, ...]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """A receiver of yours is (again) at this address."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Take a marker for `epoch` (tasks without open inputs)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Epoch `epoch` is complete; each task's floor is at its position."""
+
+    epoch: int
+    positions: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Hold `task` as a passive standby, with these layers applied in order."""
+
+    task: int
+    epoch: int
+    layers: tuple[LayerRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Stop holding `task` as a standby."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Send the entries of `task`'s log from position `start` on."""
+
+    task: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave: the job is over (or failed)."""
+
+    reason: str = ""
+
+
+# --- slot to coordinator --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAnswer:
+    """Answer of `holder` to a Fence: how long its prefix of the log is and how much it (and the
+    log it still has to replay) depends on."""
+
+    holder: int
+    task: int
+    incarnation: Incarnation
+    length: int
+    dep: Dependency | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogPrefix:
+    """Answer to ReadLog."""
+
+    holder: int
+    task: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """State and log are loaded; channels may connect; replay begins."""
+
+    task: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The log is exhausted: the task makes its own choices again."""
+
+    task: int
+    incarnation: Incarnation
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAck:
+    """A layer is stored, and whatever the task delivered before it is durable."""
+
+    task: int
+    incarnation: Incarnation
+    epoch: int
+    ref: LayerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every input has ended, END is on every output and the world has all of it."""
+
+    task: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """The task cannot go on (user code raised, divergence, unreadable layer, ...)."""
+
+    task: int
+    incarnation: Incarnation
+    error: str
+    message: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The standby of `task` holds everything up to `epoch`."""
+
+    task: int
+    epoch: int
+
+
+Command = (
+    Fence | Resolve | Activate | Connect | Inject | Floor | Feed | Drop | ReadLog | Stop
+)
+Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Fed
+ChannelMessage = Data | Hello | Welcome | Credit
+
+
+# --- between the automaton and its runtime ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A task's state changes between two floors, and where the task stood when it was sealed.
+
+    ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
+    produced. ``delta`` is the program's.
+    """
+
+    task: int
+    incarnation: Incarnation
+    epoch: int
+    position: int
+    ins: dict[int, tuple[int, int]]
+    outs: dict[int, tuple[int, int]]
+    ended: tuple[int, ...]
+    dep: Dependencies
+    clock_ms: int
+    wake_ms: int | None
+    source_rows: int
+    source_ended: bool
+    delta: bytes

@@ -1,0 +1,81 @@
+"""What the automaton asks of the code it runs (the *program*), and what it offers it (the *step*).
+
+A program is a chain of operators compiled for one task. The core never looks into payloads: a
+batch is an opaque object with a row count, a size and a digest of its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Batch(NamedTuple):
+    """An immutable batch of rows.
+
+    ``payload`` is opaque to the core (an Arrow RecordBatch in production); ``digest`` is a
+    64-bit hash of its content, equal for equal content on every machine.
+    """
+
+    payload: Any
+    rows: int
+    nbytes: int
+    digest: int
+
+
+class Step(Protocol):
+    """One atomic step as the program sees it. Everything nondeterministic is asked of it."""
+
+    @property
+    def position(self) -> int:
+        """Number of this step: 1, 2, ... over the whole life of the task."""
+
+    def clock_ms(self) -> int:
+        """Processing time in ms since the epoch: one reading per step, logged, never going back."""
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call `fn` once, ever: the answer or the exception is logged and comes back on replay."""
+
+    def wake_at(self, due_ms: int | None) -> None:
+        """Ask for :meth:`Program.on_timer` at `due_ms` (processing time); None: not at all.
+
+        There is one wake-up per task and it is part of its state; a later call replaces it.
+        """
+
+    def emit(self, channel: int, batch: Batch) -> None:
+        """Put `batch` on an output channel (its id); at most once per channel and step."""
+
+    def emit_watermark(self, channel: int, watermark_ms: int) -> None:
+        """Put a watermark on an output channel, after this step's batch."""
+
+
+class Program(Protocol):
+    """A deterministic function of (state, event): the same events give the same bytes.
+
+    Every callback runs inside one step. The core sends END downstream by itself after
+    :meth:`on_end` of the last input, and markers by itself.
+    """
+
+    def on_source(self, step: Step, batch: Batch) -> None:
+        """Rows cut from this task's source (source tasks only)."""
+
+    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
+        """One or more consecutive batches of one input channel, to be handled as one."""
+
+    def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
+        """No row with an event time at or before `watermark_ms` follows on this channel."""
+
+    def on_timer(self, step: Step, now_ms: int) -> None:
+        """The wake-up is due; ``step.clock_ms()`` returns `now_ms`."""
+
+    def on_end(self, step: Step, channel: int | None) -> None:
+        """An input channel has ended (None: the source has)."""
+
+    def delta(self) -> bytes:
+        """All state changed since the last call (or since restored), as absolute values.
+
+        Called when a layer is sealed. Must be quick: only what changed.
+        """
+
+    def apply(self, delta: bytes) -> None:
+        """Put a sealed :meth:`delta` on top of the state. Called in order, oldest first."""

@@ -1,0 +1,114 @@
+"""One step, live or replayed: where every nondeterministic event enters, and is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from clonos.core.canonical import decode, decode_error, encode, encode_error
+from clonos.core.determinants import Call, Clock, Determinant
+from clonos.core.digest import content_digest
+from clonos.core.events import World
+from clonos.core.program import Batch
+from clonos.errors import Divergence, ProtocolError, UnencodableValue
+
+D = TypeVar("D", Clock, Call)
+
+
+class RunningStep:
+    """What a program sees of a step (see :class:`clonos.core.program.Step`).
+
+    A live step asks `world` and appends to :attr:`record`; a replayed one takes every answer
+    from `logged` and never touches the world.
+    """
+
+    def __init__(
+        self,
+        position: int,
+        cause: Determinant,
+        world: World,
+        *,
+        clock_ms: int,
+        wake_ms: int | None,
+        now_ms: int | None = None,
+        logged: Sequence[Determinant] | None = None,
+    ) -> None:
+        self.position = position
+        self.record: list[Determinant] = [cause]
+        self.emitted: dict[int, Batch] = {}
+        self.watermarks: dict[int, int] = {}
+        self.wake_ms = wake_ms
+        self.floor_clock_ms = clock_ms
+        self._now_ms = now_ms
+        self._world = world
+        self._replayed = list(logged[::-1]) if logged is not None else None
+
+    def _logged(self, kind: type[D]) -> D:
+        assert self._replayed is not None
+        if not self._replayed:
+            raise Divergence(
+                f"step {self.position} asks for {kind.__name__.upper()}, but the log has no more "
+                "for it"
+            )
+        determinant = self._replayed.pop()
+        if not isinstance(determinant, kind):
+            raise Divergence(
+                f"step {self.position} asks for {kind.__name__.upper()}, the log has {determinant}"
+            )
+        return determinant
+
+    def clock_ms(self) -> int:
+        if self._now_ms is None:
+            if self._replayed is None:
+                now = max(self._world.clock_ms(), self.floor_clock_ms)
+                self.record.append(Clock(now))
+            else:
+                now = self._logged(Clock).now_ms
+            self._now_ms = now
+        self.floor_clock_ms = self._now_ms
+        return self._now_ms
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        arguments = _arguments_digest(args, kwargs)
+        if self._replayed is None:
+            try:
+                outcome = Call(arguments, True, encode(self._world.call(fn, args, kwargs)))
+            except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+                outcome = Call(arguments, False, encode_error(error))
+            self.record.append(outcome)
+        else:
+            outcome = self._logged(Call)
+            if outcome.arguments != arguments:
+                raise Divergence(
+                    f"step {self.position} calls {getattr(fn, '__name__', fn)} with other "
+                    "arguments than the log says"
+                )
+        if outcome.ok:
+            return decode(outcome.answer)
+        raise decode_error(outcome.answer)
+
+    def wake_at(self, due_ms: int | None) -> None:
+        self.wake_ms = due_ms
+
+    def emit(self, channel: int, batch: Batch) -> None:
+        if channel in self.emitted:
+            raise ProtocolError(f"two batches for channel {channel} in step {self.position}")
+        self.emitted[channel] = batch
+
+    def emit_watermark(self, channel: int, watermark_ms: int) -> None:
+        self.watermarks[channel] = watermark_ms
+
+    def finish(self) -> None:
+        """The program has returned: on replay, nothing logged may be left."""
+        if self._replayed:
+            raise Divergence(
+                f"step {self.position} did not ask for {self._replayed[-1]}, which the log has"
+            )
+
+
+def _arguments_digest(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Digest of a call's arguments; 0 for arguments that have no canonical form."""
+    try:
+        return content_digest(encode([list(args), kwargs]))
+    except UnencodableValue:
+        return 0

@@ -1,0 +1,115 @@
+"""Every error that clonos raises on purpose. Each says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class ClonosError(Exception):
+    """Base of all errors raised by clonos.
+
+    Parameters
+    ----------
+    what
+        What happened, in one sentence.
+    where
+        The operator or task, such as ``"count[3]"``; empty if the whole job is meant.
+    remedy
+        What the reader can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+        super().__init__(what, where, remedy)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f" To do: {self.remedy}" if self.remedy else ""
+        return f"{place}{self.what}{advice}"
+
+    def __reduce__(self) -> tuple[Callable[..., ClonosError], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.what, self.where, self.remedy)
+
+
+def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str) -> ClonosError:
+    return cls(what, where=where, remedy=remedy)
+
+
+class ProtocolError(ClonosError):
+    """A peer or our own code broke the protocol; a bug in clonos, never in user code."""
+
+
+class Divergence(ClonosError):
+    """A replay did something else than the log says: user code is nondeterministic outside the
+    services of its context."""
+
+
+class MalformedMessage(ProtocolError):
+    """Bytes from another process or from a store are not a message."""
+
+
+class DefinitionError(ClonosError):
+    """The job is written wrongly; raised where it is defined, before anything runs."""
+
+
+class UnknownColumn(DefinitionError):
+    """A column is named that the stream does not have."""
+
+
+class WrongType(DefinitionError):
+    """A value or column is of a type that cannot be used there."""
+
+
+class BadSchema(DefinitionError):
+    """A DDL string or schema object cannot be understood."""
+
+
+class BadDuration(DefinitionError):
+    """Not a duration such as ``"5 seconds"``."""
+
+
+class BadGraph(DefinitionError):
+    """Streams do not form a job that can run: no sink, a name used twice, ..."""
+
+
+class OperatorError(ClonosError):
+    """A user function raised, or what it returned does not fit its schema."""
+
+
+class BrokenLine(ClonosError):
+    """A line of input that cannot be read: bad UTF-8, too long, not JSON, not CSV."""
+
+
+class SourceError(ClonosError):
+    """A source cannot be reached or does not have the rows that are asked of it again."""
+
+
+class StateMismatch(ClonosError):
+    """A layer was written by other operators than the ones that are to read it."""
+
+
+class UnencodableValue(ClonosError):
+    """A value cannot be kept in state or in the log."""
+
+
+class CallError(ClonosError):
+    """What a call in ``ctx.call`` raised, if the exception itself cannot be kept in the log.
+
+    Parameters
+    ----------
+    type_name
+        The qualified name of the exception's class, such as ``"requests.ReadTimeout"``.
+    message
+        Its text.
+    """
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(f"{type_name}: {message}")
+        self.type_name = type_name
+        self.message = message
+
+    def __reduce__(self) -> tuple[Callable[..., ClonosError], tuple[Any, ...]]:
+        return CallError, (self.type_name, self.message)

@@ -1,0 +1,269 @@
+"""From the logical graph to a plan and the code of each task.
+
+Neighbouring operators of the same parallelism with no shuffle between them run fused as one
+chain. A chain ends where rows are shuffled, where a stream is used twice, before a union and
+before a sink: a sink is always a task of its own, so that it can fail alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
+from clonos.errors import BadGraph
+from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
+from clonos.operators.base import Place
+from clonos.operators.chain import ChainProgram, Link
+from clonos.operators.partition import Output, Routing
+from clonos.operators.specs import SinkSpec, SourceSpec
+
+
+@dataclass(frozen=True)
+class TaskCode:
+    """Everything that a slot needs to run a task; shipped in Spark's closure.
+
+    ``schemas`` gives the schema of each of the task's channels, as both ends must see it.
+    """
+
+    task: TaskSpec
+    job: str
+    parallelism: int
+    seed: int
+    drop_bad_records: bool
+    operators: tuple[tuple[str, OperatorFactory], ...]
+    outputs: tuple[Output, ...]
+    schemas: Mapping[int, pa.Schema]
+    source: SourceSpec | None = None
+    sink: SinkSpec | None = None
+
+    def program(self) -> ChainProgram:
+        """A fresh program, with no state."""
+        links = [
+            Link(make(), self._place(number, name))
+            for number, (name, make) in enumerate(self.operators)
+        ]
+        return ChainProgram(links, self.task.inputs, self.outputs)
+
+    def _place(self, number: int, name: str) -> Place:
+        return Place(
+            job=self.job,
+            task=self.task.id,
+            task_name=self.task.name,
+            operator=name,
+            number=number,
+            index=self.task.index,
+            parallelism=self.parallelism,
+            seed=self.seed,
+            drop_bad_records=self.drop_bad_records,
+        )
+
+
+@dataclass(frozen=True)
+class CompiledJob:
+    """A job that is ready to run: ``codes[i]`` belongs to task i of the plan."""
+
+    name: str
+    plan: Plan
+    codes: tuple[TaskCode, ...]
+    options: JobOptions
+
+    @cached_property
+    def schemas(self) -> dict[int, pa.Schema]:
+        """The schema of each channel."""
+        return {c: schema for code in self.codes for c, schema in code.schemas.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Fused nodes, first to last."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def head(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def tail(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def parallelism(self) -> int:
+        return self.head.parallelism
+
+    @property
+    def name(self) -> str:
+        """That of the first node whose name the user chose, else of the first node."""
+        return next((node.name for node in self.nodes if node.is_named), self.head.name)
+
+
+def compile_graph(graph: LogicalGraph) -> CompiledJob:
+    """Make chains, tasks and channels.
+
+    Only what leads to a sink is run.
+
+    Raises
+    ------
+    BadGraph
+        There is no sink.
+    """
+    nodes = _needed(graph.nodes)
+    if not nodes:
+        raise BadGraph(
+            f"job {graph.name!r} has no sink, so it would do nothing",
+            remedy="end a stream with .sink(...)",
+        )
+    return _Wiring(graph, fuse(nodes)).compile()
+
+
+def fuse(nodes: Sequence[Node]) -> list[Chain]:
+    """Group nodes into chains, in the order of the nodes."""
+    readers: dict[int, int] = {}
+    for node in nodes:
+        for edge in node.edges:
+            readers[edge.node.id] = readers.get(edge.node.id, 0) + 1
+    chains: dict[int, list[Node]] = {}  # by the id of the chain's last node
+    for node in nodes:
+        upstream = node.edges[0].node if len(node.edges) == 1 else None
+        if (
+            upstream is not None
+            and node.sink is None
+            and node.edges[0].routing is Routing.FORWARD
+            and upstream.parallelism == node.parallelism
+            and readers[upstream.id] == 1
+        ):
+            chains[node.id] = [*chains.pop(upstream.id), node]
+        else:
+            chains[node.id] = [node]
+    return sorted((Chain(tuple(chain)) for chain in chains.values()), key=lambda c: c.head.id)
+
+
+def _needed(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that lead to a sink."""
+    needed: set[int] = set()
+    for node in reversed(nodes):
+        if node.sink is not None or node.id in needed:
+            needed.add(node.id)
+            needed.update(edge.node.id for edge in node.edges)
+    return [node for node in nodes if node.id in needed]
+
+
+class _Wiring:
+    """Numbers tasks and channels, chain by chain."""
+
+    def __init__(self, graph: LogicalGraph, chains: Sequence[Chain]) -> None:
+        self._graph = graph
+        self._chains = chains
+        self._first_task: dict[Chain, int] = {}
+        count = 0
+        for chain in chains:
+            self._first_task[chain] = count
+            count += chain.parallelism
+        self._channels: list[ChannelSpec] = []
+        self._inputs: dict[int, list[int]] = {task: [] for task in range(count)}
+        self._outputs: dict[int, list[Output]] = {task: [] for task in range(count)}
+        self._schemas: dict[int, pa.Schema] = {}
+
+    def compile(self) -> CompiledJob:
+        for sender in self._chains:
+            for receiver in self._chains:
+                for port, edge in enumerate(receiver.head.edges):
+                    if edge.node is sender.tail:
+                        self._connect(sender, receiver, port, edge)
+        tasks = [task for chain in self._chains for task in self._tasks(chain)]
+        plan = self._with_house_keeper(self._plan(tasks))
+        codes = [
+            self._code(chain, plan.tasks[self._first_task[chain] + i])
+            for chain in self._chains
+            for i in range(chain.parallelism)
+        ]
+        return CompiledJob(self._graph.name, plan, tuple(codes), self._graph.options)
+
+    def _connect(self, sender: Chain, receiver: Chain, port: int, edge: Edge) -> None:
+        routing = edge.routing
+        same = sender.parallelism == receiver.parallelism
+        if routing is Routing.FORWARD and not same:
+            routing = Routing.ROUND_ROBIN
+        for i in range(sender.parallelism):
+            receivers = [i] if routing is Routing.FORWARD else range(receiver.parallelism)
+            task = self._first_task[sender] + i
+            channels = tuple(
+                self._channel(task, self._first_task[receiver] + j, port, sender.tail.schema)
+                for j in receivers
+            )
+            self._outputs[task].append(Output(routing, channels, edge.keys))
+
+    def _channel(self, sender: int, receiver: int, port: int, schema: pa.Schema) -> int:
+        number = len(self._channels)
+        self._channels.append(ChannelSpec(number, sender, receiver, port))
+        self._schemas[number] = schema
+        if receiver != HOUSE_KEEPER:
+            self._inputs[receiver].append(number)
+        return number
+
+    def _tasks(self, chain: Chain) -> list[TaskSpec]:
+        source = chain.head.source
+        specs = []
+        for i in range(chain.parallelism):
+            number = self._first_task[chain] + i
+            outputs = self._outputs[number]
+            specs.append(
+                TaskSpec(
+                    id=number,
+                    name=f"{chain.name}[{i}]",
+                    operator=chain.name,
+                    index=i,
+                    inputs=tuple(self._inputs[number]),
+                    outputs=tuple(c for output in outputs for c in output.channels),
+                    is_source=source is not None,
+                    is_sink=chain.head.sink is not None,
+                    is_gated=source is not None and not source.replayable,
+                )
+            )
+        return specs
+
+    def _plan(self, tasks: Sequence[TaskSpec]) -> Plan:
+        graph = self._graph
+        return Plan(
+            tasks=tuple(tasks),
+            channels=tuple(self._channels),
+            sharing_depth=graph.sharing_depth,
+            causal_log=graph.options.guarantee == "exactly_once",
+            job_seed=graph.seed,
+        )
+
+    def _with_house_keeper(self, plan: Plan) -> Plan:
+        """Add, as last output, a channel to the house-keeper where logs or rows go there."""
+        tasks = []
+        for chain in self._chains:
+            for i in range(chain.parallelism):
+                task = plan.tasks[self._first_task[chain] + i]
+                probe = ChannelSpec(-1, task.id, HOUSE_KEEPER)
+                if task.is_sink or plan.forwarded_logs(probe):
+                    number = self._channel(task.id, HOUSE_KEEPER, 0, chain.tail.schema)
+                    task = replace(task, outputs=(*task.outputs, number))
+                tasks.append(task)
+        return self._plan(tasks)
+
+    def _code(self, chain: Chain, task: TaskSpec) -> TaskCode:
+        outputs = tuple(self._outputs[task.id])
+        sink = chain.head.sink
+        if sink is not None:
+            outputs = (Output(Routing.FORWARD, (task.outputs[-1],)),)
+        channels = (*task.inputs, *task.outputs)
+        return TaskCode(
+            task=task,
+            job=self._graph.name,
+            parallelism=chain.parallelism,
+            seed=self._graph.seed,
+            drop_bad_records=self._graph.drop_bad_records,
+            operators=tuple((node.name, node.make) for node in chain.nodes),
+            outputs=outputs,
+            schemas={channel: self._schemas[channel] for channel in channels},
+            source=chain.head.source,
+            sink=sink,
+        )

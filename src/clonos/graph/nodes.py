@@ -1,0 +1,65 @@
+"""The logical graph: one node per operator that the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from clonos.operators.base import Operator
+from clonos.operators.partition import Routing
+from clonos.operators.specs import SinkSpec, SourceSpec
+
+OperatorFactory = Callable[[], Operator]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An operator, and where its rows come from.
+
+    ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
+    apart by port, the position of the edge.
+    """
+
+    id: int
+    name: str
+    is_named: bool
+    schema: pa.Schema
+    parallelism: int
+    make: OperatorFactory
+    edges: tuple[Edge, ...] = ()
+    source: SourceSpec | None = None
+    sink: SinkSpec | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """How the rows of a node reach the next."""
+
+    node: Node
+    routing: Routing = Routing.FORWARD
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Settings of a job that are not part of its graph; times in ms."""
+
+    standbys: int = 1
+    checkpoint_interval_ms: int = 1000
+    checkpoint_dir: str | None = None
+    guarantee: str = "exactly_once"
+    on_orphan: str = "consistency"
+
+
+@dataclass
+class LogicalGraph:
+    """All nodes of a job, every node after those it reads from."""
+
+    name: str
+    sharing_depth: int = 1
+    seed: int = 0
+    drop_bad_records: bool = False
+    options: JobOptions = field(default_factory=JobOptions)
+    nodes: list[Node] = field(default_factory=list)

@@ -1,0 +1,135 @@
+"""What an operator is, where it runs, and how it deals with records it cannot handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from clonos.errors import Divergence, OperatorError, ProtocolError
+from clonos.operators.rows import describe, short
+from clonos.operators.state import Change, Facts
+
+if TYPE_CHECKING:
+    from clonos.core.program import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which operator of which task this is."""
+
+    job: str
+    task: int
+    task_name: str
+    operator: str
+    number: int
+    index: int
+    parallelism: int
+    seed: int = 0
+    drop_bad_records: bool = False
+
+    @property
+    def where(self) -> str:
+        """For error messages: ``"words[1]"``, with the task if that has another name."""
+        own = f"{self.operator}[{self.index}]"
+        return own if own == self.task_name else f"{own} in task {self.task_name}"
+
+
+class Services:
+    """The current step of a task and what its operators share within it."""
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+        self.calls = 0
+
+    def begin(self, step: Step) -> None:
+        """A new step begins."""
+        self._step = step
+        self.calls = 0
+
+    @property
+    def step(self) -> Step:
+        """The current step."""
+        if self._step is None:
+            raise OperatorError(
+                "the clock, random numbers, calls and timers exist only while an event is handled",
+                remedy="use them in on_row, on_timer or the function of the operator",
+            )
+        return self._step
+
+
+class Operator:
+    """One link of a chain: a deterministic function of its state and the event.
+
+    Subclasses override what they need. Callbacks return the rows they produce, as one batch or
+    None; the chain passes them on. ``facts`` holds small values that are part of the state.
+    """
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self.place: Place
+        self.services: Services
+
+    def open(self, place: Place, services: Services) -> None:
+        """Called once, before anything else."""
+        self.place = place
+        self.services = services
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The newest watermark that arrived here."""
+        value: int | None = self.facts.get("watermark")
+        return value
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Rows arrive."""
+        raise NotImplementedError
+
+    def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        """Event time advances; whatever is returned goes out before the watermark."""
+        del watermark_ms
+        return None
+
+    def outgoing_watermark(self, incoming_ms: int) -> int | None:
+        """The watermark that goes on when `incoming_ms` arrives (None: it ends here)."""
+        return incoming_ms
+
+    def take_watermark(self) -> int | None:
+        """A watermark that this operator makes of the rows just seen."""
+        return None
+
+    def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
+        """Processing time is `now_ms`; whatever is due happens."""
+        del now_ms
+        return None
+
+    def next_due_ms(self) -> int | None:
+        """When :meth:`on_timer` is wanted next."""
+        return None
+
+    def on_end(self) -> pa.RecordBatch | None:
+        """No more rows will come."""
+        return None
+
+    def changes(self) -> Iterator[Change]:
+        """Keyed state that changed since the last call."""
+        return iter(())
+
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Take keyed state from a delta; deltas come oldest first."""
+        del keys, values
+        raise ProtocolError("this operator has no keyed state", where=self.place.where)
+
+    def reject(self, error: Exception, record: Any) -> None:
+        """A bad record: fail, or drop and count it, as the job is set up."""
+        if isinstance(error, (ProtocolError, Divergence)):
+            raise error
+        if not self.place.drop_bad_records:
+            raise OperatorError(
+                f"{describe(error)} (for {short(record)})",
+                where=self.place.where,
+                remedy='correct the function, or set on_bad_record="drop" to skip such records',
+            ) from error
+        self.facts.set("bad_records", self.facts.get("bad_records", 0) + 1)

@@ -1,0 +1,142 @@
+"""Arrow batches: joining them, fitting them to a schema, and wrapping them for the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from clonos.core.canonical import register
+from clonos.core.program import Batch
+
+_PINNED_RATIO_MAX = 2
+"""A batch may keep this many times its own size alive; beyond, it is copied."""
+
+_PINNED_SLACK_BYTES = 4096
+"""Padding of small batches is no reason to copy them."""
+
+
+def seal(batch: pa.RecordBatch) -> Batch:
+    """Wrap a batch for the core, with its size and the digest of its content.
+
+    The bytes that are hashed also serve as the compact copy of a batch that is a slice: a slice
+    keeps the whole of what it was cut from in memory.
+    """
+    encoded = batch.serialize()
+    comparable = _without_null_garbage(batch)
+    hashed = encoded if comparable is batch else comparable.serialize()
+    if _pins_more_than(batch, encoded.size):
+        batch = pa.ipc.read_record_batch(encoded, batch.schema)
+    return Batch(batch, batch.num_rows, encoded.size, xxhash.xxh3_64_intdigest(hashed))
+
+
+def unseal(batches: Sequence[Batch]) -> pa.RecordBatch:
+    """The Arrow content of one or more consecutive batches as a single batch."""
+    return concat([batch.payload for batch in batches])
+
+
+def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Join batches of one schema, in order."""
+    return batches[0] if len(batches) == 1 else from_table(pa.Table.from_batches(batches))
+
+
+def from_table(table: pa.Table) -> pa.RecordBatch:
+    """A table as a single batch."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else empty(table.schema)
+
+
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Bring columns into the order and types of `schema`.
+
+    Raises
+    ------
+    ValueError
+        A column is missing or too much, loses information, or holds a null where it must not.
+    """
+    if isinstance(batch, pa.Table):
+        batch = from_table(batch)
+    if batch.schema.equals(schema, check_metadata=True):
+        columns = batch.columns
+    else:
+        if sorted(batch.schema.names) != sorted(schema.names):
+            raise ValueError(
+                f"columns {', '.join(batch.schema.names)} instead of {', '.join(schema.names)}"
+            )
+        columns = [_fit(batch.column(field.name), field) for field in schema]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for field, column in zip(schema, columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise ValueError(f"null in column {field.name!r}, which is not nullable")
+    return batch
+
+
+def _fit(column: pa.Array, field: pa.Field) -> pa.Array:
+    return column if column.type == field.type else column.cast(field.type)
+
+
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """One batch with its schema as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def from_bytes(data: bytes) -> pa.RecordBatch:
+    """The inverse of :func:`to_bytes`."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_next_batch()
+
+
+def _without_null_garbage(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same batch object, or one in which the undefined values under nulls are defined.
+
+    Arrow leaves open what lies under a null, so equal content could have unequal bytes.
+    """
+    if not any(column.null_count for column in batch.columns):
+        return batch
+    columns: list[pa.Array] = []
+    for column in batch.columns:
+        if column.null_count and not pa.types.is_nested(column.type):
+            columns.append(column.is_valid())
+            if not pa.types.is_null(column.type):
+                columns.append(pc.fill_null(column, pa.scalar(_zero(column.type), column.type)))
+        else:
+            columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(columns))])
+
+
+def _zero(data_type: pa.DataType) -> object:
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        return ""
+    if pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type):
+        return b""
+    if pa.types.is_boolean(data_type):
+        return False
+    return 0
+
+
+def _pins_more_than(batch: pa.RecordBatch, nbytes: int) -> bool:
+    if any(column.offset for column in batch.columns):
+        return True
+    roots: dict[int, int] = {}
+    for column in batch.columns:
+        for buffer in column.buffers():
+            root = buffer
+            while root is not None and root.parent is not None:
+                root = root.parent
+            if root is not None:
+                roots[root.address] = root.size
+    return sum(roots.values()) > _PINNED_RATIO_MAX * nbytes + _PINNED_SLACK_BYTES
+
+
+register(32, pa.RecordBatch, to_bytes, from_bytes)

@@ -1,0 +1,183 @@
+"""A chain of operators as the program of one task.
+
+Rows enter at the first operator (or come out of any of them, when a timer fires or event time
+advances), pass through the rest, and are shared out to the output channels at the end of the
+step: first the rows, then the watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from clonos.operators.base import Operator, Place, Services
+from clonos.operators.batches import concat, unseal
+from clonos.operators.partition import Output
+from clonos.operators.state import CHAIN, Change, Facts, decode_delta, encode_delta
+
+if TYPE_CHECKING:
+    from clonos.core.program import Batch, Step
+
+
+@dataclass(frozen=True)
+class Link:
+    """An operator and where it is."""
+
+    operator: Operator
+    place: Place
+
+
+class ChainProgram:
+    """Implements :class:`clonos.core.program.Program`.
+
+    Parameters
+    ----------
+    links
+        At least one operator.
+    inputs
+        The input channels; empty for a source.
+    outputs
+        Where the rows go.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], inputs: Sequence[int], outputs: Sequence[Output]
+    ) -> None:
+        self._operators = [link.operator for link in links]
+        self._names = [link.place.operator for link in links]
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._services = Services()
+        self._facts = Facts()
+        self._produced: list[pa.RecordBatch] = []
+        self._watermark_out: int | None = None
+        for link in links:
+            link.operator.open(link.place, self._services)
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Per operator what it dropped: ``{"words: bad_records": 3}``."""
+        return {
+            f"{name}: {fact}": operator.facts.get(fact)
+            for name, operator in zip(self._names, self._operators, strict=True)
+            for fact in ("bad_records", "late_rows")
+            if operator.facts.get(fact)
+        }
+
+    def on_source(self, step: Step, batch: Batch) -> None:
+        """Rows of the task's source."""
+        self._services.begin(step)
+        self._push(0, batch.payload)
+        self._finish(step)
+
+    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
+        """Consecutive batches of one channel, handled as one."""
+        del channel
+        self._services.begin(step)
+        self._push(0, unseal(batches))
+        self._finish(step)
+
+    def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
+        """Event time of the task is that of the channel that is furthest behind."""
+        self._services.begin(step)
+        if watermark_ms > self._facts.get(f"watermark {channel}", watermark_ms - 1):
+            self._facts.set(f"watermark {channel}", watermark_ms)
+        self._advance_inputs()
+        self._finish(step)
+
+    def on_timer(self, step: Step, now_ms: int) -> None:
+        """Every operator does what is due."""
+        self._services.begin(step)
+        for i, operator in enumerate(self._operators):
+            due = operator.next_due_ms()
+            if due is not None and due <= now_ms:
+                self._push(i + 1, operator.on_timer(now_ms))
+        self._finish(step)
+
+    def on_end(self, step: Step, channel: int | None) -> None:
+        """After the last input's end, operators give out what they still hold."""
+        self._services.begin(step)
+        if channel is not None:
+            self._facts.set(f"ended {channel}", value=True)
+        if all(self._facts.get(f"ended {c}") for c in self._inputs):
+            for i, operator in enumerate(self._operators):
+                self._push(i + 1, operator.on_end())
+        else:
+            self._advance_inputs()
+        self._finish(step)
+
+    def delta(self) -> bytes:
+        """All state that changed since the last call."""
+        return encode_delta(self._names, self._changes())
+
+    def apply(self, delta: bytes) -> None:
+        """Put a delta on top of the state."""
+        for number, is_fact, keys, values in decode_delta(self._names, delta):
+            if number == CHAIN:
+                self._facts.restore(keys, values)
+            elif is_fact:
+                self._operators[number].facts.restore(keys, values)
+            else:
+                self._operators[number].restore(keys, values)
+
+    def _changes(self) -> Iterator[tuple[int, Iterator[Change]]]:
+        yield CHAIN, self._facts.changes()
+        for i, operator in enumerate(self._operators):
+            yield i, operator.facts.changes()
+            yield i, operator.changes()
+
+    def _push(self, start: int, batch: pa.RecordBatch | None) -> None:
+        """Send rows through the operators from number `start` on."""
+        made: list[tuple[int, int]] = []
+        for i in range(start, len(self._operators)):
+            if batch is None or not batch.num_rows:
+                break
+            operator = self._operators[i]
+            batch = operator.on_batch(batch)
+            watermark = operator.take_watermark()
+            if watermark is not None:
+                made.append((i + 1, watermark))
+        if batch is not None and batch.num_rows:
+            self._produced.append(batch)
+        # A watermark follows the rows that it was made of.
+        for position, watermark in made:
+            self._advance(position, watermark)
+
+    def _advance_inputs(self) -> None:
+        facts = self._facts
+        open_inputs = [c for c in self._inputs if not facts.get(f"ended {c}")]
+        marks = [facts.get(f"watermark {c}") for c in open_inputs]
+        if marks and None not in marks and min(marks) > facts.get("watermark", min(marks) - 1):
+            facts.set("watermark", min(marks))
+            self._advance(0, min(marks))
+
+    def _advance(self, start: int, watermark_ms: int) -> None:
+        """Let event time advance from operator number `start` on."""
+        mark: int | None = watermark_ms
+        for i in range(start, len(self._operators)):
+            if mark is None:
+                return
+            operator = self._operators[i]
+            operator.facts.set("watermark", mark)
+            self._push(i + 1, operator.on_watermark(mark))
+            mark = operator.outgoing_watermark(mark)
+        if mark is not None:
+            self._watermark_out = mark
+
+    def _finish(self, step: Step) -> None:
+        """End the step: rows, watermark, wake-up."""
+        if self._produced:
+            batch = concat(self._produced)
+            self._produced = []
+            for output in self._outputs:
+                output.emit(step, batch, self._facts)
+        if self._watermark_out is not None:
+            for output in self._outputs:
+                for channel in output.channels:
+                    step.emit_watermark(channel, self._watermark_out)
+            self._watermark_out = None
+        dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]
+        step.wake_at(min(dues, default=None))

@@ -1,0 +1,128 @@
+"""What user functions may ask of the world: time, random numbers, calls.
+
+Everything here gives the same answers when a step is replayed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+
+from clonos.errors import WrongType
+from clonos.operators.base import Operator
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_FUNCTION_ARGUMENTS_MAX = 2
+
+
+def from_ms(ms: int) -> datetime:
+    """Milliseconds since the epoch as a datetime in UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def to_ms(instant: datetime | int) -> int:
+    """A datetime (UTC if it has no zone) as milliseconds since the epoch, rounded up."""
+    if isinstance(instant, int):
+        return instant
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=timezone.utc)
+    return -((_EPOCH - instant) // timedelta(milliseconds=1))
+
+
+class Clock:
+    """Processing time: one reading per step, logged, never going back."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._services = operator.services
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return self._services.step.clock_ms()
+
+    def now(self) -> datetime:
+        """The same as a datetime in UTC."""
+        return from_ms(self.now_ms())
+
+
+class Context:
+    """Given to user functions that take a second argument."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._services = operator.services
+        self._random: np.random.Generator | None = None
+        self._random_step = 0
+        self.clock = Clock(operator)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """Random numbers that depend only on (job seed, task, operator, step).
+
+        A stream of its own for each step; nothing needs to be logged.
+        """
+        position = self._services.step.position
+        if self._random is None or self._random_step != position:
+            place = self._operator.place
+            key = [place.seed % 2**64, place.task * 2**32 + place.number]
+            philox = np.random.Philox(key=np.array(key, np.uint64), counter=[0, 0, 0, position])
+            self._random = np.random.Generator(philox)
+            self._random_step = position
+        return self._random
+
+    def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn` once, ever: on replay its logged answer or exception comes back."""
+        services = self._services
+        services.calls += 1
+        return services.step.call(fn, args, kwargs)
+
+    def idempotency_key(self) -> str:
+        """A key for the next :meth:`call` of this step, for services that can deduplicate.
+
+        A task that is killed within a call makes it again with the same key.
+        """
+        place = self._operator.place
+        services = self._services
+        return f"{place.job}/{place.task}/{services.step.position}/{services.calls + 1}"
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Event time has come this far; None before the first watermark."""
+        ms = self._operator.watermark_ms
+        return None if ms is None else from_ms(ms)
+
+
+def takes_context(fn: Callable[..., Any], where: str) -> bool:
+    """Whether a user function wants ``(row, ctx)`` rather than ``(row)``; decided once.
+
+    Raises
+    ------
+    WrongType
+        It can be called with neither.
+
+    Examples
+    --------
+    >>> takes_context(lambda row: row, ""), takes_context(lambda row, ctx: row, "")
+    (False, True)
+    """
+    if not callable(fn):
+        raise WrongType(f"{fn!r} is not a function", where=where, remedy="pass a function")
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except ValueError:
+        return False  # builtins without a signature
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    required += [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(required) > _FUNCTION_ARGUMENTS_MAX or not (positional or any_number):
+        raise WrongType(
+            f"the function takes {len(required)} arguments",
+            where=where,
+            remedy="write it as fn(row) or fn(row, ctx)",
+        )
+    second = positional[1] if len(positional) > 1 else None
+    return second is not None and (second.default is second.empty or second.name == "ctx")

@@ -1,0 +1,101 @@
+"""Collects rows until they make a file: what the Parquet sink does before it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from clonos.operators.base import Operator
+from clonos.operators.batches import concat, from_bytes, to_bytes
+from clonos.operators.state import WHOLE_TASK, Change
+
+_NUMBER_BYTES = 8
+
+
+class FileBufferOperator(Operator):
+    """Sends `rows_per_file` rows at a time, or what there is after `linger_ms`.
+
+    The rows that wait are state, kept piece by piece as they came. A step sends at most one
+    batch: if more than one file is full, a timer that is due at once sends the next.
+    """
+
+    def __init__(self, rows_per_file: int, linger_ms: int) -> None:
+        super().__init__()
+        self._rows_per_file = rows_per_file
+        self._linger_ms = linger_ms
+        self._pieces: dict[int, pa.RecordBatch] = {}
+        self._rows = 0
+        self._dirty: dict[int, None] = {}
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        now_ms = self.services.step.clock_ms()
+        if not self._pieces:
+            self.facts.set("due", now_ms + self._linger_ms)
+        self._add(batch)
+        return self._take(self._rows_per_file, now_ms) if self._is_full else None
+
+    def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
+        due = self.next_due_ms()
+        return None if due is None or due > now_ms else self._take(self._rows_per_file, now_ms)
+
+    def next_due_ms(self) -> int | None:
+        due: int = self.facts.get("due", 0)
+        return due if self._pieces else None
+
+    def on_end(self) -> pa.RecordBatch | None:
+        # There is no later step: what is left leaves as one batch, even if it is a large one.
+        return self._take(self._rows, 0) if self._pieces else None
+
+    def changes(self) -> Iterator[Change]:
+        for number in self._dirty:
+            piece = self._pieces.get(number)
+            key = number.to_bytes(_NUMBER_BYTES, "big")
+            yield Change(WHOLE_TASK, key, None if piece is None else to_bytes(piece))
+        self._dirty = {}
+
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            number = int.from_bytes(key, "big")
+            if value is None:
+                self._pieces.pop(number, None)
+            else:
+                self._pieces[number] = from_bytes(value)
+        self._pieces = dict(sorted(self._pieces.items()))
+        self._rows = sum(piece.num_rows for piece in self._pieces.values())
+
+    @property
+    def _is_full(self) -> bool:
+        return self._rows >= self._rows_per_file
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        number = self.facts.get("pieces", 0)
+        self.facts.set("pieces", number + 1)
+        self._put(number, batch)
+        self._rows += batch.num_rows
+
+    def _put(self, number: int, piece: pa.RecordBatch | None) -> None:
+        self._dirty[number] = None
+        if piece is None:
+            del self._pieces[number]
+        else:
+            self._pieces[number] = piece
+
+    def _take(self, rows: int, now_ms: int) -> pa.RecordBatch:
+        """Remove the first `rows` rows; what remains is due now (a file) or a linger later."""
+        taken = []
+        wanted = rows
+        for number, piece in list(self._pieces.items()):
+            if piece.num_rows <= wanted:
+                self._put(number, None)
+                taken.append(piece)
+            else:
+                taken.append(piece.slice(0, wanted))
+                self._put(number, piece.slice(wanted))
+            wanted -= taken[-1].num_rows
+            if not wanted:
+                break
+        batch = concat(taken)
+        self._rows -= batch.num_rows
+        self.facts.set("due", now_ms if self._is_full else now_ms + self._linger_ms)
+        return batch

@@ -1,0 +1,200 @@
+"""Files on any file system that pyarrow knows: lines or Parquet, shared out to the tasks."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+
+from clonos.errors import SourceError
+from clonos.operators.batches import conform
+from clonos.operators.lines import LINES
+from clonos.operators.readers import BufferedReader
+
+_CHUNK_BYTES = 1 << 20
+_ROWS_PER_PIECE = 65_536
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+
+
+@dataclass(frozen=True)
+class FileList:
+    """The files of a source, sorted by path: fixed when the job is defined."""
+
+    root: str
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def find(cls, path: str) -> FileList:
+        """A file, the files of a folder (recursively), or of a pattern in the last part.
+
+        Raises
+        ------
+        SourceError
+            There are none.
+        """
+        folder, _, pattern = path.rpartition("/")
+        is_pattern = any(mark in pattern for mark in "*?[")
+        try:
+            file_system, inner = _resolve((folder or "/") if is_pattern else path)
+            found = file_system.get_file_info(inner)
+            if found.type == pa_fs.FileType.Directory:
+                selector = pa_fs.FileSelector(inner, recursive=not is_pattern)
+                files = [f for f in file_system.get_file_info(selector) if f.is_file]
+            else:
+                files = [found] if found.is_file else []
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"cannot list {path}: {error}") from error
+        files = [f for f in files if not f.base_name.startswith(("_", "."))]
+        if is_pattern:
+            files = [f for f in files if fnmatch.fnmatch(f.base_name, pattern)]
+        if not files:
+            raise SourceError(f"there are no files at {path}", remedy="check the path")
+        files.sort(key=lambda f: f.path)
+        return cls(path, tuple(f.path for f in files), tuple(f.size for f in files))
+
+    def open_file(self, path: str) -> Any:
+        """A seekable input file."""
+        return self.file_system.open_input_file(path)
+
+    @property
+    def file_system(self) -> Any:
+        """The file system that holds them."""
+        folder, _, pattern = self.root.rpartition("/")
+        is_pattern = any(mark in pattern for mark in "*?[")
+        return _resolve((folder or "/") if is_pattern else self.root)[0]
+
+
+class LinesReader(BufferedReader):
+    """Lines of text files.
+
+    With as many files as tasks, file i belongs to task i modulo the parallelism. Fewer are cut
+    into byte ranges: a line belongs to the range that its first byte is in.
+    """
+
+    schema = LINES
+
+    def __init__(
+        self, files: FileList, task_index: int, parallelism: int, *, has_header: bool = False
+    ) -> None:
+        super().__init__()
+        self._files = files
+        self._has_header = has_header
+        self._parts = line_parts(files, task_index, parallelism)
+
+    def _pieces(self) -> Iterator[pa.RecordBatch]:
+        for path, start, end in self._parts:
+            for lines in self._lines(path, start, end):
+                yield pa.RecordBatch.from_arrays([pa.array(lines, pa.binary())], schema=LINES)
+
+    def _lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes]]:
+        skip_header = self._has_header and start == 0
+        for lines in self._all_lines(path, start, end):
+            if skip_header and lines:
+                skip_header = False
+                del lines[0]
+            if lines:
+                yield lines
+
+    def _all_lines(self, path: str, start: int, end: int | None) -> Iterator[list[bytes]]:
+        partial = b""
+        with self._open(path) as stream:
+            last = None if end is None else _line_start(stream, end)
+            at = _line_start(stream, start)
+            if start:
+                stream.seek(at)
+            elif end is not None:
+                stream.seek(0)
+            while last is None or at < last:
+                chunk = stream.read(_CHUNK_BYTES if last is None else min(_CHUNK_BYTES, last - at))
+                if not chunk:
+                    break
+                at += len(chunk)
+                *lines, partial = (partial + chunk).split(b"\n")
+                yield [line.rstrip(b"\r") for line in lines]
+            if partial:  # the last line lacks its line break
+                yield [partial.rstrip(b"\r")]
+
+    def _open(self, path: str) -> Any:
+        if path.endswith(_COMPRESSED):
+            return self._files.file_system.open_input_stream(path)
+        return self._files.open_file(path)
+
+
+class ParquetReader(BufferedReader):
+    """Row groups of Parquet files; row group i belongs to task i modulo the parallelism."""
+
+    def __init__(
+        self, files: FileList, schema: pa.Schema, task_index: int, parallelism: int
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self._files = files
+        self._task_index = task_index
+        self._parallelism = parallelism
+
+    def _pieces(self) -> Iterator[pa.RecordBatch]:
+        number = 0
+        for path in self._files.paths:
+            with self._files.open_file(path) as source, pq.ParquetFile(source) as file:
+                for group in range(file.num_row_groups):
+                    if number % self._parallelism == self._task_index:
+                        for batch in file.iter_batches(
+                            _ROWS_PER_PIECE, row_groups=[group], columns=self.schema.names,
+                            use_threads=False,
+                        ):
+                            yield conform(batch, self.schema)
+                    number += 1
+
+
+def line_parts(
+    files: FileList, task_index: int, parallelism: int
+) -> Sequence[tuple[str, int, int | None]]:
+    """The byte ranges of a task, as (path, start, end); the end None is that of the file."""
+    can_split = not any(path.endswith(_COMPRESSED) for path in files.paths)
+    if len(files.paths) >= parallelism or not can_split:
+        mine = files.paths[task_index::parallelism]
+        return [(path, 0, None) for path in mine]
+    return [
+        (path, size * task_index // parallelism, size * (task_index + 1) // parallelism)
+        for path, size in zip(files.paths, files.sizes, strict=True)
+    ]
+
+
+def first_lines(files: FileList, limit: int) -> list[bytes]:
+    """Up to `limit` lines of the first file."""
+    reader = LinesReader(files, 0, 1)
+    reader.open(0)
+    piece = next(reader._pieces(), None)  # noqa: SLF001 - of this module
+    return [] if piece is None else piece.column(0).slice(0, limit).to_pylist()
+
+
+def parquet_schema(files: FileList) -> pa.Schema:
+    """The schema of the first file."""
+    with files.open_file(files.paths[0]) as source:
+        return pq.read_schema(source).remove_metadata()
+
+
+def _resolve(path: str) -> tuple[Any, str]:
+    if "://" in path:
+        return pa_fs.FileSystem.from_uri(path)  # type: ignore[no-any-return]
+    return pa_fs.LocalFileSystem(), path
+
+
+def _line_start(stream: Any, at: int) -> int:
+    """Where the first line begins that begins at or behind byte `at`."""
+    if at == 0:
+        return 0
+    at -= 1  # the byte before tells whether a line begins at `at` itself
+    stream.seek(at)
+    while chunk := stream.read(_CHUNK_BYTES):
+        line_break = chunk.find(b"\n")
+        if line_break >= 0:
+            return at + int(line_break) + 1
+        at += len(chunk)
+    return at

@@ -1,0 +1,152 @@
+"""Keys: a hash that is the same everywhere, key groups, and the distinct keys of a batch.
+
+The hash decides which task owns a key, so it must give the same answer in every process and in
+every later version: integers are mixed by splitmix64, the rest goes through xxh3, one distinct
+value at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from clonos.core.canonical import encode
+
+KEY_GROUPS = 128
+"""Keys are hashed into this many groups; a group belongs to one task, so this is also the
+highest parallelism of a keyed operator."""
+
+_NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+UInt64 = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+
+
+class DistinctKeys(NamedTuple):
+    """The distinct keys of a batch in order of first appearance.
+
+    ``codes`` says for each row which of them it has; ``encoded`` is the canonical form (what
+    state is addressed by); ``groups`` the key group.
+    """
+
+    codes: Int64
+    keys: list[tuple[Any, ...]]
+    encoded: list[bytes]
+    groups: list[int]
+
+
+def owner_of_group(group: Any, parallelism: int) -> Any:
+    """The index of the task that owns a key group (a number or an array of them)."""
+    return group * parallelism // KEY_GROUPS
+
+
+def hash_columns(columns: Sequence[pa.Array]) -> UInt64:
+    """A 64-bit hash per row."""
+    result = _hash_column(columns[0])
+    for column in columns[1:]:
+        result = _mix(result * np.uint64(31) + _hash_column(column))
+    return result
+
+
+def key_groups(columns: Sequence[pa.Array]) -> Int64:
+    """The key group of each row."""
+    groups: Int64 = (hash_columns(columns) % np.uint64(KEY_GROUPS)).astype(np.int64)
+    return groups
+
+
+def key_columns(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    """The named columns, with -0.0 and the many NaNs of floats made one."""
+    return [_one_zero_one_nan(batch.column(name)) for name in names]
+
+
+def distinct_keys(batch: pa.RecordBatch, names: Sequence[str]) -> DistinctKeys:
+    """Find the distinct keys of a batch."""
+    columns = key_columns(batch, names)
+    codes, firsts = _factorise(columns)
+    chosen = [column.take(firsts) for column in columns]
+    keys = list(zip(*(column.to_pylist() for column in chosen), strict=True))
+    encoded = [encode(list(key)) for key in keys]
+    return DistinctKeys(codes, keys, encoded, key_groups(chosen).tolist())
+
+
+def _factorise(columns: Sequence[pa.Array]) -> tuple[Int64, pa.Array]:
+    """Per row the number of its distinct key, and per distinct key its first row."""
+    codes = _codes(columns[0])
+    for column in columns[1:]:
+        other = _codes(column)
+        # Numbers stay below rows squared because they are made dense again each time.
+        codes = _codes(pa.array(codes * (int(other.max(initial=0)) + 1) + other))
+    firsts = np.full(int(codes.max(initial=-1)) + 1, len(codes), dtype=np.int64)
+    np.minimum.at(firsts, codes, np.arange(len(codes)))
+    return codes, pa.array(firsts)
+
+
+def _codes(column: pa.Array) -> Int64:
+    if pa.types.is_nested(column.type):
+        column = pa.array([encode(value) for value in column.to_pylist()], pa.binary())
+    indices = column.dictionary_encode(null_encoding="encode").indices
+    return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _hash_column(column: pa.Array) -> UInt64:
+    data_type = column.type
+    nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    if pa.types.is_integer(data_type) or pa.types.is_boolean(data_type):
+        hashes = _mix(_as_uint64(column.cast(pa.int64())))
+    elif pa.types.is_date32(data_type):
+        hashes = _mix(_as_uint64(column.cast(pa.int32()).cast(pa.int64())))
+    elif pa.types.is_timestamp(data_type):
+        hashes = _mix(_as_uint64(column.cast(pa.int64())))
+    elif pa.types.is_floating(data_type):
+        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        hashes = _mix(np.ascontiguousarray(values).view(np.uint64))
+    else:
+        hashes = _hash_distinct(column)
+    return hashes if nulls is None else np.where(nulls, _NULL_HASH, hashes)
+
+
+def _as_uint64(column: pa.Array) -> UInt64:
+    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(values).view(np.uint64)
+
+
+def _hash_distinct(column: pa.Array) -> UInt64:
+    if pa.types.is_nested(column.type):
+        column = pa.array([encode(value) for value in column.to_pylist()], pa.binary())
+    encoded = column.dictionary_encode(null_encoding="encode")
+    table = np.fromiter(
+        (xxhash.xxh3_64_intdigest(_bytes_of(value)) for value in encoded.dictionary.to_pylist()),
+        dtype=np.uint64,
+        count=len(encoded.dictionary),
+    )
+    hashes: UInt64 = table[encoded.indices.to_numpy(zero_copy_only=False)]
+    return hashes
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else encode(value)
+
+
+def _mix(values: UInt64) -> UInt64:
+    """splitmix64's finaliser."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: UInt64 = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def _one_zero_one_nan(column: pa.Array) -> pa.Array:
+    if not pa.types.is_floating(column.type):
+        return column
+    values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+    same = np.where(np.isnan(values), np.nan, values + 0.0).astype(values.dtype)
+    mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    return pa.array(same, column.type, mask=mask)

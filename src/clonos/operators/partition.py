@@ -1,0 +1,62 @@
+"""How the rows at the end of a chain are shared out among the channels to the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.operators.batches import seal
+from clonos.operators.keys import key_columns, key_groups, owner_of_group
+from clonos.operators.state import Facts
+
+if TYPE_CHECKING:
+    from clonos.core.program import Step
+
+
+class Routing(Enum):
+    """Who gets a row."""
+
+    FORWARD = "forward"  # the task with the same index
+    HASH = "hash"  # the owner of its key
+    ROUND_ROBIN = "round robin"  # batch by batch, each in turn
+    BROADCAST = "broadcast"  # everybody
+
+
+@dataclass(frozen=True)
+class Output:
+    """The channels from one task to the tasks of one following chain, by receiver index."""
+
+    routing: Routing
+    channels: tuple[int, ...]
+    keys: tuple[str, ...] = ()
+
+    def emit(self, step: Step, batch: pa.RecordBatch, facts: Facts) -> None:
+        """Put `batch` on these channels; at most one batch on each."""
+        if len(self.channels) == 1:
+            step.emit(self.channels[0], seal(batch))
+        elif self.routing is Routing.HASH:
+            self._emit_by_key(step, batch)
+        elif self.routing is Routing.ROUND_ROBIN:
+            # Keyed by channel: the counter stays right if a task has several outputs.
+            turn = facts.get(f"turn {self.channels[0]}", 0)
+            facts.set(f"turn {self.channels[0]}", (turn + 1) % len(self.channels))
+            step.emit(self.channels[turn], seal(batch))
+        else:
+            sealed = seal(batch)
+            for channel in self.channels:
+                step.emit(channel, sealed)
+
+    def _emit_by_key(self, step: Step, batch: pa.RecordBatch) -> None:
+        groups = key_groups(key_columns(batch, self.keys))
+        owners = owner_of_group(groups, len(self.channels))
+        counts = np.bincount(owners, minlength=len(self.channels)).tolist()
+        ordered = batch.take(pa.array(np.argsort(owners, kind="stable")))
+        start = 0
+        for channel, count in zip(self.channels, counts, strict=True):
+            if count:
+                step.emit(channel, seal(ordered.slice(start, count)))
+            start += count

@@ -1,0 +1,259 @@
+"""process: the user's own logic per key, with state and timers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.core.canonical import decode, encode
+from clonos.errors import OperatorError, WrongType
+from clonos.operators.base import Operator, Place, Services
+from clonos.operators.context import Context, to_ms
+from clonos.operators.keys import DistinctKeys, distinct_keys
+from clonos.operators.rows import RowBuilder, results_of, rows_of
+from clonos.operators.schema import parse_type
+from clonos.operators.state import Change, KeyedStore
+from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
+
+_STATE = b"s"
+
+_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
+    (pa.types.is_boolean, (bool,)),
+    (pa.types.is_integer, (int,)),
+    (pa.types.is_floating, (float, int)),
+    (pa.types.is_string, (str,)),
+    (pa.types.is_binary, (bytes,)),
+    (pa.types.is_timestamp, (datetime,)),
+    (pa.types.is_date, (date,)),
+    (pa.types.is_decimal, (Decimal,)),
+    (pa.types.is_list, (list, tuple)),
+    (pa.types.is_map, (dict,)),
+)
+
+
+class Process:
+    """Base class for logic per key: override :meth:`on_row` and what else you need.
+
+    One object serves all keys of a task: keep nothing that depends on the input in its
+    attributes, but in ``ctx.state(...)``, which belongs to the current key and survives failures.
+
+    Examples
+    --------
+    >>> class CountPerUser(Process):
+    ...     def open(self, ctx):
+    ...         self.seen = ctx.state("seen", "long")
+    ...
+    ...     def on_row(self, row, ctx):
+    ...         self.seen.set((self.seen.get() or 0) + 1)
+    ...         return [(row.user, self.seen.get())]
+    """
+
+    def open(self, ctx: ProcessContext) -> None:
+        """Called once per task, before the first event: declare state here."""
+
+    def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """A row of the current key (``ctx.key``); returns rows of the declared schema."""
+        raise NotImplementedError
+
+    def on_timer(self, key: Any, due: int, ctx: ProcessContext) -> Iterable[Any] | None:
+        """A timer of this key is due (`due` in ms since the epoch)."""
+
+
+class ValueState:
+    """One value per key.
+
+    What :meth:`get` returns is a copy: changing it in place does nothing until :meth:`set`.
+    """
+
+    def __init__(self, name: str, data_type: str | None, operator: ProcessOperator) -> None:
+        self._name = name
+        self._operator = operator
+        self._prefix = _STATE + encode(name)
+        self._classes: tuple[type, ...] | None = None
+        if data_type is not None:
+            parsed = parse_type(data_type)
+            self._classes = next((c for matches, c in _PYTHON_TYPES if matches(parsed)), None)
+
+    def get(self, default: Any = None) -> Any:
+        """The current key's value, or `default` if it has none."""
+        value = self._operator.store.get(self._prefix + self._operator.encoded_key)
+        return default if value is None else decode(value)
+
+    def set(self, value: Any) -> None:
+        """Replace the current key's value (None clears it)."""
+        if value is None:
+            self.clear()
+            return
+        encoded = encode(value)
+        if self._classes is not None and not isinstance(decode(encoded), self._classes):
+            wanted = " or ".join(cls.__name__ for cls in self._classes)
+            raise WrongType(
+                f"state {self._name!r} is set to a {type(value).__name__}, not {wanted}",
+                where=self._operator.place.where,
+                remedy="set what was declared in ctx.state(name, type)",
+            )
+        self._put(encoded)
+
+    def clear(self) -> None:
+        """Forget the current key's value."""
+        if self._prefix + self._operator.encoded_key in self._operator.store.values:
+            self._put(None)
+
+    def _put(self, encoded: bytes | None) -> None:
+        operator = self._operator
+        operator.store.put(self._prefix + operator.encoded_key, operator.key_group, encoded)
+
+
+class Timers:
+    """Timers of the current key, in ms since the epoch or as datetimes.
+
+    A timer is known by its kind and time: setting it twice is setting it once.
+    """
+
+    def __init__(self, operator: ProcessOperator) -> None:
+        self._operator = operator
+
+    def processing_time(self, due: int | datetime) -> None:
+        """Call ``on_timer`` when the clock reaches `due`."""
+        self._set(PROCESSING_TIME, due)
+
+    def event_time(self, due: int | datetime) -> None:
+        """Call ``on_timer`` when the watermark reaches `due` (or the input ends)."""
+        self._set(EVENT_TIME, due)
+
+    def delete(self, due: int | datetime) -> None:
+        """Forget the current key's timers at `due`, of both kinds."""
+        operator = self._operator
+        for kind in (PROCESSING_TIME, EVENT_TIME):
+            operator.timers.delete(kind, to_ms(due), operator.encoded_key, operator.key_group)
+
+    def _set(self, kind: bytes, due: int | datetime) -> None:
+        operator = self._operator
+        operator.timers.set(kind, to_ms(due), operator.encoded_key, operator.key_group)
+
+
+class ProcessContext(Context):
+    """The context of a :class:`Process`: also state and timers of the current key."""
+
+    def __init__(self, operator: ProcessOperator) -> None:
+        super().__init__(operator)
+        self._process = operator
+        self.timers = Timers(operator)
+
+    @property
+    def key(self) -> Any:
+        """The current key: a value, or a tuple if the stream is keyed by several columns."""
+        return self._process.key
+
+    def state(self, name: str, data_type: str | None = None) -> ValueState:
+        """State of this name; `data_type` (such as ``"long"``) makes :meth:`ValueState.set`
+        check what it is given."""
+        return ValueState(name, data_type, self._process)
+
+
+class ProcessOperator(Operator):
+    """Runs a :class:`Process` row by row."""
+
+    def __init__(self, process: Process, keys: Sequence[str], schema: pa.Schema) -> None:
+        super().__init__()
+        # Programs are made several times from one definition; each has an object of its own.
+        self._process = copy.deepcopy(process)
+        self._keys = tuple(keys)
+        self._builder = RowBuilder(schema)
+        self._ctx: ProcessContext
+        self.store = KeyedStore()
+        self.timers = TimerTable(self.store, self.facts)
+        self.key: Any = None
+        self.key_group = 0
+        self._encoded_key: bytes | None = None
+
+    def open(self, place: Place, services: Services) -> None:
+        super().open(place, services)
+        self._ctx = ProcessContext(self)
+        self._process.open(self._ctx)
+
+    @property
+    def encoded_key(self) -> bytes:
+        """Of the current key."""
+        if self._encoded_key is None:
+            raise OperatorError(
+                "state and timers belong to a key, and there is no current key",
+                where=self.place.where,
+                remedy="use them in on_row and on_timer; only declare them in open",
+            )
+        return self._encoded_key
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        distinct: DistinctKeys = distinct_keys(batch, self._keys)
+        keys = [_decode_key(encoded) for encoded in distinct.encoded]
+        results: list[tuple[Any, ...]] = []
+        for row, code in zip(rows_of(batch), distinct.codes.tolist(), strict=True):
+            self.key = keys[code]
+            self.key_group = distinct.groups[code]
+            self._encoded_key = distinct.encoded[code]
+            self._handle(row, results, self._process.on_row, row)
+        self._encoded_key = None
+        return self._builder.build(results, self.reject)
+
+    def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        return self._fire(EVENT_TIME, watermark_ms)
+
+    def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
+        return self._fire(PROCESSING_TIME, now_ms)
+
+    def next_due_ms(self) -> int | None:
+        return self.timers.next_due(PROCESSING_TIME)
+
+    def on_end(self) -> pa.RecordBatch | None:
+        # Event time has reached its end; processing time has not, those timers are void.
+        return self._fire(EVENT_TIME, None)
+
+    def changes(self) -> Iterator[Change]:
+        return self.store.changes()
+
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        self.store.restore(keys, values)
+        self.timers.invalidate()
+
+    def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
+        results: list[tuple[Any, ...]] = []
+        # What a timer sets while it fires is for a later step: nobody can loop for ever here.
+        for timer in self.timers.take_due(kind, until_ms):
+            self.key = _decode_key(timer.encoded_key)
+            self.key_group = timer.group
+            self._encoded_key = timer.encoded_key
+            if not self.timers.remove(timer):
+                continue  # deleted by one that fired before it
+            record = f"timer of key {self.key!r} at {timer.due}"
+            self._handle(record, results, self._process.on_timer, self.key, timer.due)
+        self._encoded_key = None
+        return self._builder.build(results, self.reject)
+
+    def _handle(
+        self,
+        record: Any,
+        results: list[tuple[Any, ...]],
+        callback: Callable[..., Iterable[Any] | None],
+        *args: Any,
+    ) -> None:
+        """Run one callback: its results and state changes appear together or not at all."""
+        as_tuple = self._builder.as_tuple
+        self.store.begin()
+        try:
+            returned = results_of(callback(*args, self._ctx))
+            results.extend([as_tuple(result) for result in returned])
+        except Exception as error:  # noqa: BLE001 - user code
+            self.store.roll_back()
+            self.reject(error, record)
+        else:
+            self.store.commit()
+
+
+def _decode_key(encoded: bytes) -> Any:
+    key = decode(encoded)
+    return key[0] if len(key) == 1 else tuple(key)

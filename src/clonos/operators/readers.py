@@ -1,0 +1,218 @@
+"""Readers: how rows get from the outside to a source task.
+
+A reader does I/O and runs outside the automaton. It can be opened again at a row number; if it is
+``replayable`` it then delivers the same rows, and no copy of them is kept in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.errors import SourceError
+from clonos.operators.batches import concat, conform
+from clonos.operators.schema import TIMESTAMP
+
+_READ_AGAIN_WAIT_S = 1.0
+_US_PER_S = 1_000_000
+
+
+class EndOfInput(Exception):
+    """The source has no more rows."""
+
+
+class Reader(Protocol):
+    """One task's share of a source."""
+
+    replayable: bool
+    schema: pa.Schema
+
+    def open(self, rows_consumed: int) -> None:
+        """Begin, or begin again, behind the first `rows_consumed` rows."""
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """The next rows, at least one; None if there are none yet.
+
+        Raises
+        ------
+        EndOfInput
+            There will be none.
+        """
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """The next `rows` rows, which were read before."""
+
+    def close(self) -> None:
+        """Free what was opened; may be called at any time, more than once."""
+
+
+class BaseReader:
+    """What the readers share."""
+
+    replayable = True
+    schema: pa.Schema
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        raise NotImplementedError
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """See :meth:`Reader.read_exactly`."""
+        batches = []
+        missing = rows
+        while missing:
+            try:
+                batch = self.read(missing, _READ_AGAIN_WAIT_S)
+            except EndOfInput:
+                raise SourceError(
+                    f"the source ended {missing} rows before the {rows} that it had delivered",
+                    remedy="do not change the data of a source while a job reads it",
+                ) from None
+            if batch is not None:
+                batches.append(batch)
+                missing -= batch.num_rows
+        return concat(batches)
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+
+
+class BufferedReader(BaseReader):
+    """Cuts what :meth:`_pieces` yields to the size that is asked for; skips by reading."""
+
+    def __init__(self) -> None:
+        self._source: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None
+
+    def _pieces(self) -> Iterator[pa.RecordBatch]:
+        """All rows from the first on, in batches of any size."""
+        raise NotImplementedError
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`Reader.open`."""
+        self.close()
+        self._source = self._pieces()
+        self._rest = None
+        while rows_consumed:
+            try:
+                skipped = self.read(rows_consumed, 0.0)
+            except EndOfInput:
+                raise SourceError(
+                    f"the source has {rows_consumed} rows less than it had delivered",
+                    remedy="do not change the data of a source while a job reads it",
+                ) from None
+            assert skipped is not None
+            rows_consumed -= skipped.num_rows
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`; never waits."""
+        del max_wait_s
+        while self._rest is None or not self._rest.num_rows:
+            self._rest = next(self._source, None)
+            if self._rest is None:
+                raise EndOfInput
+        batch = self._rest.slice(0, max_rows)
+        self._rest = self._rest.slice(batch.num_rows)
+        return batch
+
+
+class BatchesReader(BufferedReader):
+    """Batches that are there already; each is delivered on its own."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
+        super().__init__()
+        self.schema = schema
+        self._batches = tuple(batches)
+
+    def _pieces(self) -> Iterator[pa.RecordBatch]:
+        return iter(self._batches)
+
+
+class IteratorReader(BufferedReader):
+    """What an iterator yields: the input of Spark's ``mapInArrow``.
+
+    It can be opened once, and replays in so far as a new iterator yields the same rows.
+    """
+
+    def __init__(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, replayable: bool = True
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self.replayable = replayable
+        self._batches: Iterator[pa.RecordBatch] | None = iter(batches)
+
+    def _pieces(self) -> Iterator[pa.RecordBatch]:
+        if self._batches is None:
+            raise SourceError(
+                "an iterator cannot be read a second time", remedy="make a new reader"
+            )
+        batches, self._batches = self._batches, None
+        return (conform(batch, self.schema) for batch in batches)
+
+
+class RateReader(BaseReader):
+    """Rows ``(timestamp, value)`` at a steady rate: values 0, 1, 2, ... shared out to the tasks.
+
+    Both columns are functions of the row's number, so the reader replays without memory; the
+    timestamps begin at `start_us`. Pace is kept from the moment of opening: what a failure
+    delayed is not made up for.
+    """
+
+    schema = pa.schema([pa.field("timestamp", TIMESTAMP), pa.field("value", pa.int64())])
+
+    def __init__(
+        self,
+        rows_per_second: float,
+        rows: int | None,
+        start_us: int,
+        task_index: int,
+        parallelism: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        self._rate = rows_per_second / parallelism
+        self._total_rate = rows_per_second
+        self._rows = None if rows is None else len(range(task_index, rows, parallelism))
+        self._start_us = start_us
+        self._task_index = task_index
+        self._parallelism = parallelism
+        self._now = now
+        self._sleep = sleep
+        self._next = 0
+        self._opened_at = 0.0
+        self._opened_with = 0
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`Reader.open`."""
+        self._next = self._opened_with = rows_consumed
+        self._opened_at = self._now()
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        if self._rows is not None and self._next >= self._rows:
+            raise EndOfInput
+        wait_s = self._opened_at + (self._next - self._opened_with) / self._rate - self._now()
+        if wait_s > 0:
+            self._sleep(min(wait_s, max_wait_s))
+            if wait_s > max_wait_s:
+                return None
+        due = self._opened_with + int((self._now() - self._opened_at) * self._rate) + 1
+        return self.read_exactly(max(1, min(due - self._next, max_rows)))
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """See :meth:`Reader.read_exactly`; does not keep the pace."""
+        last = self._next + rows
+        if self._rows is not None:
+            last = min(last, self._rows)
+        values = np.arange(self._next, last, dtype=np.int64) * self._parallelism + self._task_index
+        times = self._start_us + (values * (_US_PER_S / self._total_rate)).astype(np.int64)
+        self._next = last
+        return pa.RecordBatch.from_arrays(
+            [pa.array(times).cast(TIMESTAMP), pa.array(values)], schema=self.schema
+        )

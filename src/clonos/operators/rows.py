@@ -1,0 +1,167 @@
+"""Rows as user functions see them, and batches made of what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.core.canonical import decode, encode, register
+from clonos.errors import ClonosError
+
+
+class Row(tuple[Any, ...]):
+    """A row with its columns as attributes (``row.word``) and by name (``row["word"]``).
+
+    Examples
+    --------
+    >>> row = row_type(("word", "n"))(("spark", 3))
+    >>> row.word, row["n"], row[0]
+    ('spark', 3, 'spark')
+    """
+
+    __slots__ = ()
+    _fields: tuple[str, ...] = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            try:
+                key = self._fields.index(key)
+            except ValueError:
+                raise KeyError(key) from None
+        return tuple.__getitem__(self, key)
+
+    def __getattr__(self, name: str) -> Any:
+        # Columns are properties of the subclass; only unknown names arrive here.
+        raise AttributeError(f"the row has no column {name!r}, only {', '.join(self._fields)}")
+
+    def asDict(self) -> dict[str, Any]:  # noqa: N802 - as PySpark's Row spells it
+        """The row as a dict, column name to value."""
+        return dict(zip(self._fields, self, strict=True))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{n}={v!r}" for n, v in zip(self._fields, self, strict=True))
+        return f"Row({values})"
+
+    def __reduce__(self) -> tuple[Callable[..., Row], tuple[Any, ...]]:
+        return _make_row, (self._fields, tuple(self))
+
+
+@lru_cache(maxsize=1024)
+def row_type(names: tuple[str, ...]) -> type[Row]:
+    """The class of the rows that have these columns."""
+    members: dict[str, Any] = {"__slots__": (), "_fields": names}
+    for i, name in enumerate(names):
+        if not hasattr(Row, name):
+            members[name] = property(itemgetter(i))
+    return type("Row", (Row,), members)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch, in order."""
+    cls = row_type(tuple(batch.schema.names))
+    return list(map(cls, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+
+
+class RowBuilder:
+    """Makes batches of one schema out of what user functions return."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._names: tuple[str, ...] = tuple(schema.names)
+
+    def as_tuple(self, result: Any) -> tuple[Any, ...]:
+        """One returned row as a tuple in the order of the schema.
+
+        A tuple or list goes by position, a dict (or Row with the same columns) by name, anything
+        else is the value of the only column.
+        """
+        if type(result) is not tuple:
+            if isinstance(result, dict):
+                return self._from_dict(result)
+            as_dict = getattr(result, "asDict", None)
+            if as_dict is not None and set(named := as_dict()) == set(self._names):
+                return tuple(named[name] for name in self._names)
+            if not isinstance(result, (tuple, list)):
+                if len(self._names) != 1 or result is None:
+                    raise TypeError(f"{short(result)} is not a row of {', '.join(self._names)}")
+                return (result,)
+        if len(result) != len(self._names):
+            raise ValueError(f"{len(result)} values for the columns {', '.join(self._names)}")
+        return tuple(result)
+
+    def _from_dict(self, result: dict[str, Any]) -> tuple[Any, ...]:
+        unknown = [name for name in result if name not in self._names]
+        if unknown:
+            raise ValueError(f"no column {unknown[0]!r} among {', '.join(self._names)}")
+        return tuple(map(result.get, self._names))
+
+    def build(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        on_bad: Callable[[Exception, tuple[Any, ...]], None],
+    ) -> pa.RecordBatch | None:
+        """A batch of `rows`; those that do not fit are given to `on_bad` and left out."""
+        if not rows:
+            return None
+        try:
+            return self._build(rows)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            good = []
+            for row in rows:
+                try:
+                    self._build([row])
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                    on_bad(error, row)
+                else:
+                    good.append(row)
+            return self._build(good) if good else None
+
+    def _build(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        columns = []
+        for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
+            try:
+                column = pa.array(values, field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
+            if not field.nullable and column.null_count:
+                raise ValueError(f"null in column {field.name!r}, which is not nullable")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def results_of(returned: Any) -> Iterable[Any]:
+    """What a function that may return any number of rows returned, as an iterable of rows."""
+    if returned is None:
+        return ()
+    if isinstance(returned, (str, bytes, dict, Row)):
+        raise TypeError(f"returned {short(returned)} where an iterable of rows is expected")
+    return returned  # type: ignore[no-any-return]
+
+
+def short(value: object, length: int = 200) -> str:
+    """The repr of a value, cut for an error message."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, for the text of another."""
+    if isinstance(error, ClonosError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _make_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
+    return row_type(tuple(names))(values)
+
+
+register(
+    33,
+    Row,
+    lambda row: encode([list(row._fields), list(row)]),
+    lambda data: _make_row(*decode(data)),
+)

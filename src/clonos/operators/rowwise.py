@@ -1,0 +1,26 @@
+"""What map, flat_map and filter share: a user function that is called once per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from clonos.operators.base import Operator, Place, Services
+from clonos.operators.context import Context, takes_context
+
+
+class UserFunctionOperator(Operator):
+    """Holds a function of ``(row)`` or ``(row, ctx)`` as one of ``(row)``."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self._fn = fn
+        self._call: Callable[[Any], Any]
+
+    def open(self, place: Place, services: Services) -> None:
+        super().open(place, services)
+        if takes_context(self._fn, place.where):
+            fn, ctx = self._fn, Context(self)
+            self._call = lambda row: fn(row, ctx)
+        else:
+            self._call = self._fn

@@ -1,0 +1,242 @@
+"""Schemas from DDL strings, as PySpark writes them, without a JVM.
+
+``"word string, n bigint not null comment 'how often'"`` becomes an Arrow schema. Timestamps are
+Arrow's ``timestamp('us', 'UTC')`` and without a zone for ``timestamp_ntz``, as Spark's are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.errors import BadSchema, UnknownColumn
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+
+_SIMPLE_TYPES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "tinyint": pa.int8(),
+    "short": pa.int16(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "timestamp_ltz": TIMESTAMP,
+    "timestamp_ntz": pa.timestamp("us"),
+}
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    r"|(?P<word>\w+)|(?P<mark>[<>(),:]))"
+)
+
+
+def parse_schema(schema: Any) -> pa.Schema:
+    """Turn a DDL string, a PySpark ``StructType`` or an Arrow schema into an Arrow schema.
+
+    Raises
+    ------
+    BadSchema
+        The text cannot be parsed, a column is named twice, or a type is not supported.
+
+    Examples
+    --------
+    >>> parse_schema("word string, n bigint").names
+    ['word', 'n']
+    """
+    if isinstance(schema, pa.Schema):
+        parsed = schema.remove_metadata()
+    elif isinstance(schema, str):
+        parsed = pa.schema(_Parser(schema).columns())
+    elif hasattr(schema, "simpleString"):
+        parsed = _from_spark(schema)
+    else:
+        raise BadSchema(
+            f"a schema cannot be made of {type(schema).__name__}",
+            remedy='write a DDL string such as "word string, n bigint"',
+        )
+    _check(parsed)
+    return parsed
+
+
+def parse_type(text: str) -> pa.DataType:
+    """Parse one type, such as ``"map<string, array<int>>"``."""
+    return _Parser(text).single_type()
+
+
+def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
+    """Raise :class:`UnknownColumn`, with what may have been meant, unless all columns exist."""
+    for column in columns:
+        if column not in schema.names:
+            close = get_close_matches(column, schema.names, n=3)
+            hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+            raise UnknownColumn(
+                f"there is no column {column!r}",
+                where=where,
+                remedy=f"{hint}the columns are {', '.join(schema.names)}",
+            )
+
+
+def _check(schema: pa.Schema) -> None:
+    if not schema.names:
+        raise BadSchema("the schema has no columns", remedy="name at least one column")
+    for field in schema:
+        if schema.names.count(field.name) > 1:
+            raise BadSchema(f"column {field.name!r} is there twice", remedy="rename one of them")
+        if pa.types.is_dictionary(field.type):
+            raise BadSchema(
+                f"column {field.name!r} is dictionary-encoded",
+                remedy=f"declare it as {field.type.value_type}",
+            )
+
+
+def _from_spark(schema: Any) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema).remove_metadata()
+
+
+class _Parser:
+    """Recursive descent over the tokens of a DDL string."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens: list[tuple[str, str]] = []
+        at = 0
+        while at < len(text.rstrip()):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise self._error(f"unexpected {text[at:at + 10].strip()!r}")
+            self._tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
+            at = match.end()
+        self._at = 0
+
+    def columns(self) -> list[pa.Field]:
+        """The whole text as a list of columns."""
+        if len(self._tokens) > 2 and [t[1].lower() for t in self._tokens[:2]] == ["struct", "<"]:
+            struct = self.single_type()
+            return [struct.field(i) for i in range(struct.num_fields)]
+        fields = [self._field()]
+        while self._skip(","):
+            fields.append(self._field())
+        self._expect_end()
+        return fields
+
+    def single_type(self) -> pa.DataType:
+        """The whole text as one type."""
+        parsed = self._type()
+        self._expect_end()
+        return parsed
+
+    def _field(self) -> pa.Field:
+        kind, name = self._next("a column name")
+        if kind == "quoted":
+            name = name[1:-1].replace("``", "`")
+        elif kind != "word":
+            raise self._error(f"a column name is expected, not {name!r}")
+        self._skip(":")
+        data_type = self._type()
+        nullable = True
+        if self._skip("not"):
+            self._expect("null")
+            nullable = False
+        if self._skip("comment"):
+            kind, comment = self._next("a comment")
+            if kind != "text":
+                raise self._error(f"a comment in quotes is expected, not {comment!r}")
+        return pa.field(name, data_type, nullable)
+
+    def _type(self) -> pa.DataType:
+        _, word = self._next("a type")
+        name = word.lower()
+        if name in _SIMPLE_TYPES:
+            return _SIMPLE_TYPES[name]
+        if name in ("decimal", "dec", "numeric"):
+            return self._decimal()
+        if name in ("varchar", "char"):
+            self._expect("(")
+            self._number()
+            self._expect(")")
+            return pa.string()
+        if name == "array":
+            self._expect("<")
+            element = self._type()
+            self._expect(">")
+            return pa.list_(element)
+        if name == "map":
+            self._expect("<")
+            key = self._type()
+            self._expect(",")
+            value = self._type()
+            self._expect(">")
+            return pa.map_(key, value)
+        if name == "struct":
+            return self._struct()
+        close = get_close_matches(name, [*_SIMPLE_TYPES, "decimal", "array", "map", "struct"])
+        raise self._error(f"{word!r} is not a type", close[0] if close else "")
+
+    def _decimal(self) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._skip("("):
+            precision = self._number()
+            if self._skip(","):
+                scale = self._number()
+            self._expect(")")
+        if not 0 <= scale <= precision <= 38 or precision == 0:
+            raise self._error(f"decimal({precision},{scale}) does not exist")
+        return pa.decimal128(precision, scale)
+
+    def _struct(self) -> pa.DataType:
+        self._expect("<")
+        fields = [self._field()]
+        while self._skip(","):
+            fields.append(self._field())
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _number(self) -> int:
+        _, text = self._next("a number")
+        if not text.isdigit():
+            raise self._error(f"a number is expected, not {text!r}")
+        return int(text)
+
+    def _next(self, wanted: str) -> tuple[str, str]:
+        if self._at == len(self._tokens):
+            raise self._error(f"{wanted} is missing at the end")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _skip(self, text: str) -> bool:
+        if self._at < len(self._tokens) and self._tokens[self._at][1].lower() == text:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, text: str) -> None:
+        if not self._skip(text):
+            found = self._tokens[self._at][1] if self._at < len(self._tokens) else "the end"
+            raise self._error(f"{text!r} is expected, not {found!r}")
+
+    def _expect_end(self) -> None:
+        if self._at < len(self._tokens):
+            raise self._error(f"unexpected {self._tokens[self._at][1]!r}")
+
+    def _error(self, what: str, meant: str = "") -> BadSchema:
+        hint = f"did you mean {meant!r}? " if meant else ""
+        return BadSchema(
+            f"{what} in the schema {self._text!r}",
+            remedy=f'{hint}write it as in PySpark: "word string, n bigint"',
+        )

@@ -1,0 +1,82 @@
+"""Descriptions of sources and sinks: what a slot or the driver has to set up for a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.operators.base import Operator
+from clonos.operators.identity import IdentityOperator
+from clonos.operators.readers import Reader
+
+ReaderFactory = Callable[[int, int], Reader]
+"""(task index, parallelism) -> reader."""
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """Where a source's rows come from.
+
+    Parameters
+    ----------
+    kind
+        "batches", "dataframe", "files", "rate" or "socket".
+    schema
+        Of what the reader delivers.
+    factory
+        Makes a task's reader; None for a DataFrame, whose rows Spark brings to the slot.
+    replayable
+        Whether the reader can deliver the same rows again.
+    rows_schema
+        Of the stream, after `head`.
+    head
+        Makes the first operator of the chain (parsing of lines); the identity for most.
+    parallelism_max
+        The highest number of tasks that can share the source, None if any.
+    dataframe
+        The Spark DataFrame. It stays in the driver: it is not pickled.
+    """
+
+    kind: str
+    schema: pa.Schema
+    factory: ReaderFactory | None
+    replayable: bool
+    rows_schema: pa.Schema
+    head: Callable[[], Operator] = IdentityOperator
+    parallelism_max: int | None = None
+    dataframe: Any = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "dataframe": None}
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """What becomes of a sink's rows.
+
+    Parameters
+    ----------
+    kind
+        "collect", "console", "callback", "parquet" or "spark_write".
+    head
+        Makes the operator of the sink's chain.
+    path
+        Folder of the Parquet files.
+    fn
+        The callback, or the function that writes a DataFrame; called in the driver.
+    schema
+        Of the rows; filled in when the sink is attached to a stream.
+    """
+
+    kind: str
+    head: Callable[[], Operator] = IdentityOperator
+    path: str | None = None
+    fn: Callable[..., Any] | None = None
+    schema: pa.Schema | None = None
+
+    def with_schema(self, schema: pa.Schema) -> SinkSpec:
+        """The same sink for rows of this schema."""
+        return replace(self, schema=schema)

@@ -1,0 +1,230 @@
+"""State of operators as layers: what changed, as bytes, and how such layers are merged.
+
+A delta is an Arrow table ``(key_group, operator, key, value)``: the absolute value that a key of
+an operator has now, or null if it has none any more. Whoever applies deltas in order keeps the
+last row per key; :func:`merge_deltas` does that without knowing what the values mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from clonos.core.canonical import decode, encode
+from clonos.errors import StateMismatch
+
+FACTS = -1
+"""In place of a key group: this row is one of the operator's :class:`Facts`."""
+
+WHOLE_TASK = 0
+"""Key group of state that belongs to no key."""
+
+CHAIN = -1
+"""Operator number of the chain's own state."""
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("key_group", pa.int16(), nullable=False),
+        pa.field("operator", pa.int16(), nullable=False),
+        pa.field("key", pa.large_binary(), nullable=False),
+        pa.field("value", pa.large_binary()),
+    ]
+)
+_NAMES = b"clonos.operators"
+
+
+class Change(NamedTuple):
+    """A key's new value (None: it is gone)."""
+
+    group: int
+    key: bytes
+    value: bytes | None
+
+
+class Facts:
+    """The few small values that an operator keeps beside its keyed state: counters and such."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._dirty: dict[str, None] = {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or `default` if it was never set."""
+        return self._values.get(name, default)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a value of a plain type."""
+        if name not in self._values or self._values[name] != value:
+            self._values[name] = value
+            self._dirty[name] = None
+
+    def changes(self) -> Iterator[Change]:
+        """What was set since the last call."""
+        for name in self._dirty:
+            yield Change(FACTS, name.encode(), encode(self._values[name]))
+        self._dirty.clear()
+
+    def restore(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
+        """Take values from a delta."""
+        for key, value in zip(keys, values, strict=True):
+            if value is not None:
+                self._values[key.decode()] = decode(value)
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """All values, for reports."""
+        return dict(self._values)
+
+
+class KeyedStore:
+    """Encoded values by encoded key, with a record of what changed since the last delta."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self._dirty: dict[bytes, int] = {}
+        self._undo: list[tuple[bytes, int, bytes | None]] | None = None
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of `key`."""
+        return self.values.get(key)
+
+    def put(self, key: bytes, group: int, value: bytes | None) -> None:
+        """Set a value; None removes it."""
+        if self._undo is not None:
+            self._undo.append((key, group, self.values.get(key)))
+        self._dirty[key] = group
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+    def begin(self) -> None:
+        """From here on, be able to :meth:`roll_back`."""
+        self._undo = []
+
+    def commit(self) -> None:
+        """Keep what was put since :meth:`begin`."""
+        self._undo = None
+
+    def roll_back(self) -> None:
+        """Forget what was put since :meth:`begin`."""
+        undo, self._undo = self._undo or [], None
+        for key, group, value in reversed(undo):
+            self.put(key, group, value)
+
+    def changes(self) -> Iterator[Change]:
+        """What changed since the last call."""
+        values = self.values
+        for key, group in self._dirty.items():
+            yield Change(group, key, values.get(key))
+        self._dirty = {}
+
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Take values from a delta."""
+        if None not in values:
+            self.values.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
+            return
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+
+
+def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Iterable[Change]]]) -> bytes:
+    """Encode the changes of each operator (by its number in `names`); empty if there are none."""
+    groups: list[int] = []
+    operators: list[int] = []
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    for operator, of_operator in changes:
+        for group, key, value in of_operator:
+            groups.append(group)
+            keys.append(key)
+            values.append(value)
+        operators.extend([operator] * (len(keys) - len(operators)))
+    if not keys:
+        return b""
+    columns = [
+        pa.array(column, field.type)
+        for column, field in zip((groups, operators, keys, values), _SCHEMA, strict=True)
+    ]
+    schema = _SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
+    return _to_bytes(pa.Table.from_arrays(columns, schema=schema))
+
+
+def decode_delta(
+    names: Sequence[str], delta: bytes
+) -> Iterator[tuple[int, bool, list[bytes], list[bytes | None]]]:
+    """Per operator, its facts (True) and its keyed state (False): keys and values."""
+    if not delta:
+        return
+    table = _from_bytes(delta)
+    written_by = json.loads(table.schema.metadata[_NAMES])
+    if written_by != list(names):
+        raise StateMismatch(
+            f"the state of {', '.join(written_by)} cannot be read by {', '.join(names)}",
+            remedy="resume the job with the operators it was checkpointed with",
+        )
+    numbers = table["operator"].to_numpy()
+    groups = table["key_group"].to_numpy()
+    for operator in sorted(set(numbers.tolist())):
+        of_operator = numbers == operator
+        for is_fact in (True, False):
+            chosen = of_operator & ((groups == FACTS) == is_fact)
+            if chosen.any():
+                part = table if chosen.all() else table.filter(pa.array(chosen))
+                yield operator, is_fact, part["key"].to_pylist(), part["value"].to_pylist()
+
+
+def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
+    """One delta that has the effect of all of them, applied in order.
+
+    Parameters
+    ----------
+    deltas
+        Oldest first.
+    is_base
+        The first of them is the task's first: nothing lies below, so what is gone need not be
+        mentioned any more.
+
+    Examples
+    --------
+    >>> merge_deltas([b"", b""])
+    b''
+    """
+    tables = [_from_bytes(delta) for delta in deltas if delta]
+    if not tables:
+        return b""
+    schema = tables[-1].schema
+    for table in tables:
+        if table.schema.metadata != schema.metadata:
+            raise StateMismatch("layers of different operators cannot be merged")
+    table = pa.concat_tables(tables)
+    numbered = table.append_column("row", pa.array(range(len(table)), pa.int64()))
+    last = numbered.group_by(["operator", "key_group", "key"], use_threads=False).aggregate(
+        [("row", "max")]
+    )["row_max"]
+    merged = table.take(last.combine_chunks().sort())
+    if is_base:
+        merged = merged.filter(merged["value"].is_valid())
+    return _to_bytes(merged.combine_chunks()) if len(merged) else b""
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def _from_bytes(delta: bytes) -> pa.Table:
+    try:
+        with pa.ipc.open_stream(delta) as reader:
+            table = reader.read_all()
+        return table.cast(_SCHEMA.with_metadata(table.schema.metadata))
+    except (pa.ArrowException, ValueError) as error:
+        raise StateMismatch(f"a layer cannot be read: {error}") from error

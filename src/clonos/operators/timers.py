@@ -1,0 +1,108 @@
+"""Timers per key, as rows of a keyed store, with a heap to find the earliest.
+
+Fired in the order (due, id), where ids count registrations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, NamedTuple
+
+from clonos.core.canonical import decode, encode
+from clonos.operators.state import Facts, KeyedStore
+
+PROCESSING_TIME: Final = b"p"
+EVENT_TIME: Final = b"e"
+
+_DUE_BYTES = 8
+_HEAD_BYTES = 1 + _DUE_BYTES
+
+
+class Timer(NamedTuple):
+    """A registered timer; the fields come in the order of firing."""
+
+    due: int
+    id: int
+    address: bytes
+    group: int
+
+    @property
+    def encoded_key(self) -> bytes:
+        """The key that it belongs to."""
+        return self.address[_HEAD_BYTES:]
+
+
+class TimerTable:
+    """All timers of an operator.
+
+    The store is the truth; a heap may hold timers that are gone, recognised by their id.
+    """
+
+    def __init__(self, store: KeyedStore, facts: Facts) -> None:
+        self._store = store
+        self._facts = facts
+        self._heaps: dict[bytes, list[Timer]] | None = None
+
+    def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
+        """Register a timer, unless it is there already."""
+        address = _address(kind, due, encoded_key)
+        if address in self._store.values:
+            return
+        number = self._facts.get("timers", 0) + 1
+        self._facts.set("timers", number)
+        self._store.put(address, group, encode([number, group]))
+        heapq.heappush(self._heap(kind), Timer(due, number, address, group))
+
+    def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
+        """Forget a timer, if it is there."""
+        address = _address(kind, due, encoded_key)
+        if address in self._store.values:
+            self._store.put(address, group, None)
+
+    def next_due(self, kind: bytes) -> int | None:
+        """When the earliest timer of this kind is due."""
+        heap = self._heap(kind)
+        while heap and not self._is_live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0].due if heap else None
+
+    def take_due(self, kind: bytes, until_ms: int | None) -> list[Timer]:
+        """The timers due at or before `until_ms` (None: all), off the heap but still stored."""
+        heap = self._heap(kind)
+        due = []
+        while heap and (until_ms is None or heap[0].due <= until_ms):
+            timer = heapq.heappop(heap)
+            if self._is_live(timer):
+                due.append(timer)
+        return due
+
+    def remove(self, timer: Timer) -> bool:
+        """Take a timer out of the store; False if it is not there any more."""
+        if not self._is_live(timer):
+            return False
+        self._store.put(timer.address, timer.group, None)
+        return True
+
+    def invalidate(self) -> None:
+        """The store was changed by somebody else: build the heaps anew when needed."""
+        self._heaps = None
+
+    def _is_live(self, timer: Timer) -> bool:
+        value = self._store.get(timer.address)
+        return value is not None and decode(value)[0] == timer.id
+
+    def _heap(self, kind: bytes) -> list[Timer]:
+        if self._heaps is None:
+            self._heaps = {PROCESSING_TIME: [], EVENT_TIME: []}
+            for address, value in self._store.values.items():
+                if address[:1] in self._heaps:
+                    due = int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
+                    number, group = decode(value)
+                    self._heaps[address[:1]].append(Timer(due, number, address, group))
+            for heap in self._heaps.values():
+                heapq.heapify(heap)
+        return self._heaps[kind]
+
+
+def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:
+    return kind + due.to_bytes(_DUE_BYTES, "big", signed=True) + encoded_key

@@ -1,0 +1,135 @@
+"""The thread that reads a task's source, so that a reader that waits never stops the task.
+
+The automaton says how much it wants; the feeder keeps a few batches ready and wakes the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from clonos.core.events import SourceEnded, SourceRows
+from clonos.errors import ClonosError, SourceError
+from clonos.operators.batches import seal, to_bytes
+from clonos.operators.readers import EndOfInput, Reader
+
+READY_MAX: Final = 2
+"""Batches read ahead: one being handled, one ready."""
+
+
+class Feeder:
+    """Reads ahead, within limits, in a thread of its own.
+
+    Parameters
+    ----------
+    reader
+        Not yet open.
+    rows_consumed
+        Where the task stands.
+    wake
+        Called (from the thread) when something new is ready.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        rows_consumed: int,
+        wake: Callable[[], None],
+        *,
+        batch_rows_max: int,
+        linger_s: float,
+    ) -> None:
+        self._reader = reader
+        self._rows_consumed = rows_consumed
+        self._wake = wake
+        self._batch_rows_max = batch_rows_max
+        self._linger_s = linger_s
+        self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
+        self._exact: deque[int] = deque()
+        self._reading_ahead = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="clonos-feeder", daemon=True)
+        self._thread.start()
+
+    def take(self) -> SourceRows | SourceEnded | None:
+        """The next rows, if any are ready. Asking starts reading ahead.
+
+        Raises
+        ------
+        ClonosError
+            Reading has failed.
+        """
+        with self._changed:
+            if not self._reading_ahead:
+                self._reading_ahead = True
+                self._changed.notify()
+            return self._pop()
+
+    def ask(self, rows: int) -> None:
+        """Replay: read exactly so many rows next; :meth:`taken` gives them."""
+        with self._changed:
+            self._exact.append(rows)
+            self._changed.notify()
+
+    def taken(self) -> SourceRows | SourceEnded | None:
+        """What :meth:`ask` has asked for, if it is there."""
+        with self._changed:
+            return self._pop()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _pop(self) -> SourceRows | SourceEnded | None:
+        if not self._ready:
+            return None
+        first = self._ready.popleft()
+        self._changed.notify()
+        if isinstance(first, ClonosError):
+            raise first
+        return first
+
+    def _run(self) -> None:
+        try:
+            self._reader.open(self._rows_consumed)
+            while self._read_next():
+                pass
+        except ClonosError as error:
+            self._put(error)
+        except Exception as error:  # noqa: BLE001 - whatever a reader raises, the task must hear
+            self._put(SourceError(f"reading failed: {type(error).__name__}: {error}"))
+        finally:
+            self._reader.close()
+
+    def _read_next(self) -> bool:
+        """Read what is wanted next; False when there is no more to do."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed
+                or self._exact
+                or (self._reading_ahead and len(self._ready) < READY_MAX)
+            )
+            if self._closed:
+                return False
+            exact = self._exact.popleft() if self._exact else 0
+        try:
+            if exact:
+                rows = self._reader.read_exactly(exact)
+            else:
+                rows = self._reader.read(self._batch_rows_max, self._linger_s)
+        except EndOfInput:
+            self._put(SourceEnded())
+            return False
+        if rows is not None:
+            content = None if self._reader.replayable else to_bytes(rows)
+            self._put(SourceRows(seal(rows), content))
+        return True
+
+    def _put(self, what: SourceRows | SourceEnded | ClonosError) -> None:
+        with self._changed:
+            self._ready.append(what)
+        self._wake()

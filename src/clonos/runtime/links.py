@@ -1,0 +1,113 @@
+"""Which stream belongs to which channel of the task that this slot runs.
+
+The automaton counts the attempts of an output channel and the connections of an input channel;
+here they meet the plane's streams. A sender may dial before its receiver is restored: it waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.plan import Incarnation
+from clonos.transport.events import ChannelClosed, ChannelOpened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from clonos.transport.plane import FlightPlane
+    from clonos.transport.streams import Incoming, Outgoing
+
+
+class Links:
+    """The data streams of one slot."""
+
+    def __init__(self, plane: FlightPlane, schemas: Mapping[int, pa.Schema]) -> None:
+        self._plane = plane
+        self._schemas = schemas
+        self._out: dict[int, tuple[int, Outgoing]] = {}  # attempt is unique per channel
+        self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
+        self._in: dict[int, tuple[int, Incoming]] = {}
+        self._early: list[ChannelOpened] = []
+
+    def reset(self) -> None:
+        """The slot becomes another task (or another life of it): end all its streams."""
+        for _, outgoing in self._out.values():
+            outgoing.close()
+        for _, incoming in self._in.values():
+            incoming.close()
+        self._out.clear()
+        self._channel_of.clear()
+        self._in.clear()
+
+    def dial(self, action: ev.Dial, incarnation: Incarnation) -> None:
+        outgoing = self._plane.connect(
+            action.address,
+            action.channel,
+            incarnation,
+            action.incarnation,
+            self._schemas[action.channel],
+        )
+        self._out[action.channel] = (action.attempt, outgoing)
+        self._channel_of[outgoing.conn_id] = (action.channel, action.attempt)
+
+    def hang(self, action: ev.Hang) -> None:
+        known = self._out.get(action.channel)
+        if known is not None and known[0] == action.attempt:
+            del self._out[action.channel]
+            self._channel_of.pop(known[1].conn_id, None)
+            known[1].close()
+
+    def send(self, action: ev.Send) -> None:
+        known = self._out.get(action.data.channel)
+        if known is not None and known[0] == action.attempt:
+            known[1].send(action.data)
+
+    def reply(self, action: ev.Reply) -> None:
+        known = self._in.get(action.conn)
+        if known is not None:
+            known[1].reply(action.message)
+
+    def refuse(self, action: ev.Refuse) -> None:
+        known = self._in.pop(action.conn, None)
+        if known is not None:
+            known[1].close()
+
+    def opened(
+        self, event: ChannelOpened, incarnation: Incarnation | None
+    ) -> ev.Opened | None:
+        """A sender has come; early ones wait, late ones go."""
+        if incarnation is None or event.receiver_incarnation > incarnation:
+            self._early.append(event)
+            return None
+        if event.receiver_incarnation < incarnation:
+            event.incoming.close()
+            return None
+        self._in[event.conn_id] = (event.channel, event.incoming)
+        return ev.Opened(event.channel, event.conn_id, event.sender_incarnation)
+
+    def waiting(self) -> list[ChannelOpened]:
+        """Senders that came too early: the task is there now."""
+        early, self._early = self._early, []
+        return early
+
+    def closed(self, event: ChannelClosed) -> ev.InputClosed | ev.OutputClosed | None:
+        self._early = [e for e in self._early if e.conn_id != event.conn_id]
+        if event.side == "receiver":
+            known = self._in.pop(event.conn_id, None)
+            return ev.InputClosed(known[0], event.conn_id) if known else None
+        outgoing = self._channel_of.pop(event.conn_id, None)
+        return ev.OutputClosed(*outgoing) if outgoing else None
+
+    def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:
+        """A message of a data stream as an event (None: its stream is history)."""
+        if isinstance(message, (msg.Data, msg.Welcome)):
+            known = self._in.get(conn)
+            return ev.Received(known[0], conn, message) if known else None
+        if isinstance(message, (msg.Hello, msg.Credit)):
+            outgoing = self._channel_of.get(conn)
+            return ev.Answered(*outgoing, message) if outgoing else None
+        return None

@@ -1,0 +1,344 @@
+"""The loop of a slot: one thread that takes what happened and lets the automaton go on.
+
+Streams, the source's reader and the layer store have threads of their own that only put things
+into the inbox. Whatever changes the task happens here, one thing at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.connections import Phase
+from clonos.core.layer import encode_layer, layer_path
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.task import TaskMachine
+from clonos.errors import ClonosError, OperatorError
+from clonos.runtime.feeder import Feeder
+from clonos.runtime.links import Links
+from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.runtime.standby import Standbys
+from clonos.runtime.world import RealWorld
+from clonos.storage.layers import LayerStore
+from clonos.transport.events import (
+    ChannelClosed,
+    ChannelOpened,
+    ControlLost,
+    Register,
+    TaskStatistics,
+)
+from clonos.transport.plane import FlightPlane
+
+STEPS_PER_TURN: Final = 32
+"""After so many steps the loop looks into its inbox again, however much there is to do."""
+STATISTICS_S: Final = 0.25
+"""How often a running task tells how it is doing."""
+IDLE_S: Final = 0.25
+"""The longest wait for something to happen."""
+
+
+class SlotLoop:
+    """One slot, from registration to the end of the job.
+
+    Parameters
+    ----------
+    shipment
+        The job.
+    host
+        Address of the interface to listen on.
+    batches
+        Rows of the DataFrame partition that Spark reads for this slot, if it is such a slot.
+    """
+
+    def __init__(self, shipment: Shipment, host: str, batches: Any = None) -> None:
+        self._shipment = shipment
+        self._batches = batches
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._plane = FlightPlane(
+            host,
+            shipment.secret,
+            shipment.job_id,
+            self._inbox,
+            allow_plaintext=shipment.allow_plaintext,
+        )
+        for channel, schema in shipment.schemas.items():
+            self._plane.pin(channel, schema)
+        self._store = LayerStore(shipment.layers_uri, shipment.layers_durability)  # type: ignore[arg-type]
+        self._standbys = Standbys(self._store, lambda task: shipment.programs[task]())
+        self._links = Links(self._plane, shipment.schemas)
+        self._world = RealWorld()
+        self._machine: TaskMachine | None = None
+        self._life = 0  # of the machine in this slot: what background work was for another is void
+        self._feeder: Feeder | None = None
+        self._writer: OutputWriter | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
+        self._stopped = False
+        self._rows_in = 0
+        self._born_ms = 0
+        self._next_tick = 0.0
+        self._next_statistics = 0.0
+        self._actions: dict[type[Any], Callable[[Any], None]] = {
+            ev.Dial: self._dial,
+            ev.Hang: self._links.hang,
+            ev.Send: self._links.send,
+            ev.Reply: self._links.reply,
+            ev.Refuse: self._links.refuse,
+            ev.Tell: lambda action: self._control.send(action.report),
+            ev.StoreLayer: self._store_layer,
+            ev.Release: self._release,
+            ev.NeedRows: self._need_rows,
+        }
+
+    @property
+    def address(self) -> str:
+        """Of this slot's plane."""
+        return self._plane.address
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def run(self, register: Register) -> None:
+        """Serve the job until it stops or the coordinator is gone."""
+        self._control = self._plane.control(self._shipment.coordinator, register, self._pulse)
+        try:
+            while not self._stopped:
+                self._guard(self._turn)
+        finally:
+            if self._feeder is not None:
+                self._feeder.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._plane.shutdown()
+
+    def _guard(self, do: Callable[..., None], *args: Any) -> None:
+        """Whatever goes wrong in a task is reported with its place; the slot itself stays."""
+        try:
+            do(*args)
+        except ClonosError as error:
+            self._report(type(error).__name__, str(error))
+        except Exception as error:  # noqa: BLE001 - reported, and the job ends with it
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+            self._report("InternalError", f"{type(error).__name__}: {error} ({where})")
+
+    def _report(self, kind: str, message: str) -> None:
+        machine, self._machine = self._machine, None
+        if machine is None:
+            return
+        self._control.send(
+            msg.TaskError(machine.id, machine.incarnation, kind, message, machine.position)
+        )
+
+    def _turn(self) -> None:
+        self._drain(self._patience_s())
+        machine = self._machine
+        if machine is not None:
+            self._offer_rows(machine)
+            self._steps(machine)
+        self._tick()
+
+    def _drain(self, timeout_s: float) -> None:
+        """Handle all that has come; wait for something if there is nothing."""
+        try:
+            thing = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            for _ in range(256):
+                self._handle(thing)
+                thing = self._inbox.get_nowait()
+            self._handle(thing)
+        except queue.Empty:
+            return
+
+    def _patience_s(self) -> float:
+        machine = self._machine
+        if machine is None:
+            return IDLE_S
+        if self._busy:
+            return 0.0
+        until = self._next_tick - time.monotonic()
+        if machine.wake_ms is not None and machine.phase is Phase.LIVE:
+            until = min(until, (machine.wake_ms - self._world.clock_ms()) / 1000)
+        return max(until, 0.0005)
+
+    _busy = False
+
+    def _steps(self, machine: TaskMachine) -> None:
+        self._busy = False
+        for _ in range(STEPS_PER_TURN):
+            actions = machine.step(self._world.clock_ms())
+            if actions is None:
+                return
+            self._perform(actions)
+            if machine.spec.is_source:
+                self._offer_rows(machine)
+        self._busy = True
+
+    def _offer_rows(self, machine: TaskMachine) -> None:
+        feeder = self._feeder
+        if feeder is None:
+            return
+        if machine.phase is Phase.REPLAYING:
+            ready = feeder.taken()
+        elif machine.wants_rows:
+            ready = feeder.take()
+        else:
+            return
+        if ready is not None:
+            self._perform(machine.handle(ready))
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._machine is not None and now >= self._next_tick:
+            self._next_tick = now + self._shipment.share_ms / 1000
+            self._perform(self._machine.handle(ev.Tick()))
+        if self._machine is not None and now >= self._next_statistics:
+            self._next_statistics = now + STATISTICS_S
+            self._control.send(self._statistics(self._machine))
+
+    def _statistics(self, machine: TaskMachine) -> TaskStatistics:
+        counters = {**machine.statistics(), **getattr(machine.program, "statistics", {})}
+        return TaskStatistics(machine.id, self._world.clock_ms(), counters)
+
+    def _pulse(self) -> tuple[int, int | None]:
+        machine = self._machine
+        return (machine.position if machine else 0), self._world.in_call_since_ms
+
+    # --- what comes in ------------------------------------------------------------------------
+
+    def _handle(self, thing: Any) -> None:
+        if isinstance(thing, tuple):
+            conn, message = thing
+            if conn == self._control.conn_id:
+                self._command(message)
+            else:
+                self._feed(self._links.heard(conn, message))
+        elif isinstance(thing, ChannelOpened):
+            incarnation = self._machine.incarnation if self._machine else None
+            self._feed(self._links.opened(thing, incarnation))
+        elif isinstance(thing, ChannelClosed):
+            self._feed(self._links.closed(thing))
+        elif isinstance(thing, ControlLost):
+            self._stopped = True  # without a coordinator we may be fenced already
+        elif callable(thing):
+            thing()
+
+    def _feed(self, event: ev.Event | msg.Command | None) -> None:
+        if event is not None and self._machine is not None:
+            self._perform(self._machine.handle(event))
+
+    def _perform(self, actions: list[ev.Action]) -> None:
+        for action in actions:
+            self._actions[type(action)](action)
+
+    def _command(self, command: msg.Command) -> None:
+        match command:
+            case msg.Activate():
+                self._activate(command)
+            case msg.Feed():
+                epoch = self._standbys.feed(command.task, command.layers)
+                self._control.send(msg.Fed(command.task, epoch))
+            case msg.Drop():
+                self._standbys.drop(command.task)
+            case msg.Stop():
+                self._stopped = True
+            case _:
+                self._feed(command)
+
+    def _activate(self, command: msg.Activate) -> None:
+        """Become a task, or another life of it."""
+        self._retire()
+        shipment = self._shipment
+        standby = self._standbys.promote(command.task)
+        missing = list(standby.missing(self._store, command.layers))
+        try:
+            machine = TaskMachine(
+                shipment.plan, command, standby.program, missing, self._world, floor=standby.floor
+            )
+        except ClonosError as error:
+            name, told = type(error).__name__, str(error)
+            self._control.send(
+                msg.TaskError(command.task, command.incarnation, name, told, position=0)
+            )
+            return
+        if command.task in shipment.writers:
+            self._writer = shipment.writers[command.task]()
+        if machine.spec.is_source and not machine.source_ended:
+            self._feeder = Feeder(
+                shipment.readers[command.task](self._batches),
+                machine.source_rows,
+                lambda: self._inbox.put(_nothing),
+                batch_rows_max=shipment.batch_rows_max,
+                linger_s=shipment.linger_ms / 1000,
+            )
+        self._machine = machine
+        self._perform(machine.start())
+        for opened in self._links.waiting():
+            self._feed(self._links.opened(opened, machine.incarnation))
+
+    def _retire(self) -> None:
+        self._life += 1
+        self._machine = None
+        self._writer = None
+        self._links.reset()
+        if self._feeder is not None:
+            self._feeder.close()
+            self._feeder = None
+
+    # --- what the automaton asks for --------------------------------------------------------------
+
+    def _dial(self, action: ev.Dial) -> None:
+        assert self._machine is not None
+        self._links.dial(action, self._machine.incarnation)
+
+    def _need_rows(self, action: ev.NeedRows) -> None:
+        assert self._feeder is not None
+        self._feeder.ask(action.rows)
+
+    def _in_background(self, work: Callable[[], ev.Event]) -> None:
+        """Do slow work in the store's thread; its outcome comes back as an event of this life."""
+        life = self._life
+
+        def run() -> None:
+            try:
+                event = work()
+            except Exception as error:  # noqa: BLE001 - raised again in the loop
+                failure = error
+                self._inbox.put(lambda: self._fail_if(life, failure))
+                return
+            self._inbox.put(lambda: self._feed(event) if self._life == life else None)
+
+        self._pool.submit(run)
+
+    def _fail_if(self, life: int, failure: Exception) -> None:
+        if self._life == life:
+            raise failure
+
+    def _store_layer(self, action: ev.StoreLayer) -> None:
+        self._in_background(lambda: ev.LayerStored(self._put_layer(action.layer)))
+
+    def _put_layer(self, layer: Layer) -> LayerRef:
+        path = layer_path(layer.task, layer.epoch, layer.incarnation)
+        nbytes = self._store.put(path, encode_layer(layer))
+        return LayerRef(
+            layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes
+        )
+
+    def _release(self, action: ev.Release) -> None:
+        writer, machine = self._writer, self._machine
+        if writer is None or machine is None:
+            raise OperatorError("this sink has no writer", remedy="report this as a bug")
+        item, task = action.item, machine.spec.index
+
+        def write() -> ev.Event:
+            assert item.batch is not None
+            writer.write(task, action.generation, item.seq, item.batch.payload)
+            return ev.Written(action.channel, item.seq)
+
+        self._in_background(write)
+
+
+def _nothing() -> None:
+    """Wakes the loop."""

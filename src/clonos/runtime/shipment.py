@@ -1,0 +1,57 @@
+"""What a slot needs to serve a job; shipped once, inside Spark's task closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from clonos.core.plan import Plan
+from clonos.core.program import Program
+from clonos.operators.readers import Reader
+from clonos.transport.secret import JobSecret
+
+
+class OutputWriter(Protocol):
+    """A sink that puts its output into the world itself, where it runs."""
+
+    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
+        """Let an output take effect; the same (generation, task, seq) again must change nothing."""
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """One job, as its slots see it.
+
+    Attributes
+    ----------
+    schemas
+        What each channel carries.
+    programs, readers, writers
+        Per task, how to make them; only sources have readers, only sinks that write themselves
+        have writers. A source that reads a DataFrame's partition makes its reader of the
+        partition's batches, which are its argument (None for other sources).
+    batch_rows_max, linger_ms
+        A source cuts a batch at so many rows, or waits no longer for more of them.
+    share_ms
+        Log entries that no batch has taken along for so long travel by themselves.
+    """
+
+    job_id: str
+    name: str
+    secret: JobSecret
+    plan: Plan
+    schemas: Mapping[int, pa.Schema]
+    programs: Mapping[int, Callable[[], Program]]
+    readers: Mapping[int, Callable[[Any], Reader]]
+    writers: Mapping[int, Callable[[], OutputWriter]]
+    coordinator: str
+    layers_uri: str
+    layers_durability: str = "process"
+    allow_plaintext: bool = False
+    batch_rows_max: int = 8192
+    linger_ms: float = 5.0
+    share_ms: float = 20.0
+    versions: Mapping[str, str] = field(default_factory=dict)

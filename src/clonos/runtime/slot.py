@@ -1,0 +1,51 @@
+"""The body of a slot: what its Spark task runs for the life of the job."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from clonos.runtime.loop import SlotLoop
+from clonos.runtime.shipment import Shipment
+from clonos.transport.events import Register
+
+
+class Where(Protocol):
+    """Which process a slot is (see :class:`clonos.spark.slots.SlotInfo`)."""
+
+    slot: int
+    host: str
+    node: str
+    executor: str
+    jvm_pid: int
+    pid: int
+    attempt: int
+    nonce: str
+
+
+def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None], None]:
+    """The function that a slot's Spark task runs."""
+
+    def run(info: Where, batches: Iterator[pa.RecordBatch] | None) -> None:
+        loop = SlotLoop(shipment, info.host, batches)
+        loop.run(
+            Register(
+                slot=info.slot,
+                attempt=info.attempt,
+                nonce=info.nonce,
+                host=info.node,
+                executor=info.executor,
+                jvm_pid=info.jvm_pid,
+                pid=info.pid,
+                address=loop.address,
+                python=platform.python_version(),
+                pyarrow=pa.__version__,
+                hash_seed=os.environ.get("PYTHONHASHSEED", ""),
+            )
+        )
+
+    return run

@@ -1,0 +1,17 @@
+"""What can go wrong between clonos and the Spark application it runs in."""
+
+from __future__ import annotations
+
+from clonos.errors import ClonosError
+
+
+class SparkSetup(ClonosError):
+    """The Spark session cannot run slots as it is configured."""
+
+
+class NotEnoughSlots(SparkSetup):
+    """The application has fewer free cores than the job needs slots."""
+
+
+class SlotFailed(ClonosError):
+    """The Spark job of a slot has failed: its process or executor died, or its body raised."""

@@ -1,0 +1,97 @@
+"""A SparkSession that is set up well for slots (any other session works, too)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+import clonos
+
+LOOPBACK: Final = "127.0.0.1"
+
+_SETTINGS: Final = {
+    # Two attempts of one slot at a time would only be told apart and one of them stopped.
+    "spark.speculation": "false",
+    # A slot says nothing to Spark as long as it lives.
+    "spark.python.worker.idleTimeoutSeconds": "0",
+    # It intercepts signals and writes files that nobody reads.
+    "spark.python.worker.faulthandler.enabled": "false",
+    # A cancelled slot has been asked to leave by its coordinator before.
+    "spark.python.task.killTimeout": "200ms",
+    # One line of progress per running job is drawn over the user's own output.
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def get_or_create(
+    master: str = "local[8]",
+    app_name: str = "clonos",
+    *,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return the running session, or a new one that is ready to run slots.
+
+    Parameters
+    ----------
+    master
+        Such as ``"local[8]"`` (eight slots at most) or ``"local-cluster[2,4,1024]"`` (two
+        executors of four). With a local master everything stays on the loopback interface.
+    app_name
+        Shown in Spark's UI.
+    config
+        Further settings; they win over the ones made here.
+
+    Examples
+    --------
+    >>> spark = get_or_create("local[2]")  # doctest: +SKIP
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        **_SETTINGS,
+        "spark.pyspark.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": _python_path(),
+    }
+    if master.startswith("local"):
+        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = LOOPBACK
+        # The executors of a local-cluster choose their interface by this.
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
+    if master.startswith("local-cluster"):
+        os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for key, value in {**settings, **(config or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    _quieten(spark)
+    return spark
+
+
+_REPORTED_BY_US: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.scheduler.TaskSchedulerImpl",
+)
+"""Spark prints a page about every slot that dies. That is in our events, in one line."""
+
+
+def _quieten(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - log4j has no other way in
+    log4j = jvm.org.apache.logging.log4j
+    for name in _REPORTED_BY_US:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+def _python_path() -> str:
+    """Where workers find this very clonos, when it runs from a source tree."""
+    home = str(Path(clonos.__file__).parents[1])
+    already = os.environ.get("PYTHONPATH", "")
+    paths = [path for path in already.split(os.pathsep) if path]
+    if "site-packages" not in home and home not in paths:
+        paths.insert(0, home)
+    return os.pathsep.join(paths)

@@ -1,0 +1,332 @@
+"""Slots: long-running processes borrowed from Spark, one small Spark job each.
+
+A slot is a Python worker of an executor that runs one function, the slot's *body*, for as long as
+it likes. Each slot is a job of its own, so that the end of one (its process is killed, its executor
+is lost) never ends another, whatever the session's failure limits are. Where a cluster's
+``spark.task.maxFailures`` lets Spark start the task of a failed slot again by itself, the body
+runs anew with another ``attempt`` and ``nonce``; when Spark gives up, `on_end` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread, TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from clonos.errors import ClonosError
+from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
+
+EXECUTORS_WAIT_S: Final = 15.0
+"""How long a young application's executors may take to appear before slots are missing."""
+
+UNBOUNDED_EXECUTORS: Final = 10_000
+"""A maximum above this is Spark's way to say that there is none."""
+
+_KEEP_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+"""What Spark's idle-worker killer reads on an executor; a slot sets it for its own job only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """Which process a slot is.
+
+    ``host`` is the address of the interface that faces the driver; bind that one. ``executor``
+    is Spark's name for it ("driver" with a local master) and ``jvm_pid`` its process on `node`.
+    """
+
+    slot: int
+    partition: int | None
+    host: str
+    node: str
+    executor: str
+    jvm_pid: int
+    pid: int
+    attempt: int
+    nonce: str
+
+
+Batches = Iterator[pa.RecordBatch]
+Body = Callable[[SlotInfo, "Batches | None"], None]
+OnEnd = Callable[[int, "ClonosError | None"], None]
+
+
+class SlotHandle:
+    """A launched slot, as the driver sees it."""
+
+    def __init__(self, slot_id: int, tag: str, cancel: Callable[[str], None]) -> None:
+        self.slot_id = slot_id
+        self.tag = tag
+        self.cancelled = False
+        self._cancel = cancel
+        self._ended = threading.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its Spark job has not ended."""
+        return not self._ended.is_set()
+
+    def cancel(self) -> None:
+        """Have Spark end the slot's job; `on_end` then gets no error."""
+        self.cancelled = True
+        if self.is_running:
+            self._cancel(self.tag)
+
+    def set_ended(self) -> None:
+        """For the launcher: its job has ended."""
+        self._ended.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of its job; True if it has ended."""
+        return self._ended.wait(timeout_s)
+
+
+class SlotLauncher:
+    """Runs slots in the Spark application of a session.
+
+    Parameters
+    ----------
+    spark
+        A session with a driver in this process (not Spark Connect).
+    name
+        Of the job; Spark's UI shows "`name`: slot 3".
+    on_end
+        Called with (slot, error or None) from a thread of the slot's own when its Spark job is
+        over. Launching the slot again from there is fine.
+
+    Raises
+    ------
+    SparkSetup
+        The session speculates, or it has no driver here.
+
+    Examples
+    --------
+    >>> launcher = SlotLauncher(spark, "wordcount", on_end=print)  # doctest: +SKIP
+    >>> launcher.require(4)  # doctest: +SKIP
+    >>> launcher.launch(0, lambda info, batches: print(info.pid))  # doctest: +SKIP
+    """
+
+    def __init__(self, spark: SparkSession, name: str, on_end: OnEnd) -> None:
+        if not hasattr(spark, "_jsparkSession"):
+            raise SparkSetup(
+                "a Spark Connect session has no driver in this process",
+                remedy="create the session with a master, not with remote()",
+            )
+        self._spark = spark
+        self._context = spark.sparkContext
+        self._name = name
+        self._on_end = on_end
+        self._handles: list[SlotHandle] = []
+        self._driver_host = self._context.getConf().get("spark.driver.host") or "127.0.0.1"
+        if self._setting("spark.speculation", "false") == "true":
+            raise SparkSetup(
+                "spark.speculation would start second copies of slots",
+                remedy="create the session with spark.speculation=false",
+            )
+
+    def _setting(self, key: str, default: str) -> str:
+        return (self._context.getConf().get(key) or default).lower()
+
+    # --- capacity ---
+
+    def free_slots(self) -> int | None:
+        """How many more slots can run now; None if executors are added when there is work."""
+        cpus = int(self._setting("spark.task.cpus", "1"))
+        store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
+        executors = store.executorList(True)  # noqa: FBT003 - Java knows no keywords
+        capacity = active = 0
+        for i in range(executors.size()):
+            capacity += executors.apply(i).maxTasks()
+            active += executors.apply(i).activeTasks()
+        if self._setting("spark.dynamicAllocation.enabled", "false") == "true":
+            most = self._setting("spark.dynamicAllocation.maxExecutors", "")
+            if not most or int(most) > UNBOUNDED_EXECUTORS:
+                return None
+            capacity = int(most) * (int(self._setting("spark.executor.cores", "1")) // cpus)
+        # Spark's own count of what runs may be some tasks late.
+        running = sum([handle.is_running for handle in self._handles])
+        return max(0, capacity - max(active, running))
+
+    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S) -> None:
+        """Make sure that `count` more slots can run, waiting for executors that still start.
+
+        Raises
+        ------
+        NotEnoughSlots
+            They cannot; says how many are there and what to set.
+        """
+        until = time.monotonic() + (wait_s if not self._is_local() else 0)
+        while (free := self.free_slots()) is not None and free < count:
+            if time.monotonic() > until:
+                raise NotEnoughSlots(
+                    f"{count} slots are needed and {free} of Spark's cores are free",
+                    where=self._name,
+                    remedy=self._remedy(count, free),
+                )
+            time.sleep(0.1)
+
+    def _is_local(self) -> bool:
+        master = self._context.master or ""
+        return master == "local" or master.startswith("local[")
+
+    def _remedy(self, count: int, free: int) -> str:
+        if self._is_local():
+            return (
+                f"create the session with master local[{count}] or more (slots mostly wait: more"
+                " of them than the machine has cores is fine), or lower the parallelism"
+            )
+        return (
+            f"give the application {count - free} more cores (spark.executor.instances,"
+            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower the"
+            " parallelism"
+        )
+
+    # --- launching ---
+
+    def launch(
+        self,
+        slot_id: int,
+        body: Body,
+        dataframe: DataFrame | None = None,
+        partition: int | None = None,
+        description: str = "",
+    ) -> SlotHandle:
+        """Start a slot; returns at once, its body starts when Spark has a core for it.
+
+        Parameters
+        ----------
+        slot_id
+            Given back in SlotInfo and to `on_end`.
+        body
+            ``body(info, batches)``, shipped to the executor; when it returns, the slot ends.
+        dataframe, partition
+            Give the body the rows of this partition of a DataFrame (else ``batches`` is None).
+        description
+            For Spark's UI, after the job's name and the slot's number.
+        """
+        tag = f"clonos-slot-{slot_id}-{secrets.token_hex(4)}"
+        handle = SlotHandle(slot_id, tag, self._context.cancelJobsWithTag)
+        self._handles = [other for other in self._handles if other.is_running] + [handle]
+        text = f"{self._name}: slot {slot_id}" + (f" ({description})" if description else "")
+        frame = self._spark.range(0, 1, 1, 1) if dataframe is None else dataframe
+        chosen = None if dataframe is None else (partition or 0)
+        run = _task(slot_id, chosen, self._driver_host, body)
+
+        def work() -> None:
+            error: ClonosError | None = None
+            try:
+                self._label(tag, text)
+                self._run(frame, chosen or 0, run)
+            except (Py4JError, PySparkException, OSError) as failure:
+                error = None if handle.cancelled else _slot_failed(text, failure)
+            finally:
+                handle.set_ended()
+                self._on_end(slot_id, error)
+
+        thread = InheritableThread(target=work, name=tag, daemon=True)
+        thread.start()
+        return handle
+
+    def _label(self, tag: str, text: str) -> None:
+        """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
+        context = self._context
+        context.setJobDescription(text)
+        context.addJobTag(tag)
+        context.setInterruptOnCancel(interruptOnCancel=True)
+        context.setLocalProperty(_KEEP_IDLE, "false")
+
+    def _run(self, frame: DataFrame, partition: int, run: Callable[[Batches], Batches]) -> None:
+        """Run one partition to its end.
+
+        This is what SparkContext.runJob does, without its function on the resulting rows: that
+        would occupy a second Python worker per slot, and there are no rows.
+        """
+        jvm, java_context = self._context._jvm, self._context._jsc  # noqa: SLF001 - see above
+        rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see above
+        if jvm is None:
+            raise OSError("the SparkContext has been stopped")
+        jvm.PythonRDD.runJob(java_context.sc(), rows, [partition])
+
+
+def _task(
+    slot_id: int, partition: int | None, driver_host: str, body: Body
+) -> Callable[[Batches], Batches]:
+    """The function that Spark runs; of the driver's objects it holds only what is named here."""
+
+    def run(batches: Batches) -> Batches:
+        body(slot_info(slot_id, partition, driver_host), None if partition is None else batches)
+        yield from ()
+
+    return run
+
+
+def _slot_failed(where: str, failure: BaseException) -> SlotFailed:
+    """Say in one line what a Java stack trace says in a hundred."""
+    cause = getattr(failure, "java_exception", None)
+    lines = str(cause.getMessage() if cause is not None else failure).splitlines()
+    if any("Traceback (most recent call last)" in line for line in lines):
+        # The first line after the traceback's indented ones is what the body raised.
+        start = next(i for i, line in enumerate(lines) if "Traceback (most" in line)
+        reason = next((line for line in lines[start + 1 :] if line and line[0] != " "), lines[0])
+    else:
+        first = lines[0] if lines else type(failure).__name__
+        reason = first.rpartition("Exception: ")[2].partition(" Consider setting")[0]
+    return SlotFailed(f"the slot's Spark job has failed: {reason[:300]}", where=where)
+
+
+# --- in the slot ---
+
+
+def slot_info(slot_id: int, partition: int | None, driver_host: str) -> SlotInfo:
+    """Find out which process this is (inside a Spark task)."""
+    context = TaskContext.get()
+    jvm_pid = _jvm_pid()
+    return SlotInfo(
+        slot=slot_id,
+        partition=partition,
+        host=interface_towards(driver_host),
+        node=socket.gethostname(),
+        executor=_executor_of(jvm_pid),
+        jvm_pid=jvm_pid,
+        pid=os.getpid(),
+        attempt=context.taskAttemptId() if context else 0,
+        nonce=secrets.token_hex(8),
+    )
+
+
+def interface_towards(host: str) -> str:
+    """The address of this machine's interface that leads to `host`."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: UDP
+        return str(probe.getsockname()[0])
+
+
+def _jvm_pid() -> int:
+    """The executor's process: worker's parent is PySpark's daemon, whose parent is the JVM."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError):
+        while pid > 1 and Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            pid = int(stat.rpartition(")")[2].split()[1])
+    return pid
+
+
+def _executor_of(jvm_pid: int) -> str:
+    """Spark's id of an executor, as its command line says (a worker is not told)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{jvm_pid}/cmdline").read_bytes().decode().split("\0")
+        return words[words.index("--executor-id") + 1]
+    return "driver"

@@ -1,0 +1,172 @@
+"""Delivered output of sinks, out of the journal and into Arrow IPC files.
+
+A file holds consecutive batches of one sink task in one generation. Its name says which, so the
+same name is the same content (stable output), and writing it again is no work::
+
+    <operator>/<generation>-<task>-<first seq>-<last seq>.arrow
+
+The number (`seq`) of each batch is in its custom metadata: a channel also numbers its markers and
+watermarks, so the batches of a file need not be consecutive. Any Arrow reader can read the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from clonos.errors import ClonosError, ProtocolError
+from clonos.storage.files import Durability, write_atomically
+
+_NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
+_SEQ: Final = b"clonos.seq"
+
+
+class UnreadableOutput(ClonosError):
+    """A file of delivered output is damaged."""
+
+
+class DeliveredFile(NamedTuple):
+    """A file of delivered output and what its name says; sorted, they are in order."""
+
+    generation: int
+    task_index: int
+    first_seq: int
+    last_seq: int
+    path: Path
+
+
+class Delivered(NamedTuple):
+    """One delivered batch under its output key."""
+
+    generation: int
+    task_index: int
+    seq: int
+    batch: pa.RecordBatch
+
+
+class DeliveredStore:
+    """Where delivered output is kept for whoever reads it later.
+
+    Parameters
+    ----------
+    directory
+        On a local filesystem; one folder per sink operator is made in it.
+    durability
+        With ``"fsync"`` the journal may forget a batch as soon as :meth:`write` returns.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> store = DeliveredStore(tempfile.mkdtemp())
+    >>> batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    >>> path = store.write("counts", 0, 0, 1, 2, [batch, batch])
+    >>> [(d.seq, d.batch.num_rows) for d in store.read("counts")]
+    [(1, 2), (2, 2)]
+    """
+
+    def __init__(self, directory: str | Path, durability: Durability = "fsync") -> None:
+        self._directory = Path(directory)
+        self._durability = durability
+
+    def write(
+        self,
+        sink_operator: str,
+        task_index: int,
+        generation: int,
+        first_seq: int,
+        last_seq: int,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        seqs: Sequence[int] | None = None,
+    ) -> Path:
+        """Store one task's batches as one file, atomically.
+
+        Parameters
+        ----------
+        first_seq, last_seq
+            The stretch of the channel that the file covers.
+        batches
+            At least one; all of one schema.
+        seqs
+            The number of each batch, ascending within the stretch. Without it the batches are
+            consecutive from `first_seq` to `last_seq`.
+        """
+        numbers = range(first_seq, last_seq + 1) if seqs is None else seqs
+        ascending = all(a < b for a, b in pairwise(numbers))
+        if (
+            not batches
+            or len(batches) != len(numbers)
+            or not ascending
+            or not first_seq <= numbers[0] <= numbers[-1] <= last_seq
+        ):
+            raise ProtocolError(
+                f"{len(batches)} batches cannot be numbered {list(numbers)[:10]} within "
+                f"{first_seq} to {last_seq}",
+                where=f"{sink_operator}[{task_index}]",
+                remedy="report this: it is a bug in clonos",
+            )
+        folder = self._folder(sink_operator)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{generation:06d}-{task_index:06d}-{first_seq:012d}-{last_seq:012d}.arrow"
+        path = folder / name
+        if not path.exists():
+            write_atomically(
+                path, lambda unfinished: _write(unfinished, batches, numbers), self._durability
+            )
+        return path
+
+    def files(self, operator: str) -> list[DeliveredFile]:
+        """Files of a sink operator, ordered by generation, task and seq."""
+        found = []
+        for path in self._folder(operator).glob("*.arrow"):
+            if match := _NAME.fullmatch(path.name):
+                generation, task, first, last = map(int, match.groups())
+                found.append(DeliveredFile(generation, task, first, last, path))
+        return sorted(found)
+
+    def read(self, operator: str) -> Iterator[Delivered]:
+        """Yield every delivered batch once, ordered by generation, task and seq.
+
+        Files may overlap: after a crash the house-keeper cuts its journal anew. What was read
+        already is skipped, as it is the same.
+        """
+        task, newest = (-1, -1), -1
+        for file in self.files(operator):
+            if (file.generation, file.task_index) != task:
+                task, newest = (file.generation, file.task_index), -1
+            if file.last_seq <= newest:
+                continue
+            for seq, batch in _read(file.path):
+                if seq > newest:
+                    yield Delivered(file.generation, file.task_index, seq, batch)
+            newest = file.last_seq
+
+    def _folder(self, operator: str) -> Path:
+        # A name is the user's and may hold anything; "." and ".." are no folder names.
+        return self._directory / quote(operator, safe=" ").replace(".", "%2E")
+
+
+def _write(path: Path, batches: Sequence[pa.RecordBatch], seqs: Sequence[int]) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
+        for seq, batch in zip(seqs, batches, strict=True):
+            writer.write_batch(batch, custom_metadata={_SEQ: str(seq).encode()})
+
+
+def _read(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            for index in range(reader.num_record_batches):
+                batch, metadata = reader.get_batch_with_custom_metadata(index)
+                yield int(metadata[_SEQ]), batch
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise UnreadableOutput(
+            f"delivered output cannot be read: {error}",
+            where=str(path),
+            remedy="check the disk and restore the file from a copy",
+        ) from error

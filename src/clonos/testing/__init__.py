@@ -1,0 +1,43 @@
+"""Tools to test operators and functions without Spark.
+
+Examples
+--------
+>>> import clonos
+>>> from clonos.testing import StepHarness, rows
+>>> job = clonos.Job()
+>>> lines = job.source(clonos.sources.from_batches([], schema="value string"), name="lines")
+>>> lines.flat_map(lambda row: row.value.split(), schema="word string").sink(
+...     clonos.sinks.collect()
+... )
+>>> harness = StepHarness(job.compile().codes[0].program())
+>>> rows(harness.source([("to be",)], "value string").batches[0])
+[('to',), ('be',)]
+"""
+
+from clonos.testing.harness import (
+    Batches,
+    End,
+    Event,
+    Source,
+    StepHarness,
+    StepOutput,
+    Tick,
+    Watermark,
+    check_restore,
+    rows,
+    task_code,
+)
+
+__all__ = [
+    "Batches",
+    "End",
+    "Event",
+    "Source",
+    "StepHarness",
+    "StepOutput",
+    "Tick",
+    "Watermark",
+    "check_restore",
+    "rows",
+    "task_code",
+]

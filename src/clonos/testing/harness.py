@@ -1,0 +1,224 @@
+"""Runs the program of one task on scripted events, and checks that it can be restored anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.core.canonical import decode, decode_error, encode, encode_error
+from clonos.core.program import Batch, Program
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.batches import seal
+from clonos.operators.rows import RowBuilder
+from clonos.operators.schema import parse_schema
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows from the task's source."""
+
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Consecutive batches of an input channel."""
+
+    channel: int
+    batches: tuple[pa.RecordBatch, ...]
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A watermark of an input channel."""
+
+    channel: int
+    ms: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The clock moves on to `ms`; the timer fires if it is due."""
+
+    ms: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of an input channel, or of the source."""
+
+    channel: int | None = None
+
+
+Event = Source | Batches | Watermark | Tick | End
+
+
+@dataclass
+class StepOutput:
+    """What a step emitted, by channel; also the step that the program sees."""
+
+    position: int
+    now_ms: int
+    batches: dict[int, Batch] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    wake_ms: int | None = None
+    calls: list[Any] = field(default_factory=list)
+
+    def clock_ms(self) -> int:
+        """See :class:`clonos.core.program.Step`."""
+        return self.now_ms
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """See :class:`clonos.core.program.Step`."""
+        self.calls.append((fn, tuple(args)))
+        try:
+            answer = fn(*args, **kwargs)
+        except Exception as error:
+            raise decode_error(encode_error(error)) from error
+        return decode(encode(answer))
+
+    def wake_at(self, due_ms: int | None) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.wake_ms = due_ms
+
+    def emit(self, channel: int, batch: Batch) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        assert channel not in self.batches, f"two batches for channel {channel} in one step"
+        assert batch.rows, "an empty batch"
+        self.batches[channel] = batch
+
+    def emit_watermark(self, channel: int, watermark_ms: int) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.watermarks[channel] = watermark_ms
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        """What others see of the step, to compare it with another."""
+        contents = {c: (b.rows, b.digest, b.payload.to_pylist()) for c, b in self.batches.items()}
+        return contents, self.watermarks, self.wake_ms
+
+
+class StepHarness:
+    """Feeds events to a program, one step each.
+
+    Parameters
+    ----------
+    program
+        Such as ``job.compile().codes[0].program()``.
+    now_ms
+        The time at the beginning; only :class:`Tick` moves it.
+    """
+
+    def __init__(self, program: Program, *, position: int = 0, now_ms: int = 1_000_000) -> None:
+        self.program = program
+        self.position = position
+        self.now_ms = now_ms
+        self.wake_ms: int | None = None
+
+    def feed(self, event: Event) -> StepOutput:
+        """Handle one event (a tick on which nothing is due is no step and emits nothing)."""
+        if isinstance(event, Tick):
+            return self.tick(event.ms)
+        step = self._step()
+        match event:
+            case Source(batch):
+                self.program.on_source(step, seal(batch))
+            case Batches(channel, batches):
+                self.program.on_batches(step, channel, [seal(batch) for batch in batches])
+            case Watermark(channel, ms):
+                self.program.on_watermark(step, channel, ms)
+            case End(channel):
+                self.program.on_end(step, channel)
+        self.wake_ms = step.wake_ms
+        return step
+
+    def source(self, given: Iterable[Any], schema: Any) -> StepOutput:
+        """Rows from the source."""
+        return self.feed(Source(_batch(given, schema)))
+
+    def input(self, channel: int, given: Iterable[Any], schema: Any) -> StepOutput:
+        """Rows from an input channel."""
+        return self.feed(Batches(channel, (_batch(given, schema),)))
+
+    def watermark(self, channel: int, ms: int) -> StepOutput:
+        """A watermark of an input channel."""
+        return self.feed(Watermark(channel, ms))
+
+    def end(self, channel: int | None = None) -> StepOutput:
+        """The end of an input channel, or of the source."""
+        return self.feed(End(channel))
+
+    def tick(self, ms: int) -> StepOutput:
+        """Move the clock; fires the timer once if it is due."""
+        self.now_ms = max(ms, self.now_ms)
+        if self.wake_ms is None or self.wake_ms > self.now_ms:
+            return StepOutput(self.position, self.now_ms, wake_ms=self.wake_ms)
+        step = self._step()
+        self.program.on_timer(step, self.now_ms)
+        self.wake_ms = step.wake_ms
+        return step
+
+    def _step(self) -> StepOutput:
+        self.position += 1
+        return StepOutput(self.position, self.now_ms)
+
+
+def rows(batch: Batch | pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """The rows of a batch as tuples."""
+    payload = batch.payload if isinstance(batch, Batch) else batch
+    return list(zip(*(column.to_pylist() for column in payload.columns), strict=True))
+
+
+def task_code(compiled: CompiledJob, name: str) -> TaskCode:
+    """The code of the task of this name, such as ``"count[0]"``."""
+    return next(code for code in compiled.codes if code.task.name == name)
+
+
+def check_restore(
+    make_program: Callable[[], Program],
+    events: Sequence[Event],
+    *,
+    merge: Callable[[list[bytes]], bytes] | None = None,
+) -> list[StepOutput]:
+    """Assert that a program restored after any step goes on exactly as the one that continued.
+
+    Every prefix of `events` is followed by a seal; a fresh program takes all deltas so far (or
+    what `merge` makes of them) and handles the rest. Outputs, wake-ups and deltas must be equal.
+
+    Returns
+    -------
+    list of StepOutput
+        Of the run without interruption.
+    """
+    reference = StepHarness(make_program())
+    outputs, deltas, clocks = [], [], []
+    for event in events:
+        outputs.append(reference.feed(event))
+        deltas.append(reference.program.delta())
+        clocks.append((reference.position, reference.now_ms, reference.wake_ms))
+    for done in range(1, len(events)):
+        program = make_program()
+        layers = deltas[:done] if merge is None else [merge(deltas[:done])]
+        for layer in layers:
+            program.apply(layer)
+        position, now_ms, wake_ms = clocks[done - 1]
+        restored = StepHarness(program, position=position, now_ms=now_ms)
+        restored.wake_ms = wake_ms
+        assert not program.delta(), "a restored program has changed nothing yet"
+        for i in range(done, len(events)):
+            output = restored.feed(events[i])
+            where = f"restored after step {done}, at event {i}: {events[i]}"
+            assert output.seen == outputs[i].seen, where
+            assert program.delta() == deltas[i], f"delta {where}"
+    return outputs
+
+
+def _batch(given: Iterable[Any], schema: Any) -> pa.RecordBatch:
+    parsed = parse_schema(schema)
+    builder = RowBuilder(parsed)
+    arrays = list(zip(*(builder.as_tuple(row) for row in given), strict=True))
+    columns = [pa.array(values, f.type) for values, f in zip(arrays, parsed, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=parsed)

@@ -1,0 +1,21 @@
+"""What can go wrong between two processes."""
+
+from __future__ import annotations
+
+from clonos.errors import ClonosError, ProtocolError
+
+
+class AuthenticationFailed(ClonosError):
+    """A peer does not hold the job's secret, or repeats somebody else's greeting."""
+
+
+class PlaintextRefused(ClonosError):
+    """The address is not a loopback one (or not one at all), and plaintext was not asked for."""
+
+
+class SchemaMismatch(ProtocolError):
+    """A batch has another schema than the one pinned for its channel."""
+
+
+class PeerUnreachable(ClonosError):
+    """A stream could not be opened or broke; the peer or the network between is gone."""

@@ -1,0 +1,103 @@
+"""What the transport says to the loop of its process, through the inbox.
+
+Two forms are put there: one of the events below, or a pair ``(conn_id, message)`` for every
+message that a peer sent. A connection's messages come between its opening and its closing event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from clonos.core.codec import CODEC
+from clonos.core.plan import Incarnation
+from clonos.errors import ClonosError
+
+if TYPE_CHECKING:
+    from clonos.transport.streams import Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A slot to the coordinator, first of all: which process it is and what it runs on.
+
+    ``attempt`` is Spark's task attempt id and ``nonce`` random: an attempt that runs twice is
+    two slots. ``jvm_pid`` is the executor's process on ``host``, for anti-affinity.
+    ``hash_seed`` is PYTHONHASHSEED ("" if unset): it and the versions must be equal everywhere.
+    """
+
+    slot: int
+    attempt: int
+    nonce: str
+    host: str
+    executor: str
+    jvm_pid: int
+    pid: int
+    address: str
+    python: str
+    pyarrow: str
+    hash_seed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A slot to the coordinator: alive, `progress` steps done, in user code since when (or not)."""
+
+    slot: int
+    progress: int
+    in_call_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatistics:
+    """A slot to the coordinator, now and then: how its task is doing (for display only)."""
+
+    task: int
+    now_ms: int
+    counters: dict[str, int]
+
+
+WIRE: Final = CODEC.extended({66: Register, 67: Heartbeat, 68: TaskStatistics})
+"""Everything that travels on a stream. Numbers from 64 on are the transport's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOpened:
+    """A sender has connected; it waits for a Hello by ``incoming.reply``."""
+
+    channel: int
+    conn_id: int
+    sender_incarnation: Incarnation
+    receiver_incarnation: Incarnation
+    incoming: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelClosed:
+    """A channel's stream is over at this side; `error` says why if it was not asked for."""
+
+    channel: int
+    conn_id: int
+    side: Literal["sender", "receiver"]
+    error: ClonosError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOpened:
+    """A slot has registered with this coordinator; commands go out by ``incoming.reply``."""
+
+    conn_id: int
+    register: Register
+    incoming: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLost:
+    """The control stream of a slot is over, at either side: the process there is gone."""
+
+    slot: int
+    conn_id: int
+    error: ClonosError | None = None
+
+
+Event = ChannelOpened | ChannelClosed | ControlOpened | ControlLost

@@ -1,0 +1,197 @@
+"""Slots on a real local Spark: launched, killed, launched again, cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from clonos.core.messages import Stop
+from clonos.errors import ClonosError
+from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.spark.session import get_or_create
+from clonos.spark.slots import Body, SlotInfo, SlotLauncher
+from clonos.transport import ControlLost, ControlOpened, FlightPlane, JobSecret, Register
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+
+WAIT_S = 60.0
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    if (other := SparkSession.getActiveSession()) is not None:
+        other.stop()
+    # Slots must live although everything else that is silent for a second is killed.
+    killer = {
+        "spark.python.worker.idleTimeoutSeconds": "1",
+        "spark.python.worker.killOnIdleTimeout": "true",
+    }
+    session = get_or_create("local[5]", "slots", config=killer)
+    yield session
+    session.stop()
+
+
+class Launched:
+    """A launcher, and a coordinator's plane to which slots register."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.ends: SimpleQueue[tuple[int, ClonosError | None]] = SimpleQueue()
+        self.launcher = SlotLauncher(spark, "wordcount", lambda *end: self.ends.put(end))
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.secret = JobSecret.new()
+        self.plane = FlightPlane(LOOPBACK, self.secret, "job", self.inbox)
+
+    def event(self, kind: type) -> Any:
+        while not isinstance(event := self.inbox.get(timeout=WAIT_S), kind):
+            pass
+        return event
+
+
+@pytest.fixture
+def launched(spark: SparkSession) -> Iterator[Launched]:
+    made = Launched(spark)
+    yield made
+    assert made.plane.shutdown()
+
+
+def registering(secret: JobSecret, coordinator: str) -> Body:
+    """A body that does what a slot does first and last, with Flight inside the worker itself."""
+
+    def body(info: SlotInfo, batches: Any) -> None:
+        inbox: SimpleQueue[Any] = SimpleQueue()
+        plane = FlightPlane(info.host, secret, "job", inbox)
+        register = Register(
+            info.slot,
+            info.attempt,
+            info.nonce,
+            info.host,
+            info.executor,
+            info.jvm_pid,
+            info.pid,
+            plane.address,
+            "",
+            pa.__version__,
+            os.environ.get("PYTHONHASHSEED", ""),
+        )
+        plane.control(coordinator, register, lambda: (0, None))
+        while not isinstance(event := inbox.get(), ControlLost):
+            if isinstance(event[1], Stop):
+                break
+        plane.shutdown()
+
+    # By value: workers cannot import this module.
+    body.__module__ = "__main__"
+    return body
+
+
+def by_value(function: Callable[..., None]) -> Callable[..., None]:
+    function.__module__ = "__main__"
+    return function
+
+
+def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> None:
+    body = registering(launched.secret, launched.plane.address)
+    handles = [launched.launcher.launch(slot, body, description="n 1") for slot in (0, 1)]
+    opened = [launched.event(ControlOpened) for _ in handles]
+    first = {event.register.slot: event for event in opened}
+    assert first[0].register.hash_seed == first[1].register.hash_seed == "0"
+    assert first[0].register.jvm_pid == first[1].register.jvm_pid != os.getpid()
+
+    os.kill(first[0].register.pid, signal.SIGKILL)
+    assert launched.event(ControlLost).conn_id == first[0].conn_id
+    slot, error = launched.ends.get(timeout=WAIT_S)
+    assert (slot, type(error)) == (0, SlotFailed)
+    assert "worker exited unexpectedly" in str(error)
+    assert not handles[0].is_running
+    launched.launcher.launch(0, body)
+    again = launched.event(ControlOpened)
+    assert again.register.nonce != first[0].register.nonce
+
+    assert handles[1].is_running
+    time.sleep(1.5)  # longer than the idle-worker killer of this session waits
+    assert handles[1].is_running
+    again.incoming.reply(Stop())
+    first[1].incoming.reply(Stop())
+    assert {launched.ends.get(timeout=WAIT_S) for _ in range(2)} == {(0, None), (1, None)}
+
+
+def test_worker_is_of_use_after_a_slot_has_ended(
+    launched: Launched, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "pid")
+
+    def pids(batches: Any) -> Any:
+        yield from (pa.record_batch({"pid": [os.getpid()]}) for _ in batches)
+
+    body = registering(launched.secret, launched.plane.address)
+    launched.launcher.launch(0, body)
+    event = launched.event(ControlOpened)
+    event.incoming.reply(Stop())
+    assert launched.ends.get(timeout=WAIT_S) == (0, None)
+    pids.__module__ = "__main__"
+    rows = spark.range(0, 4, 1, 4).mapInArrow(pids, "pid long").collect()
+    assert len(rows) == 4
+    assert event.register.pid in {row.pid for row in rows}
+    assert path
+
+
+def test_rows_of_one_partition(launched: Launched, spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "rows")
+
+    @by_value
+    def body(info: SlotInfo, batches: Any) -> None:
+        rows = [row for batch in batches for row in batch.column(0).to_pylist()]
+        Path(path).write_text(json.dumps([info.partition, rows]))
+
+    launched.launcher.launch(7, body, spark.range(0, 30, 1, 3), partition=1)
+    assert launched.ends.get(timeout=WAIT_S) == (7, None)
+    assert json.loads(Path(path).read_text()) == [1, list(range(10, 20))]
+
+
+def test_what_a_body_raises_is_told(launched: Launched) -> None:
+    @by_value
+    def body(info: SlotInfo, batches: Any) -> None:
+        raise ValueError("no such table")
+
+    launched.launcher.launch(2, body)
+    slot, error = launched.ends.get(timeout=WAIT_S)
+    assert slot == 2
+    assert isinstance(error, SlotFailed)
+    assert error.where == "wordcount: slot 2"
+    assert error.what.endswith("ValueError: no such table")
+
+
+def test_cancelled(launched: Launched, spark: SparkSession) -> None:
+    body = registering(launched.secret, launched.plane.address)
+    handle = launched.launcher.launch(0, body, description="n 2")
+    launched.event(ControlOpened)
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    shown = {jobs.apply(i).description().toString() for i in range(jobs.size())}
+    assert "Some(wordcount: slot 0 (n 2))" in shown
+    assert launched.launcher.free_slots() == 4
+    handle.cancel()
+    assert launched.ends.get(timeout=WAIT_S) == (0, None)
+    assert launched.event(ControlLost)
+
+
+def test_too_few_cores(launched: Launched) -> None:
+    launched.launcher.require(5)
+    with pytest.raises(NotEnoughSlots, match=r"6 slots are needed and 5 .*local\[6\]"):
+        launched.launcher.require(6)
+
+
+def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotLauncher, "_setting", lambda *_: "true")
+    with pytest.raises(SparkSetup, match="speculation"):
+        SlotLauncher(spark, "job", print)

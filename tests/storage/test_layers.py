@@ -1,0 +1,167 @@
+"""Layers: encoded, stored, and refused when they are not what was stored."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clonos.core.codec import CODEC
+from clonos.core.layer import UnreadableLayer, decode_layer, encode_layer, layer_path
+from clonos.core.messages import Credit, Dependency, Layer
+from clonos.core.plan import Incarnation
+from clonos.errors import ProtocolError
+from clonos.storage.layers import LayerStore, UnusableStore
+
+counts = st.integers(0, 2**63 - 1)
+digests = st.integers(0, 2**64 - 1)
+incarnations = st.builds(Incarnation, counts, counts)
+ends = st.dictionaries(st.integers(0, 99), st.tuples(counts, digests), max_size=4)
+layers = st.builds(
+    Layer,
+    task=st.integers(0, 99),
+    incarnation=incarnations,
+    epoch=counts,
+    position=counts,
+    ins=ends,
+    outs=ends,
+    ended=st.lists(counts, max_size=3).map(tuple),
+    dep=st.dictionaries(
+        st.integers(0, 99), st.builds(Dependency, incarnations, counts), max_size=4
+    ),
+    clock_ms=counts,
+    wake_ms=st.none() | counts,
+    source_rows=counts,
+    source_ended=st.booleans(),
+    delta=st.binary(max_size=200),
+)
+
+
+@given(layer=layers)
+def test_a_layer_survives_its_encoding(layer):
+    assert decode_layer(encode_layer(layer)) == layer
+    backwards = replace(layer, ins=dict(reversed(layer.ins.items())))
+    assert encode_layer(backwards) == encode_layer(layer)
+
+
+@given(layer=layers, data=st.data())
+def test_any_damage_to_a_layer_is_the_typed_error(layer, data):
+    content = bytearray(encode_layer(layer))
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        del content[at:]
+    else:
+        content[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(UnreadableLayer) as caught:
+        decode_layer(bytes(content), where="s3://b/3/1.layer")
+    assert "s3://b/3/1.layer" in str(caught.value)
+    assert caught.value.remedy
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_the_typed_error(content):
+    with pytest.raises(UnreadableLayer):
+        decode_layer(content)
+
+
+@pytest.mark.parametrize("header", [b"\xc1", CODEC.encode(Credit(1, 2)), b""])
+def test_a_header_that_is_no_layer_is_refused(header, monkeypatch):
+    class Wrong:
+        def encode(self, layer):
+            return header
+
+    layer = Layer(1, Incarnation(1, 1), 1, 1, {}, {}, (), {}, 0, None, 0, False, b"d")
+    monkeypatch.setattr("clonos.core.layer.CODEC", Wrong())
+    content = encode_layer(layer)
+    monkeypatch.undo()
+    with pytest.raises(UnreadableLayer):
+        decode_layer(content)
+
+
+def test_another_version_is_refused():
+    content = b"CLAY" + bytes([9, 0]) + bytes(20)
+    with pytest.raises(UnreadableLayer, match="version 9"):
+        decode_layer(content)
+
+
+def test_a_wrong_uri_is_a_typed_error():
+    for uri in ("nothing://x", "file:///a b"):
+        with pytest.raises(UnusableStore, match="no place"):
+            LayerStore(uri)
+
+
+def test_paths_sort_by_epoch():
+    paths = [layer_path(3, epoch, Incarnation(1, 0)) for epoch in (2, 10, 100)]
+    assert paths == sorted(paths)
+
+
+@pytest.fixture(params=["path", "uri"])
+def store(request, tmp_path):
+    folder = tmp_path / "made" / "on demand"
+    return LayerStore(folder if request.param == "path" else folder.as_uri())
+
+
+def test_put_get_list_delete(store):
+    assert store.list() == []
+    nbytes = store.put("3/b.layer", b"one")
+    assert nbytes == 27
+    store.put("1/a.layer", b"")
+    store.put("3/b.layer", b"one")
+    assert store.list() == ["1/a.layer", "3/b.layer"]
+    assert store.get("3/b.layer") == b"one"
+    assert store.get("1/a.layer") == b""
+    store.delete(["3/b.layer", "3/never.layer"])
+    assert store.list() == ["1/a.layer"]
+    with pytest.raises(UnreadableLayer, match="missing") as caught:
+        store.get("3/b.layer")
+    assert "3/b.layer" in caught.value.where
+
+
+@settings(deadline=None)
+@given(data=st.binary(max_size=100), where=st.floats(0, 0.999), bit=st.integers(-1, 7))
+def test_any_damage_to_a_stored_layer_is_found(data, where, bit):
+    with tempfile.TemporaryDirectory() as folder:
+        store = LayerStore(folder, "process")
+        store.put("x", data)
+        path = Path(folder, "x")
+        content = bytearray(path.read_bytes())
+        at = int(where * len(content))
+        if bit < 0:
+            del content[at:]
+        else:
+            content[at] ^= 1 << bit
+        path.write_bytes(content)
+        with pytest.raises(UnreadableLayer):
+            store.get("x")
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(tmp_path):
+    store = LayerStore(tmp_path)
+    store.put("1/a.layer", b"a")
+    (tmp_path / "1" / "b.layer.0abc.tmp").write_bytes(b"half")
+    assert store.list() == ["1/a.layer"]
+    assert store.sweep() == 1
+    assert store.sweep() == 0
+    assert [path.name for path in (tmp_path / "1").iterdir()] == ["a.layer"]
+
+
+def test_a_failed_put_leaves_nothing(tmp_path, monkeypatch):
+    store = LayerStore(tmp_path)
+
+    def refuse(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("clonos.storage.layers.sync_file", refuse)
+    with pytest.raises(OSError, match="No space"):
+        store.put("1/a.layer", b"a")
+    assert list((tmp_path / "1").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["", "/etc/x", "../x", "1/../../x"])
+def test_paths_stay_inside(tmp_path, path):
+    with pytest.raises(ProtocolError, match="inside"):
+        LayerStore(tmp_path).put(path, b"")

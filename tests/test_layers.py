@@ -1,0 +1,193 @@
+"""Dependencies point downwards: what each layer of the package may import.
+
+The rules are the tables below. ``core`` is sans-I/O and therefore has an allow-list instead of
+trust. Imports under ``if TYPE_CHECKING`` do not run and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "clonos"
+
+LAYERS: dict[str, set[str]] = {
+    "core": set(),
+    "operators": {"core"},
+    "graph": {"operators", "core"},
+    "transport": {"core"},
+    "storage": {"core", "operators"},
+    "runtime": {"core", "operators", "transport", "storage"},
+    "spark": {"core", "transport", "runtime", "graph", "operators", "storage"},
+    "cluster": {"core", "graph", "operators", "runtime", "transport", "storage", "spark"},
+    "api": {"graph", "operators", "core"},
+    "testing": {"core", "operators", "graph"},
+    "simulator": {"core", "operators", "graph", "api", "testing"},
+}
+"""layer -> the layers it may import."""
+
+FACADE = "clonos"
+"""The package itself: what users import."""
+
+LAYERS[FACADE] = {"api", "graph", "operators", "core"}
+LAYERS["demo"] = set(LAYERS)
+LAYERS["bench"] = set(LAYERS)
+LAYERS["cli"] = set(LAYERS)
+
+LAZY: dict[str, set[str]] = {"api": {"cluster", "spark"}}
+"""layer -> what it may import in addition, but only inside a function: when a job is started."""
+
+EVERYBODY = {"errors"}
+"""Modules that every layer may import and that import none."""
+
+CORE_MAY_IMPORT = {
+    "__future__", "abc", "bisect", "builtins", "collections", "contextlib", "dataclasses", "enum",
+    "functools", "hashlib", "heapq", "itertools", "math", "struct", "typing",
+    "msgpack", "xxhash",
+}  # fmt: skip
+"""Outside of clonos. Nothing with a clock, randomness, a thread, a file or a socket."""
+
+
+class Import(NamedTuple):
+    """A module that is imported, with the line, and whether only when a function runs."""
+
+    module: str
+    line: int
+    is_lazy: bool
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
+
+
+def imports(node: ast.AST, package: str, *, is_lazy: bool = False) -> Iterator[Import]:
+    """All imports below `node` that can run; relative ones are resolved against `package`."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno, is_lazy)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = package.split(".")
+            parents = parents[: len(parents) - node.level + 1]
+            base = ".".join([*parents, base] if base else parents)
+        for alias in node.names:
+            yield Import(f"{base}.{alias.name}", node.lineno, is_lazy)
+    elif isinstance(node, ast.If) and is_type_checking(node.test):
+        for statement in node.orelse:
+            yield from imports(statement, package, is_lazy=is_lazy)
+    else:
+        is_lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            yield from imports(child, package, is_lazy=is_lazy)
+
+
+def layer_of(module: str) -> str:
+    """The layer of a module of clonos; names that are no layer are the facade's own."""
+    parts = module.split(".")
+    known = LAYERS.keys() | EVERYBODY
+    return parts[1] if len(parts) > 1 and parts[1] in known else FACADE
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What `source`, the text of `module`, imports against the rules."""
+    layer = layer_of(module)
+    package = module if is_package else module.rpartition(".")[0]
+    found = []
+    for name, line, is_lazy in imports(ast.parse(source), package):
+        top = name.split(".")[0]
+        if top != "clonos":
+            if layer == "core" and top not in CORE_MAY_IMPORT:
+                found.append(f"{module}:{line}: core is sans-I/O and must not import {top}")
+            continue
+        target = layer_of(name)
+        allowed = {layer} | (set() if layer in EVERYBODY else EVERYBODY | LAYERS[layer])
+        if is_lazy:
+            allowed |= LAZY.get(layer, set())
+        if target not in allowed:
+            found.append(f"{module}:{line}: {layer} must not import {target} ({name})")
+        elif target != layer and any(part.startswith("_") for part in public_parts(name)):
+            found.append(f"{module}:{line}: {name} is private to {target}")
+    return list(dict.fromkeys(found))
+
+
+def public_parts(name: str) -> list[str]:
+    return [part for part in name.split(".") if not part.endswith("__")]
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        yield path, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_every_module_keeps_to_its_layer():
+    found = [
+        violation
+        for path, module in modules()
+        for violation in violations(
+            path.read_text("utf-8"), module, is_package=path.name == "__init__.py"
+        )
+    ]
+    assert not found, "\n".join(["imports against the layers:", *found])
+
+
+def test_every_part_of_the_package_is_in_the_table():
+    parts = {module.split(".")[1] for _, module in modules() if "." in module}
+    assert parts <= LAYERS.keys() | EVERYBODY | {"__main__"}
+
+
+def test_the_table_points_downwards():
+    graph = {layer: below | LAZY.get(layer, set()) for layer, below in LAYERS.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("clonos.core.log", "import time", "must not import time"),
+        ("clonos.core.log", "def f():\n    import random", "must not import random"),
+        ("clonos.core.log", "from pyarrow import flight", "must not import pyarrow"),
+        ("clonos.core.log", "import importlib", "must not import importlib"),
+        ("clonos.core.log", "from clonos import Job", "core must not import clonos"),
+        ("clonos.core.log", "from clonos.graph import compile", "core must not import graph"),
+        ("clonos.core.log", "from ..graph import compile", "core must not import graph"),
+        ("clonos.core.log", "from .. import graph", "core must not import graph"),
+        ("clonos.operators.join", "import clonos.transport", "operators must not import transport"),
+        ("clonos.runtime.loop", "from clonos import cluster", "runtime must not import cluster"),
+        ("clonos.api.job", "from clonos.cluster import run", "api must not import cluster"),
+        ("clonos.errors", "from clonos.core import plan", "errors must not import core"),
+        ("clonos.bench.plot", "from clonos.cli import main", "bench must not import cli"),
+        ("clonos.graph.plan", "from clonos.core.log import _cut", "private to core"),
+        (
+            "clonos.core.log",
+            "if TYPE_CHECKING:\n    import time\nelse:\n    import socket",
+            "must not import socket",
+        ),
+    ],
+)
+def test_a_violation_is_found(module, source, complaint):
+    (found,) = violations(source, module)
+    assert complaint in found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("clonos.core.log", "from collections.abc import Mapping\nimport msgpack"),
+        ("clonos.core.log", "from . import plan\nfrom .plan import Plan, _private"),
+        ("clonos.core.log", "from clonos import errors\nfrom clonos.errors import ClonosError"),
+        ("clonos.core.log", "import typing\nif typing.TYPE_CHECKING:\n    import time"),
+        ("clonos.graph.plan", "from __future__ import annotations\nimport clonos.core.plan"),
+        ("clonos.api.job", "def run():\n    from clonos.cluster import run"),
+        ("clonos.demo.story", "import clonos\nfrom clonos import Job, __version__"),
+        ("clonos", "from .api import Job"),
+    ],
+)
+def test_what_is_allowed_passes(module, source):
+    assert violations(source, module, is_package=module == "clonos") == []
