@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,12 +31,7 @@ LOOPBACK = "127.0.0.1"
 def spark() -> Iterator[SparkSession]:
     if (other := SparkSession.getActiveSession()) is not None:
         other.stop()
-    # Slots must live although everything else that is silent for a second is killed.
-    killer = {
-        "spark.python.worker.idleTimeoutSeconds": "1",
-        "spark.python.worker.killOnIdleTimeout": "true",
-    }
-    session = get_or_create("local[5]", "slots", config=killer)
+    session = get_or_create("local[5]", "slots")
     yield session
     session.stop()
 
@@ -85,6 +79,8 @@ def registering(secret: JobSecret, coordinator: str) -> Body:
             os.environ.get("PYTHONHASHSEED", ""),
         )
         plane.control(coordinator, register, lambda: (0, None))
+        for _ in batches or ():
+            pass  # Spark uses a worker again if it has read all of its input
         while not isinstance(event := inbox.get(), ControlLost):
             if isinstance(event[1], Stop):
                 break
@@ -119,23 +115,36 @@ def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> 
     assert again.register.nonce != first[0].register.nonce
 
     assert handles[1].is_running
-    time.sleep(1.5)  # longer than the idle-worker killer of this session waits
-    assert handles[1].is_running
     again.incoming.reply(Stop())
     first[1].incoming.reply(Stop())
     assert {launched.ends.get(timeout=WAIT_S) for _ in range(2)} == {(0, None), (1, None)}
 
 
-def test_worker_is_of_use_after_a_slot_has_ended(
-    launched: Launched, spark: SparkSession, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "pid")
+def test_slots_are_not_idle_workers(launched: Launched, spark: SparkSession) -> None:
+    prefix = "spark.sql.execution.pyspark.udf."
+    settings = {prefix + "idleTimeoutSeconds": "1", prefix + "killOnIdleTimeout": "true"}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        handle = launched.launcher.launch(
+            0, registering(launched.secret, launched.plane.address), spark.range(0, 1, 1, 1), 0
+        )
+        event = launched.event(ControlOpened)
+        assert not handle.join(2.5)
+        assert {key: spark.conf.get(key) for key in settings} == settings
+        event.incoming.reply(Stop())
+        assert launched.ends.get(timeout=WAIT_S) == (0, None)
+    finally:
+        for key in settings:
+            spark.conf.unset(key)
 
+
+def test_worker_is_of_use_after_a_slot_has_ended(launched: Launched, spark: SparkSession) -> None:
     def pids(batches: Any) -> Any:
         yield from (pa.record_batch({"pid": [os.getpid()]}) for _ in batches)
 
     body = registering(launched.secret, launched.plane.address)
-    launched.launcher.launch(0, body)
+    launched.launcher.launch(0, body, spark.range(0, 1, 1, 1), 0)
     event = launched.event(ControlOpened)
     event.incoming.reply(Stop())
     assert launched.ends.get(timeout=WAIT_S) == (0, None)
@@ -143,7 +152,6 @@ def test_worker_is_of_use_after_a_slot_has_ended(
     rows = spark.range(0, 4, 1, 4).mapInArrow(pids, "pid long").collect()
     assert len(rows) == 4
     assert event.register.pid in {row.pid for row in rows}
-    assert path
 
 
 def test_rows_of_one_partition(launched: Launched, spark: SparkSession, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import msgpack
 
@@ -34,7 +33,6 @@ class _Code(IntEnum):
     DATE = 8
     TIME = 9
     TIMEDELTA = 10
-    UUID = 11
 
 
 FIRST_FREE_CODE = 32
@@ -184,8 +182,6 @@ def _extension(value: Any) -> tuple[int, bytes]:
             return _Code.TIME, value.isoformat().encode()
         case timedelta():
             return _Code.TIMEDELTA, encode(value // _MICROSECOND)
-        case UUID():
-            return _Code.UUID, value.bytes
     raise UnencodableValue(
         f"a value of type {_type_name(value)} cannot be kept in state or in the log",
         remedy="keep plain values instead: None, bool, int, float, str, bytes, list, tuple, dict, "
@@ -213,7 +209,6 @@ _decoders.update(
         _Code.DATE: lambda data: date.fromordinal(decode(data)),
         _Code.TIME: lambda data: time.fromisoformat(data.decode()),
         _Code.TIMEDELTA: lambda data: decode(data) * _MICROSECOND,
-        _Code.UUID: lambda data: UUID(bytes=data),
     }
 )
 

@@ -15,11 +15,9 @@ else is once per many.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
-from operator import attrgetter
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -34,6 +32,8 @@ MESSAGE_BYTES_MAX: Final = 256 << 20
 its rows there), yet a wrong length must not make a process allocate without end."""
 
 Reader = Callable[[Any], Any]
+
+_UNION: Final = type(int | None)  # `X | None` is not of the type that Optional[X] is of
 
 
 class _Wrong(Exception):
@@ -107,7 +107,7 @@ def _reader_of(annotation: Any) -> Reader:
         return _read_run
     if annotation in (int, bool, str, bytes):
         return _exactly(annotation)
-    if origin in (Union, types.UnionType):
+    if origin in (Union, _UNION):
         (inner,) = [a for a in arguments if a is not type(None)]
         return _optional(_reader_of(inner))
     if origin is tuple and arguments[-1] is Ellipsis:
@@ -236,8 +236,6 @@ _BY_HAND_READERS: Final[dict[type, Reader]] = {
 
 def _getter_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     names = [field.name for field in fields(kind)]
-    if len(names) > 1:
-        return attrgetter(*names)  # a tuple of all of them, in C
     return lambda message: tuple([getattr(message, name) for name in names])
 
 
@@ -288,7 +286,7 @@ class Codec:
     @property
     def table(self) -> Mapping[int, type]:
         """From type number to type."""
-        return types.MappingProxyType(self._table)
+        return dict(self._table)
 
     def _nested(self, value: Any) -> tuple[Any, ...]:
         getter = self._getters.get(type(value))

@@ -278,7 +278,7 @@ class HouseKeeper:
         """Log entries that another holder had and we had not (recovery)."""
         for run in runs:
             before = self.book.length(run.task)
-            self.book.append(run)
+            self.book.admit(run)
             self._journal_new({run.task: before})
         self._deliver()
 

@@ -146,6 +146,10 @@ class LogBook:
             return
         if keep < len(run.records):
             run = Run(run.task, run.incarnation, run.start, run.records[:keep], run.stable)
+        self.admit(run)
+
+    def admit(self, run: Run) -> None:
+        """Hold what is new in `run`, fenced or not: it was read from a holder after the fence."""
         log = self._logs.get(run.task)
         if log is None:
             log = self._logs[run.task] = Log()

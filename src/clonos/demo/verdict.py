@@ -257,9 +257,10 @@ _FINDINGS: Final = (
     ),
     (
         "half_used",
-        """select 1, concat(a.word, ' ', a.nonce)
-           from (select distinct nonce, explode(words) as word from demo_calls where used) a
-           left anti join demo_words w on a.nonce = w.nonce and a.word = w.word""",
+        """select size(array_distinct(words)) - delivered, concat('of answer ', c.nonce)
+           from demo_calls c
+           join (select nonce, count_if(asked) as delivered from demo_words group by nonce) d
+           on c.nonce = d.nonce""",
     ),
     (
         # An answer that came before the used one does no harm: nothing depended on it.

@@ -206,7 +206,7 @@ class _Wiring:
         return number
 
     def _tasks(self, chain: Chain) -> list[TaskSpec]:
-        source = chain.head.source
+        source, sink = chain.head.source, chain.head.sink
         specs = []
         for i in range(chain.parallelism):
             number = self._first_task[chain] + i
@@ -220,8 +220,9 @@ class _Wiring:
                     inputs=tuple(self._inputs[number]),
                     outputs=tuple(c for output in outputs for c in output.channels),
                     is_source=source is not None,
-                    is_sink=chain.head.sink is not None,
+                    is_sink=sink is not None,
                     is_gated=source is not None and not source.replayable,
+                    writes_itself=sink is not None and sink.path is not None,
                 )
             )
         return specs

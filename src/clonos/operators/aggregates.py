@@ -144,7 +144,8 @@ class Numbers(Accumulator):
             slots = slots[column.is_valid().to_numpy(zero_copy_only=False)]
             column = column.drop_null()
         values = _cast(column, self._held_type).to_numpy(zero_copy_only=False)
-        self._fold.at(self._values, slots, values)
+        with np.errstate(invalid="ignore"):  # NaN is a value like any other
+            self._fold.at(self._values, slots, values)
         np.add.at(self._seen, slots, 1)
 
     def save(self, slots: Slots) -> list[Any]:

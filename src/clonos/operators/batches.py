@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
 from clonos.core.canonical import register
 from clonos.core.program import Batch
+from clonos.operators.digest import content_digest
 
 _PINNED_RATIO_MAX = 2
 """A batch may keep this many times its own size alive; beyond, it is copied."""
@@ -21,15 +20,13 @@ _PINNED_SLACK_BYTES = 4096
 def seal(batch: pa.RecordBatch) -> Batch:
     """Wrap a batch for the core, with its size and the digest of its content.
 
-    The bytes that are hashed also serve as the compact copy of a batch that is a slice: a slice
-    keeps the whole of what it was cut from in memory.
+    A slice is copied if it keeps much more in memory than it shows.
     """
-    encoded = batch.serialize()
-    comparable = _without_null_garbage(batch)
-    hashed = encoded if comparable is batch else comparable.serialize()
-    if _pins_more_than(batch, encoded.size):
-        batch = pa.ipc.read_record_batch(encoded, batch.schema)
-    return Batch(batch, batch.num_rows, encoded.size, xxhash.xxh3_64_intdigest(hashed))
+    nbytes = batch.nbytes
+    digest = content_digest(batch)
+    if _pins_more_than(batch, nbytes):
+        batch = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    return Batch(batch, batch.num_rows, nbytes, digest)
 
 
 def unseal(batches: Sequence[Batch]) -> pa.RecordBatch:
@@ -95,34 +92,6 @@ def from_bytes(data: bytes) -> pa.RecordBatch:
     """The inverse of :func:`to_bytes`."""
     with pa.ipc.open_stream(data) as reader:
         return reader.read_next_batch()
-
-
-def _without_null_garbage(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same batch object, or one in which the undefined values under nulls are defined.
-
-    Arrow leaves open what lies under a null, so equal content could have unequal bytes.
-    """
-    if not any(column.null_count for column in batch.columns):
-        return batch
-    columns: list[pa.Array] = []
-    for column in batch.columns:
-        if column.null_count and not pa.types.is_nested(column.type):
-            columns.append(column.is_valid())
-            if not pa.types.is_null(column.type):
-                columns.append(pc.fill_null(column, pa.scalar(_zero(column.type), column.type)))
-        else:
-            columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(columns))])
-
-
-def _zero(data_type: pa.DataType) -> object:
-    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
-        return ""
-    if pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type):
-        return b""
-    if pa.types.is_boolean(data_type):
-        return False
-    return 0
 
 
 def _pins_more_than(batch: pa.RecordBatch, nbytes: int) -> bool:

@@ -6,6 +6,7 @@ A reader does I/O and runs outside the automaton. It can be opened again at a ro
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -197,13 +198,19 @@ class RateReader(BaseReader):
         """See :meth:`Reader.read`."""
         if self._rows is not None and self._next >= self._rows:
             raise EndOfInput
-        wait_s = self._opened_at + (self._next - self._opened_with) / self._rate - self._now()
-        if wait_s > 0:
-            self._sleep(min(wait_s, max_wait_s))
-            if wait_s > max_wait_s:
-                return None
-        due = self._opened_with + int((self._now() - self._opened_at) * self._rate) + 1
-        return self.read_exactly(max(1, min(due - self._next, max_rows)))
+        missing = min(max_rows, self._rest()) - self._due()
+        if missing > 0:  # wait for a batch that is worth its cost, but not for long
+            self._sleep(min(missing / self._rate, max_wait_s))
+        due = self._due()
+        return self.read_exactly(min(due, max_rows)) if due > 0 else None
+
+    def _due(self) -> int:
+        """How many rows should have been delivered by now, and were not."""
+        elapsed = self._now() - self._opened_at
+        return self._opened_with + int(elapsed * self._rate) + 1 - self._next
+
+    def _rest(self) -> int:
+        return sys.maxsize if self._rows is None else self._rows - self._next
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """See :meth:`Reader.read_exactly`; does not keep the pace."""

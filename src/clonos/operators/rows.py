@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -165,3 +166,4 @@ register(
     lambda row: encode([list(row._fields), list(row)]),
     lambda data: _make_row(*decode(data)),
 )
+register(34, UUID, lambda uuid: uuid.bytes, lambda data: UUID(bytes=data))

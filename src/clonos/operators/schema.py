@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -106,7 +107,10 @@ def _check(schema: pa.Schema) -> None:
 def _from_spark(schema: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema).remove_metadata()
+    # Newer versions want to be told the zone, older ones always take UTC.
+    has_zone = "timezone" in signature(to_arrow_schema).parameters
+    zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
+    return to_arrow_schema(schema, **zone).remove_metadata()
 
 
 class _Parser:

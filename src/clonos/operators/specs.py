@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
 from clonos.operators.readers import Reader
@@ -48,6 +49,12 @@ class SourceSpec:
     head: Callable[[], Operator] = IdentityOperator
     parallelism_max: int | None = None
     dataframe: Any = field(default=None, compare=False)
+
+    def reader(self, task_index: int, parallelism: int) -> Reader:
+        """The reader of one task."""
+        if self.factory is None:
+            raise ProtocolError(f"a {self.kind} source has no reader of its own")
+        return self.factory(task_index, parallelism)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "dataframe": None}

@@ -11,8 +11,6 @@ from typing import Any, Final
 import pyspark
 from pyspark.sql import SparkSession
 
-import clonos
-
 LOOPBACK: Final = "127.0.0.1"
 
 _SETTINGS: Final = {
@@ -89,7 +87,7 @@ def _quieten(spark: SparkSession) -> None:
 
 def _python_path() -> str:
     """Where workers find this very clonos, when it runs from a source tree."""
-    home = str(Path(clonos.__file__).parents[1])
+    home = str(Path(__file__).resolve().parents[2])
     already = os.environ.get("PYTHONPATH", "")
     paths = [path for path in already.split(os.pathsep) if path]
     if "site-packages" not in home and home not in paths:

@@ -5,6 +5,11 @@ it likes. Each slot is a job of its own, so that the end of one (its process is 
 is lost) never ends another, whatever the session's failure limits are. Where a cluster's
 ``spark.task.maxFailures`` lets Spark start the task of a failed slot again by itself, the body
 runs anew with another ``attempt`` and ``nonce``; when Spark gives up, `on_end` is called.
+
+The body runs in the worker process itself, which Spark forked from a daemon that never loads
+gRPC. A slot without a DataFrame leaves its input unread, so its worker exits after it; one that
+has read its partition to the end is used again by Spark, which does no harm once the body has
+closed what it opened.
 """
 
 from __future__ import annotations
@@ -35,8 +40,10 @@ EXECUTORS_WAIT_S: Final = 15.0
 UNBOUNDED_EXECUTORS: Final = 10_000
 """A maximum above this is Spark's way to say that there is none."""
 
-_KEEP_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
-"""What Spark's idle-worker killer reads on an executor; a slot sets it for its own job only."""
+_KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+"""Slots say nothing to Spark as long as they live, which is what this setting kills."""
+
+_SETTINGS_LOCK: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class SlotLauncher:
         """How many more slots can run now; None if executors are added when there is work."""
         cpus = int(self._setting("spark.task.cpus", "1"))
         store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
-        executors = store.executorList(True)  # noqa: FBT003 - Java knows no keywords
+        executors = store.executorList(True)
         capacity = active = 0
         for i in range(executors.size()):
             capacity += executors.apply(i).maxTasks()
@@ -245,7 +252,6 @@ class SlotLauncher:
         context.setJobDescription(text)
         context.addJobTag(tag)
         context.setInterruptOnCancel(interruptOnCancel=True)
-        context.setLocalProperty(_KEEP_IDLE, "false")
 
     def _run(self, frame: DataFrame, partition: int, run: Callable[[Batches], Batches]) -> None:
         """Run one partition to its end.
@@ -254,10 +260,26 @@ class SlotLauncher:
         would occupy a second Python worker per slot, and there are no rows.
         """
         jvm, java_context = self._context._jvm, self._context._jsc  # noqa: SLF001 - see above
-        rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see above
         if jvm is None:
             raise OSError("the SparkContext has been stopped")
+        with _without_idle_killer(frame.sparkSession):
+            rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see above
         jvm.PythonRDD.runJob(java_context.sc(), rows, [partition])
+
+
+@contextlib.contextmanager
+def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
+    """Change a setting of the user's session for the moment in which Spark reads it."""
+    with _SETTINGS_LOCK:
+        before = spark.conf.get(_KILLS_IDLE, None)
+        spark.conf.set(_KILLS_IDLE, "false")
+        try:
+            yield
+        finally:
+            if before is None:
+                spark.conf.unset(_KILLS_IDLE)
+            else:
+                spark.conf.set(_KILLS_IDLE, before)
 
 
 def _task(

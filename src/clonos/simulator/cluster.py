@@ -1,0 +1,296 @@
+"""A whole cluster in one thread: slots, driver, network and stores, under virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import msgpack
+
+from clonos.core import coordinator as co
+from clonos.core import messages as msg
+from clonos.core.program import Batch
+from clonos.simulator.driver import Driver
+from clonos.simulator.invariants import Violation
+from clonos.simulator.network import Network
+from clonos.simulator.programs import Job
+from clonos.simulator.recorder import Recorder
+from clonos.simulator.slot import Slot
+from clonos.simulator.world import Scheduler, Service
+
+KEEPER_ADDRESS = "house-keeper"
+
+
+@dataclass
+class Options:
+    """What varies from one simulation to the next, besides the job and its faults."""
+
+    slots: int = 6
+    groups: int = 3
+    standbys: int = 1
+    availability: bool = False
+    fence_timeout_ms: int = 150
+    epoch_ms: float = 30.0
+    latency_ms: float = 1.0
+    store_ms: float = 4.0
+    commit_ms: float = 1.0
+    rows_ms: float = 2.0
+    relaunch_ms: float = 40.0
+    rotate_records: int = 150
+    detect_ms: float = 5.0
+    step_ms: float = 0.3
+
+
+@dataclass
+class Control:
+    """The control stream of one slot: FIFO both ways."""
+
+    order_at: float = 0.0
+    report_at: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """How a simulation ended."""
+
+    state: str = "running"
+    error: str = ""
+    message: str = ""
+    task: int = -1
+    notes: list[co.Note] = field(default_factory=list)
+
+
+class Cluster:
+    """One simulation."""
+
+    def __init__(self, job: Job, options: Options, random: Random, *, trace: bool = False) -> None:
+        self.job = job
+        self.options = options
+        self.random = random
+        self.scheduler = Scheduler()
+        self.network = Network(self.scheduler, random)
+        self.network.latency_ms = options.latency_ms
+        self.service = Service(random)
+        self.layers: dict[str, bytes] = {}
+        self.journal: list[bytes] = []
+        self.recorder = Recorder(job, self.layers)
+        self.slots: list[Slot] = []
+        self.outcome = Outcome()
+        self.on_note: list[object] = []
+        self.slow: dict[int, float] = {}
+        self.deaths = 0
+        self.poisonings = 0
+        self._controls: dict[Slot, Control] = {}
+        self._names = 0
+        self._next_number = 0
+        self._trace = trace
+        self.faults: object | None = None
+        self.driver = self._new_driver()
+
+    def trace(self, what: str) -> None:
+        if self._trace:
+            print(f"{self.scheduler.now:10.2f}  {what}")  # noqa: T201 - it is asked for
+
+    # --- delays -----------------------------------------------------------------------------------
+
+    def _about(self, mean: float) -> float:
+        return mean * 2 * self.random.random()
+
+    def store_delay(self) -> float:
+        return self._about(self.options.store_ms)
+
+    def commit_delay(self) -> float:
+        return self._about(self.options.commit_ms)
+
+    def rows_delay(self) -> float:
+        return self._about(self.options.rows_ms)
+
+    def step_cost(self, slot: Slot) -> float:
+        slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
+        return self._about(self.options.step_ms) + slow
+
+    @staticmethod
+    def encode_rows(batch: Batch) -> bytes:
+        packed: bytes = msgpack.packb(batch.payload)
+        return packed
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _new_driver(self) -> Driver:
+        driver = Driver(self, KEEPER_ADDRESS)
+        self.network.hosts[KEEPER_ADDRESS] = driver
+        self.recorder.recovered(driver.keeper, driver.recovered)
+        self._next_number = 0
+        return driver
+
+    def start(self) -> None:
+        self.driver.start()
+        for _ in range(self.options.slots):
+            self._launch(self.driver)
+
+    def _launch(self, driver: Driver) -> None:
+        """Spark starts a process, which registers."""
+        if not driver.alive:
+            return
+        self._names += 1
+        number = self._next_number
+        self._next_number += 1
+        group = f"executor{self.random.randrange(self.options.groups)}"
+        slot = Slot(self, number, f"slot{self._names}", group)
+        self.slots.append(slot)
+        self.network.hosts[slot.address] = slot
+        self._controls[slot] = Control()
+        driver.slots[number] = slot
+        self.trace(f"slot {number} is {slot.address} in {group}")
+        driver.happened(co.SlotReady(number, slot.address, group))
+
+    def alive(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.alive]
+
+    def kill(self, slot: Slot, why: str) -> None:
+        """The process ends; its control stream with it."""
+        if not slot.alive:
+            return
+        self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
+        self.deaths += 1
+        self.poisonings += why == "poisoned"
+        slot.alive = False
+        self.slots.remove(slot)
+        self.network.host_died(slot)
+        self._lose(slot, lose_reports=self.random.random() < 0.5)
+        self.network.hosts.pop(slot.address)
+
+    def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
+        """The driver learns that the control stream has ended, and a new slot is launched."""
+        if not slot.is_controlled:
+            return
+        if lose_reports:
+            slot.is_controlled = False
+        driver, control = self.driver, self._controls[slot]
+        at = max(self.scheduler.now + self._about(self.options.detect_ms), control.report_at)
+        self.scheduler.at(at, self._lost, driver, slot)
+
+    def _lost(self, driver: Driver, slot: Slot) -> None:
+        slot.is_controlled = False
+        if not driver.alive:
+            return
+        driver.slots.pop(slot.number, None)
+        driver.happened(co.SlotLost(slot.number))
+        self.scheduler.after(self._about(self.options.relaunch_ms), self._launch, driver)
+
+    def suspect(self, slot: Slot, *, lives_for: float) -> None:
+        """The control stream is gone, the process is not: a zombie."""
+        self.trace(f"{slot.address} becomes a zombie {self.describe(slot)}")
+        self._lose(slot, lose_reports=True)
+        self.scheduler.after(lives_for, self.kill, slot, "zombie ends")
+
+    def expel(self, slot: Slot) -> None:
+        self.trace(f"{slot.address} is expelled")
+        slot.is_controlled = False
+        self.scheduler.after(self._about(self.options.relaunch_ms), self._launch, self.driver)
+        self.scheduler.after(self._about(20.0), self.kill, slot, "expelled")
+
+    def kill_driver(self) -> None:
+        """Everything of this term is void; its workers are not gone yet."""
+        self.trace("the driver dies")
+        self.driver.die()
+        self.network.host_died(self.driver)
+        for slot in list(self.slots):
+            slot.is_controlled = False
+            self.scheduler.after(self._about(60.0), self.kill, slot, "orphaned")
+        self.scheduler.after(self._about(30.0), self._restart_driver)
+
+    def _restart_driver(self) -> None:
+        self.trace("the driver starts again")
+        self.driver = self._new_driver()
+        self.start()
+
+    def describe(self, slot: Slot) -> str:
+        machine = slot.machine
+        if machine is None:
+            return f"with standbys {sorted(slot.standbys)}"
+        n = machine.incarnation
+        return f"running {machine.spec.name} {n.term}.{n.n} {machine.phase.value}"
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def order(self, slot: Slot, command: msg.Command) -> None:
+        if not slot.is_controlled:
+            return
+        self.trace(f"-> {slot.address} {command}"[:300])
+        control = self._controls[slot]
+        at = max(self.scheduler.now + self.network.delay(slot), slot.stalled_until)
+        control.order_at = max(control.order_at, at)
+        self.scheduler.at(control.order_at, self._ordered, slot, command)
+
+    def _ordered(self, slot: Slot, command: msg.Command) -> None:
+        if slot.is_controlled:
+            slot.command(command)
+            if isinstance(command, msg.Floor) and slot.machine is not None:
+                self.recorder.kept(slot.machine)
+
+    def report(self, slot: Slot, report: msg.Report) -> None:
+        if not slot.is_controlled:
+            return
+        control = self._controls[slot]
+        at = self.scheduler.now + self.network.delay(slot)
+        control.report_at = max(control.report_at, at)
+        self.scheduler.at(control.report_at, self._reported, self.driver, slot, report)
+
+    def _reported(self, driver: Driver, slot: Slot, report: msg.Report) -> None:
+        if driver.alive and slot.is_controlled:
+            self.trace(f"<- {slot.address} {report}"[:300])
+            driver.happened(co.Reported(slot.number, report))
+
+    # --- what the driver says -----------------------------------------------------------------------
+
+    def noted(self, note: co.Note) -> None:
+        self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
+        if note.what == "fetched":
+            self.recorder.fenced[note.task] = note.incarnation
+        for listener in self.on_note:
+            listener(note)  # type: ignore[operator]
+
+    def fail(self, action: co.Fail) -> None:
+        self.trace(f"failed: {action}")
+        self.outcome = Outcome("failed", action.error, action.message, action.task)
+
+    def finished(self) -> None:
+        self.trace("done")
+        self.outcome = Outcome("done")
+
+    # --- run --------------------------------------------------------------------------------------
+
+    def run(self, deadline_ms: float, steps_max: int = 400_000) -> Outcome:
+        """Until the job is done or has failed; liveness demands that it is one of them in time."""
+        while self.outcome.state == "running":
+            if not self.scheduler.run_next():
+                raise Violation("liveness", "nothing is left to happen")
+            if self.scheduler.now > deadline_ms or self.scheduler.steps > steps_max:
+                raise Violation("liveness", self.stuck())
+        return self.outcome
+
+    def stuck(self) -> str:
+        """What everybody waits for."""
+        coordinator = self.driver.coordinator
+        lines = [f"not done at {self.scheduler.now:.0f} ms; epoch {coordinator.pending_epoch}"]
+        lines += [
+            f"{t.id} {t.phase.value} in {t.slot}, {tuple(t.incarnation)}, awaits {t.awaited}"
+            for t in coordinator.tasks.values()
+        ]
+        for slot in self.slots:
+            machine = slot.machine
+            if machine is not None:
+                queues = {
+                    c: (i.conn, i.greeted, i.consumed, len(i.queue), i.aligned, i.ended)
+                    for c, i in machine.inputs.items()
+                }
+                outs = {
+                    c: (o.connected, o.log.cursor, o.log.last, o.log.processed, o.settled)
+                    for c, o in machine.outputs.items()
+                }
+                lines.append(
+                    f"{slot.address} {self.describe(slot)} at {machine.position} of "
+                    f"{machine.replay_to} epoch {machine.epoch} in {queues} out {outs}"
+                )
+        return "\n".join(lines)

@@ -1,0 +1,290 @@
+"""What must hold, whatever fails. Each function is one invariant of the protocol."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core import task as task_module
+from clonos.core.channels import Output
+from clonos.core.determinants import Call, decode_record
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.messages import Item, Kind
+from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.core.task import TaskMachine
+from clonos.simulator.programs import Job
+from clonos.simulator.world import NoWorld, Service
+
+if TYPE_CHECKING:
+    from clonos.simulator.recorder import Recorder
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def require(condition: object, invariant: str, what: str) -> None:
+    if not condition:
+        raise Violation(invariant, what)
+
+
+def log_before_effect(machine: TaskMachine, keeper: HouseKeeper | None) -> None:
+    """Invariant 1 inside the job: within the sharing depth, a task holds every log entry that its
+    state depends on (or the house-keeper does, or a floor has passed it)."""
+    plan = machine.plan
+    for task, dependency in machine.dep.items():
+        hops = plan.distances[machine.id].get(task, 0)
+        if not 0 < hops <= plan.sharing_depth or not plan.causal_log:
+            continue
+        held = max(machine.book.length(task), machine.stable.get(task, 0))
+        if held < dependency.position and keeper is not None:
+            held = max(held, keeper.positions[task])
+        require(
+            held >= dependency.position,
+            "log before effect",
+            f"{machine.spec.name} depends on {dependency.position} entries of task {task}, "
+            f"but only {held} are held",
+        )
+
+
+def log_before_output(keeper: HouseKeeper, deliver: Deliver) -> None:
+    """Invariant 1 at the edge: all that delivered output depends on is in the journal."""
+    if not keeper.plan.causal_log or keeper.generation:
+        return
+    for task, dependency in deliver.item.dep.items():
+        require(
+            dependency.position <= keeper.length(task),
+            "log before effect",
+            f"output {deliver.item.seq} of task {deliver.task} needs {dependency.position} entries "
+            f"of task {task}, the journal has {keeper.length(task)}",
+        )
+
+
+def stable_output(world: dict[Any, Any], key: tuple[int, int, int], item: Item, where: str) -> None:
+    """Invariant 2: (generation, task, seq) names one content for ever."""
+    content = (int(item.kind), item.batch.payload if item.batch else None, item.chain)
+    known = world.setdefault(key, content)
+    require(known == content, "stable output", f"{where} {key}: first {known}, then {content}")
+
+
+def gap_free_output(last: dict[tuple[int, int], int], deliver: Deliver) -> None:
+    """Invariant 3 at the edge: outputs 1, 2, 3, ... of a sink task, once each."""
+    key = (deliver.generation, deliver.task)
+    due = last.get(key, deliver.item.seq - 1 if deliver.generation else 0) + 1
+    require(
+        deliver.item.seq == due,
+        "gap-free FIFO",
+        f"output {deliver.item.seq} of task {deliver.task} came where {due} was due",
+    )
+    last[key] = deliver.item.seq
+
+
+def gap_free_input(machine: TaskMachine, consumed: dict[int, int]) -> None:
+    """Invariant 3 inside the job: what a step has taken of a channel continues where the one
+    before it stopped, and what is queued follows on that."""
+    for channel, end in machine.inputs.items():
+        before = consumed.get(channel, 0)
+        expected = end.consumed
+        require(end.consumed >= before, "gap-free FIFO", f"channel {channel} went back")
+        for item in end.queue:
+            expected += 1
+            require(
+                item.seq == expected,
+                "gap-free FIFO",
+                f"channel {channel}: {item.seq} is queued where {expected} is due",
+            )
+
+
+def fencing(
+    task: int, incarnation: Incarnation, fenced: dict[int, Incarnation], receiver: str
+) -> None:
+    """Invariant 4: once a fence is resolved, no lower incarnation reaches anybody."""
+    require(
+        incarnation >= fenced.get(task, incarnation),
+        "fencing",
+        f"{receiver} takes data of task {task}, incarnation {tuple(incarnation)}, "
+        f"fenced below {tuple(fenced.get(task, incarnation))}",
+    )
+
+
+def no_early_truncation(
+    output: Output, receiver_in: int, task: str
+) -> None:
+    """Invariant 5 on a channel: everything after the receiver's floor is kept."""
+    require(
+        output.log.first <= receiver_in + 1,
+        "no early truncation",
+        f"{task} keeps items of channel {output.spec.id} from {output.log.first} on, its "
+        f"receiver's floor is at {receiver_in}",
+    )
+
+
+def logs_kept(keeper: HouseKeeper) -> None:
+    """Invariant 5 at the house-keeper: every log is kept from its floor on."""
+    for task, floor in keeper.positions.items():
+        require(
+            keeper.book.base(task) <= floor,
+            "no early truncation",
+            f"the house-keeper has the log of task {task} from {keeper.book.base(task)} on, "
+            f"its floor is {floor}",
+        )
+
+
+def bounded_memory(machine: TaskMachine, spare: int) -> None:
+    """Invariant 7: a live receiver is never further behind than the limit plus what one step and
+    markers add."""
+    for output in machine.outputs.values():
+        if output.relaxed or not output.carries_items:
+            continue
+        behind = output.log.last - output.log.processed
+        require(
+            behind <= task_module.BACKLOG_ITEMS + spare,
+            "bounded memory",
+            f"{machine.spec.name} is {behind} items ahead of a live receiver",
+        )
+
+
+# --- at the end -----------------------------------------------------------------------------------
+
+
+def rerun(job: Job, histories: dict[int, list[bytes]]) -> dict[int, TaskMachine]:
+    """A failure-free run of all automata with the given logs, from the beginning."""
+    first = Incarnation(1, 0)
+    machines: dict[int, TaskMachine] = {}
+    items: dict[int, list[Item]] = {}
+    remaining = [task.id for task in job.plan.tasks]
+    while remaining:
+        ready = next(
+            t
+            for t in remaining
+            if all(job.plan.channels[c].sender in machines for c in job.plan.tasks[t].inputs)
+        )
+        remaining.remove(ready)
+        log = (msg.Run(ready, first, 1, tuple(histories[ready])),)
+        activate = msg.Activate(ready, first, 0, (), log, (), ())
+        machine = TaskMachine(job.plan, activate, job.program(ready), (), NoWorld())
+        machine.start()
+        for channel in machine.inputs:
+            sender = job.plan.channels[channel].sender
+            machine.handle(ev.Opened(channel, 1, first))
+            for item in items[channel]:
+                clean = Item(
+                    item.seq, item.kind, item.epoch, item.value, item.batch,
+                    {sender: item.dep[sender]}, item.chain,
+                )  # fmt: skip
+                machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
+        while machine.position < machine.replay_to:
+            actions = machine.step(0)
+            require(
+                actions is not None, "equivalence", f"{machine.spec.name} lacks items in a re-run"
+            )
+            for action in actions or ():
+                if isinstance(action, ev.NeedRows):
+                    rows = job.sources[ready].read(machine.source_rows, action.rows)
+                    machine.handle(ev.SourceRows(rows))
+        for channel, output in machine.outputs.items():
+            log_ = output.log
+            items[channel] = [log_.item(seq) for seq in range(log_.first, log_.last + 1)]
+        machines[ready] = machine
+    return machines
+
+
+def equivalence(job: Job, recorder: Recorder) -> None:
+    """Invariant 6: what was delivered is what a failure-free run with the same determinants
+    delivers."""
+    histories = {task.id: recorder.history(task.id) for task in job.plan.tasks}
+    machines = rerun(job, histories)
+    for task in job.plan.tasks:
+        if not task.is_sink:
+            continue
+        (channel,) = task.outputs
+        log = machines[task.id].outputs[channel].log
+        expected = [log.item(seq) for seq in range(1, log.last + 1)]
+        got = recorder.output(task.id)
+        require(
+            len(got) == len(expected),
+            "equivalence",
+            f"{task.name} delivered {len(got)} outputs, a failure-free run {len(expected)}",
+        )
+        for item, known in zip(expected, got, strict=True):
+            content = (int(item.kind), item.batch.payload if item.batch else None, item.chain)
+            require(
+                content == known,
+                "equivalence",
+                f"{task.name} delivered {known} as {item.seq}, a failure-free run {content}",
+            )
+
+
+def rows_in(job: Job, recorder: Recorder) -> dict[int, list[int]]:
+    """The row ids that entered, by source stage: those that the logs know."""
+    result: dict[int, list[int]] = {}
+    for task in job.plan.tasks:
+        if task.is_source:
+            count = sum(
+                cause.rows
+                for record in recorder.history(task.id)
+                if hasattr(cause := decode_record(record)[0], "rows")
+            )
+            ids = [row[0] for row in job.sources[task.id].rows[:count]]
+            result.setdefault(job.stage_of[task.id], []).extend(ids)
+    return result
+
+
+def conservation(job: Job, recorder: Recorder, *, at_least: bool) -> None:
+    """Rows in are rows out: every row arrives at every sink stage, once for each path."""
+    entered = rows_in(job, recorder)
+    for stage, paths in job.arrivals().items():
+        expected: Counter[int] = Counter()
+        for source, count in paths.items():
+            for row_id in entered[source]:
+                expected[row_id] += count
+        got: Counter[int] = Counter()
+        for task, number in job.stage_of.items():
+            if number == stage:
+                for kind, payload, _ in recorder.output(task):
+                    if kind == Kind.BATCH:
+                        got.update(row[0] for row in payload)
+        missing = expected - got
+        require(not missing, "conservation", f"missing at {job.stages[stage].name}: {missing}")
+        if not at_least:
+            extra = got - expected
+            require(not extra, "conservation", f"too many at {job.stages[stage].name}: {extra}")
+
+
+def calls_once(job: Job, recorder: Recorder, service: Service) -> None:
+    """Invariant 6 at the service: every answer used was given for those arguments, and no call
+    whose answer is used was made again by a later life."""
+    for task in job.plan.tasks:
+        calls = [
+            (writer, determinant)
+            for writer, record in recorder.entries(task.id)
+            for determinant in decode_record(record)
+            if isinstance(determinant, Call) and determinant.ok
+        ]
+        asked = {a.answer: a for a in service.journal if a.task == task.id}
+        for writer, call in calls:
+            answer = recorder.decode_answer(call.answer)
+            require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
+            known = asked[answer]
+            require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
+            later = [
+                a for a in service.by_arguments[known.arguments] if a.incarnation > writer
+            ]
+            require(not later, "calls", f"{known} was asked again: {later}")
+
+
+def floors_of_channels(job: Job, layers: dict[int, msg.Layer | None]) -> dict[int, int]:
+    """For each channel inside the job: how far its receiver's floor has consumed it."""
+    result: dict[int, int] = {}
+    for channel in job.plan.channels:
+        if channel.receiver == HOUSE_KEEPER:
+            continue
+        layer = layers.get(channel.receiver)
+        result[channel.id] = layer.ins[channel.id][0] if layer else 0
+    return result

@@ -1,0 +1,212 @@
+"""Streams between processes: FIFO each way, delayed, cut, lost; nothing is ever corrupted."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Protocol
+
+from clonos.core import messages as msg
+from clonos.core.plan import Incarnation
+from clonos.simulator.world import Scheduler
+
+
+class Host(Protocol):
+    """A process that can be at the end of a stream."""
+
+    alive: bool
+    address: str
+    slowness: float
+
+    def accepts(self, stream: Stream) -> bool: ...
+    def opened(self, stream: Stream) -> None: ...
+    def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None: ...
+    def input_closed(self, stream: Stream) -> None: ...
+    def answered(self, stream: Stream, message: Any) -> None: ...
+    def output_closed(self, stream: Stream) -> None: ...
+
+
+class Stream:
+    """One attempt to connect one channel. Each end may close it, or lose it."""
+
+    __slots__ = (
+        "attempt", "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "life",
+        "receiver", "receiver_incarnation", "receiver_life", "receiver_open", "sender",
+        "sender_open",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sender: Host,
+        life: int,
+        channel: int,
+        attempt: int,
+        incarnation: Incarnation,
+        receiver_incarnation: Incarnation,
+        conn: int,
+    ) -> None:
+        self.sender = sender
+        self.life = life
+        self.channel = channel
+        self.attempt = attempt
+        self.incarnation = incarnation
+        self.receiver_incarnation = receiver_incarnation
+        self.conn = conn
+        self.receiver: Host | None = None
+        self.receiver_life = 0
+        self.sender_open = True
+        self.receiver_open = False
+        self.is_lost = False
+        self.forth_at = 0.0
+        self.back_at = 0.0
+
+
+class Network:
+    """All streams of the cluster.
+
+    Attributes
+    ----------
+    cuts
+        Pairs of addresses that cannot reach each other.
+    """
+
+    def __init__(self, scheduler: Scheduler, random: Random) -> None:
+        self.scheduler = scheduler
+        self.random = random
+        self.hosts: dict[str, Host] = {}
+        self.cuts: set[frozenset[str]] = set()
+        self.streams: set[Stream] = set()
+        self.latency_ms = 1.0
+        self._conns = 0
+
+    def delay(self, *hosts: Host) -> float:
+        slowness = max((host.slowness for host in hosts), default=0.0)
+        delay = self.latency_ms * (0.1 + self.random.random())
+        return delay + (slowness * self.random.random() if slowness else 0.0)
+
+    def reaches(self, one: Host, other: Host) -> bool:
+        return frozenset((one.address, other.address)) not in self.cuts
+
+    # --- the sender's end -----------------------------------------------------------------------
+
+    def dial(
+        self,
+        sender: Host,
+        life: int,
+        channel: int,
+        attempt: int,
+        incarnation: Incarnation,
+        receiver_incarnation: Incarnation,
+        address: str,
+    ) -> Stream:
+        self._conns += 1
+        stream = Stream(
+            sender, life, channel, attempt, incarnation, receiver_incarnation, self._conns
+        )
+        self.streams.add(stream)
+        self.scheduler.after(self.delay(sender), self._arrive, stream, address)
+        return stream
+
+    def _arrive(self, stream: Stream, address: str) -> None:
+        host = self.hosts.get(address)
+        if not stream.sender_open or not stream.sender.alive:
+            self.streams.discard(stream)
+            return
+        if host is None or not host.alive or not self.reaches(stream.sender, host):
+            self._fail_dial(stream)
+            return
+        stream.receiver = host
+        if not host.accepts(stream) or self.random.random() < 0.02:
+            self._fail_dial(stream)
+            return
+        stream.receiver_open = True
+        host.opened(stream)
+
+    def _fail_dial(self, stream: Stream) -> None:
+        """A runtime waits a little before it says so, or two processes would dial in circles."""
+        wait = self.latency_ms * (2 + 8 * self.random.random())
+        self.scheduler.after(wait, self._end_sender, stream)
+
+    def send(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
+        if not stream.sender_open or stream.receiver is None:
+            return
+        at = self.scheduler.now + self.delay(stream.sender, stream.receiver)
+        stream.forth_at = max(at, stream.forth_at)
+        self.scheduler.at(stream.forth_at, self._deliver, stream, data)
+
+    def hang(self, stream: Stream) -> None:
+        stream.sender_open = False
+        at = max(stream.forth_at, self.scheduler.now + self.delay(stream.sender))
+        self.scheduler.at(at, self._end_receiver, stream)
+
+    def _deliver(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
+        if stream.receiver_open and not stream.is_lost:
+            assert stream.receiver is not None
+            stream.receiver.received(stream, data)
+
+    def _end_sender(self, stream: Stream) -> None:
+        if stream.sender_open:
+            stream.sender_open = False
+            if stream.sender.alive:
+                stream.sender.output_closed(stream)
+        if not stream.receiver_open:
+            self.streams.discard(stream)
+
+    # --- the receiver's end -----------------------------------------------------------------------
+
+    def reply(self, stream: Stream, message: msg.ChannelMessage) -> None:
+        if not stream.receiver_open or stream.receiver is None:
+            return
+        at = self.scheduler.now + self.delay(stream.sender, stream.receiver)
+        stream.back_at = max(at, stream.back_at)
+        self.scheduler.at(stream.back_at, self._answer, stream, message)
+
+    def refuse(self, stream: Stream) -> None:
+        stream.receiver_open = False
+        at = max(stream.back_at, self.scheduler.now + self.delay(stream.sender))
+        self.scheduler.at(at, self._end_sender, stream)
+
+    def _answer(self, stream: Stream, message: msg.ChannelMessage) -> None:
+        if stream.sender_open and stream.sender.alive and not stream.is_lost:
+            stream.sender.answered(stream, message)
+
+    def _end_receiver(self, stream: Stream) -> None:
+        if stream.receiver_open:
+            stream.receiver_open = False
+            assert stream.receiver is not None
+            if stream.receiver.alive:
+                stream.receiver.input_closed(stream)
+        if not stream.sender_open:
+            self.streams.discard(stream)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def lose(self, stream: Stream) -> None:
+        """Both ends learn that the stream is gone, at different times; what is under way is lost
+        or arrives."""
+        if self.random.random() < 0.5:
+            stream.is_lost = True
+        now = self.scheduler.now
+        self.scheduler.at(
+            max(stream.forth_at, now + 3 * self.delay(stream.sender)), self._end_receiver, stream
+        )
+        self.scheduler.at(
+            max(stream.back_at, now + 3 * self.delay(stream.sender)), self._end_sender, stream
+        )
+
+    def host_died(self, host: Host) -> None:
+        for stream in self._of(host):
+            self.lose(stream)
+            if stream.sender is host:
+                stream.sender_open = False
+            else:
+                stream.receiver_open = False
+
+    def cut(self, one: Host, other: Host) -> None:
+        self.cuts.add(frozenset((one.address, other.address)))
+        for stream in self._of(one):
+            if other in (stream.sender, stream.receiver):
+                self.lose(stream)
+
+    def _of(self, host: Host) -> list[Stream]:
+        found = [s for s in self.streams if host is s.sender or host is s.receiver]
+        return sorted(found, key=lambda s: s.conn)

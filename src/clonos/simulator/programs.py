@@ -1,0 +1,312 @@
+"""Small deterministic programs and random graphs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import msgpack
+
+from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
+from clonos.core.program import Batch, Step
+from clonos.simulator.world import SourceData, batch_of
+
+MASK = (1 << 61) - 1
+KEYS = 5
+
+
+class Poisoned(BaseException):
+    """Kills the process that runs into it."""
+
+
+def ask(*arguments: int) -> int:
+    """Stands for the external service; the simulated world answers in its place."""
+    raise AssertionError(arguments)
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the tasks of a stage do with their rows, besides keyed state."""
+
+    clock: bool = False
+    call_every: int = 0
+    timer_ms: int = 0
+    waits_for_watermark: bool = False
+    watermark_every: int = 0
+    poison_id: int = -1
+
+
+class Toy:
+    """Keyed state, clock, calls, timers, windows, watermarks: each row goes out exactly once.
+
+    Parameters
+    ----------
+    edges
+        For every downstream stage, the channels to its tasks: a row goes to one task of each.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        inputs: tuple[int, ...],
+        edges: tuple[tuple[int, ...], ...],
+        behaviour: Behaviour,
+    ) -> None:
+        self.task = task
+        self.inputs = inputs
+        self.edges = edges
+        self.behaviour = behaviour
+        self.count = 0
+        self.table: dict[int, int] = {}
+        self.held: list[tuple[int, int]] = []
+        self.watermarks: dict[int, int] = {}
+        self.ended: list[int] = []
+        self._dirty: set[int] = set()
+
+    # --- the program ----------------------------------------------------------------------------
+
+    def on_source(self, step: Step, batch: Batch) -> None:
+        self._process(step, batch.payload)
+        every = self.behaviour.watermark_every
+        if every and self.count % every == 0:
+            self._advance(step, self.count)
+
+    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
+        self._process(step, [row for batch in batches for row in batch.payload])
+
+    def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
+        before = self._watermark()
+        self.watermarks[channel] = watermark_ms
+        after = self._watermark()
+        if after > before:
+            if self.behaviour.waits_for_watermark:
+                self._flush(step)
+            self._advance(step, after)
+
+    def on_timer(self, step: Step, now_ms: int) -> None:
+        assert step.clock_ms() == now_ms
+        self.count += 1
+        self._flush(step, now_ms)
+
+    def on_end(self, step: Step, channel: int | None) -> None:
+        if channel is not None:
+            self.ended.append(channel)
+        if len(self.ended) == len(self.inputs):
+            self._flush(step)
+
+    def delta(self) -> bytes:
+        table = {key: self.table[key] for key in sorted(self._dirty)}
+        self._dirty.clear()
+        state = (self.count, table, self.held, self.watermarks, self.ended)
+        packed: bytes = msgpack.packb(state)
+        return packed
+
+    def apply(self, delta: bytes) -> None:
+        self.count, table, held, watermarks, ended = msgpack.unpackb(delta, strict_map_key=False)
+        self.table.update(table)
+        self.held = [(row[0], row[1]) for row in held]
+        self.watermarks, self.ended = watermarks, ended
+
+    # --- what it does -----------------------------------------------------------------------------
+
+    def _watermark(self) -> int:
+        running = [c for c in self.inputs if c not in self.ended]
+        return min((self.watermarks.get(c, 0) for c in running), default=0)
+
+    def _advance(self, step: Step, watermark: int) -> None:
+        for channels in self.edges:
+            for channel in channels:
+                step.emit_watermark(channel, watermark)
+
+    def _process(self, step: Step, rows: Sequence[tuple[int, int]]) -> None:
+        behaviour = self.behaviour
+        self.count += 1
+        salt = self.count
+        if behaviour.clock or behaviour.timer_ms:
+            salt += step.clock_ms() * 31
+        if behaviour.call_every and self.count % behaviour.call_every == 0:
+            try:
+                salt += step.call(ask, (self.task, self.count, rows[0][0]), {})
+            except ValueError as error:
+                salt += len(str(error))
+        out = []
+        for row_id, value in rows:
+            if row_id == behaviour.poison_id:
+                raise Poisoned
+            key = row_id % KEYS
+            total = (self.table.get(key, 0) * 31 + value + salt) & MASK
+            self.table[key] = total
+            self._dirty.add(key)
+            out.append((row_id, total))
+        if behaviour.waits_for_watermark:
+            self.held.extend(out)
+        elif behaviour.timer_ms:
+            if not self.held:
+                step.wake_at(step.clock_ms() + behaviour.timer_ms)
+            self.held.extend(out)
+        else:
+            self._emit(step, out)
+
+    def _flush(self, step: Step, salt: int = 0) -> None:
+        rows, self.held = self.held, []
+        if rows:
+            self._emit(step, [(row_id, (value + salt) & MASK) for row_id, value in rows])
+
+    def _emit(self, step: Step, rows: list[tuple[int, int]]) -> None:
+        for channels in self.edges:
+            if len(channels) == 1:
+                step.emit(channels[0], batch_of(tuple(rows)))
+                continue
+            parts: list[list[tuple[int, int]]] = [[] for _ in channels]
+            for row in rows:
+                parts[row[0] * 7 % len(channels)].append(row)
+            for channel, part in zip(channels, parts, strict=True):
+                if part:
+                    step.emit(channel, batch_of(tuple(part)))
+
+
+# --- graphs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named group of equal tasks that read other stages (by number)."""
+
+    name: str
+    parallelism: int
+    reads: tuple[int, ...]
+    behaviour: Behaviour = Behaviour()
+    is_sink: bool = False
+    is_gated: bool = False
+    writes_itself: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan with everything that is needed to run it."""
+
+    stages: tuple[Stage, ...]
+    plan: Plan
+    edges: dict[int, tuple[tuple[int, ...], ...]]
+    stage_of: dict[int, int]
+    sources: dict[int, SourceData]
+
+    def program(self, task: int) -> Toy:
+        behaviour = self.stages[self.stage_of[task]].behaviour
+        return Toy(task, self.plan.tasks[task].inputs, self.edges[task], behaviour)
+
+    def arrivals(self) -> dict[int, dict[int, int]]:
+        """For each sink stage: how often each row id of a source stage arrives there."""
+        result: dict[int, dict[int, int]] = {}
+        for number, stage in enumerate(self.stages):
+            if stage.reads:
+                counts: dict[int, int] = {}
+                for upstream in stage.reads:
+                    for source, paths in result[upstream].items():
+                        counts[source] = counts.get(source, 0) + paths
+                result[number] = counts
+            else:
+                result[number] = {number: 1}
+        return {n: counts for n, counts in result.items() if self.stages[n].is_sink}
+
+
+def build_job(
+    stages: Sequence[Stage], *, sharing_depth: int, rows: int, causal_log: bool = True
+) -> Job:
+    """Lay out stages as tasks and channels; every stage pair is connected all to all."""
+    tasks: list[list[int]] = []
+    stage_of: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        tasks.append([len(stage_of) + i for i in range(stage.parallelism)])
+        stage_of.update(dict.fromkeys(tasks[-1], number))
+    channels: list[ChannelSpec] = []
+    edges: dict[int, list[tuple[int, ...]]] = {task: [] for task in stage_of}
+    for number, stage in enumerate(stages):
+        for port, upstream in enumerate(stage.reads):
+            for sender in tasks[upstream]:
+                first = len(channels)
+                for receiver in tasks[number]:
+                    channels.append(ChannelSpec(len(channels), sender, receiver, port))
+                edges[sender].append(tuple(range(first, len(channels))))
+    for task, number in stage_of.items():
+        channel = ChannelSpec(len(channels), task, HOUSE_KEEPER)
+        channels.append(channel)
+        if stages[number].is_sink:
+            edges[task].append((channel.id,))
+    specs = tuple(
+        TaskSpec(
+            task,
+            f"{stages[number].name}[{tasks[number].index(task)}]",
+            stages[number].name,
+            tasks[number].index(task),
+            tuple(c.id for c in channels if c.receiver == task),
+            tuple(c.id for c in channels if c.sender == task),
+            is_source=not stages[number].reads,
+            is_sink=stages[number].is_sink,
+            is_gated=stages[number].is_gated,
+            writes_itself=stages[number].writes_itself,
+        )
+        for task, number in stage_of.items()
+    )
+    plan = Plan(specs, tuple(channels), sharing_depth, causal_log)
+    sources = {
+        task.id: SourceData(1 + 1000 * task.id, rows) for task in specs if task.is_source
+    }
+    return Job(tuple(stages), plan, {t: tuple(e) for t, e in edges.items()}, stage_of, sources)
+
+
+def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
+    window = random.random()
+    return Behaviour(
+        clock=random.random() < 0.3,
+        call_every=random.choice((0, 0, 1, 3)),
+        timer_ms=0 if is_source or window > 0.3 else random.choice((1, 4, 15)),
+        waits_for_watermark=not is_source and window > 0.8,
+        watermark_every=random.choice((0, 2, 5)) if is_source else 0,
+    )
+
+
+def random_job(random: Random) -> Job:
+    """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks."""
+    stages: list[Stage] = []
+    budget = random.randint(3, 9)
+
+    def add(stage: Stage) -> None:
+        nonlocal budget
+        stages.append(stage)
+        budget -= stage.parallelism
+
+    for i in range(random.choice((1, 1, 1, 2))):
+        behaviour = random_behaviour(random, is_source=True)
+        gated = random.random() < 0.2
+        add(Stage(f"source{i}", random.choice((1, 1, 2)), (), behaviour, is_gated=gated))
+    sinks = random.choice((1, 1, 1, 2))
+    while budget > sinks and len(stages) < 7:
+        unread = [n for n in range(len(stages)) if not any(n in s.reads for s in stages)]
+        reads = {random.choice(unread or range(len(stages)))}
+        if random.random() < 0.4:
+            reads.add(random.randrange(len(stages)))
+        parallelism = min(random.choice((1, 1, 2, 3)), budget - sinks)
+        behaviour = random_behaviour(random, is_source=False)
+        add(Stage(f"stage{len(stages)}", parallelism, tuple(sorted(reads)), behaviour))
+        if random.random() < 0.15:
+            break
+    middle = len(stages)
+    for i in range(sinks):
+        unread = [n for n in range(middle) if not any(n in s.reads for s in stages)]
+        reads = set(unread) or {random.randrange(middle)}
+        if random.random() < 0.2:
+            reads.add(random.randrange(middle))
+        add(
+            Stage(
+                f"sink{i}",
+                random.choice((1, 1, 2)) if budget > 1 else 1,
+                tuple(sorted(reads)),
+                replace(random_behaviour(random, is_source=False)),
+                is_sink=True,
+                writes_itself=random.random() < 0.3,
+            )
+        )
+    depth = random.choice((0, 1, 1, 2, FULL_DEPTH))
+    return build_job(stages, sharing_depth=depth, rows=random.randint(8, 30))

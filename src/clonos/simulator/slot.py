@@ -1,0 +1,339 @@
+"""A slot: the process around one automaton, or around passive standbys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.connections import Phase
+from clonos.core.layer import decode_layer, encode_layer, layer_path
+from clonos.core.messages import Layer
+from clonos.core.task import TaskMachine
+from clonos.simulator.network import Stream
+from clonos.simulator.programs import Poisoned, Toy
+from clonos.simulator.world import EPOCH_MS, TaskWorld
+
+if TYPE_CHECKING:
+    from clonos.simulator.cluster import Cluster
+
+LINGER_MS = 2.0
+
+
+@dataclass(slots=True)
+class Standby:
+    """A passive copy: a program with all layers up to `applied`."""
+
+    program: Toy
+    applied: Layer | None = None
+
+
+class Slot:
+    """One process. ``life`` counts the tasks it has been; what belongs to an older one is stale."""
+
+    def __init__(self, cluster: Cluster, number: int, address: str, group: str) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.address = address
+        self.group = group
+        self.alive = True
+        self.slowness = 0.0
+        self.stalled_until = 0.0
+        self.life = 0
+        self.machine: TaskMachine | None = None
+        self.standbys: dict[int, Standby] = {}
+        self.is_controlled = True
+        self._restoring: msg.Activate | None = None
+        self._waiting: list[Any] = []
+        self._dialled: dict[int, Stream] = {}  # attempts and channels: the newest of each channel
+        self._accepted: dict[int, Stream] = {}
+        self._turn_due = False
+        self._tick_due = False
+        self._wake_at = 0.0
+        self._rows_due = False
+        self._loading = False
+        self._feeds: list[msg.Feed] = []
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def tell(self, report: msg.Report) -> None:
+        self.cluster.report(self, report)
+
+    def command(self, command: msg.Command) -> None:
+        if not self.alive:
+            return
+        if isinstance(command, msg.Stop):
+            self.cluster.kill(self, "stopped")
+        elif isinstance(command, msg.Feed):
+            self._feeds.append(command)
+            self._feed_next()
+        elif isinstance(command, msg.Drop):
+            self.standbys.pop(command.task, None)
+        elif isinstance(command, msg.Activate):
+            self._activate(command)
+        elif self._restoring is not None:
+            self._waiting.append(command)
+        elif self.machine is not None:
+            self.handle(command)
+
+    # --- standbys ---------------------------------------------------------------------------------
+
+    def _feed_next(self) -> None:
+        if self._feeds and not self._loading:
+            self._loading = True
+            self.cluster.scheduler.after(self.cluster.store_delay(), self._fed, self.life)
+
+    def _fed(self, life: int) -> None:
+        if not self.alive or life != self.life:
+            return
+        self._loading = False
+        feed = self._feeds.pop(0)
+        standby = self.standbys.get(feed.task)
+        if standby is None:
+            standby = self.standbys[feed.task] = Standby(self.cluster.job.program(feed.task))
+        for layer in self._missing(standby, feed.layers):
+            standby.program.apply(layer.delta)
+            standby.applied = layer
+        self.tell(msg.Fed(feed.task, feed.epoch))
+        self._feed_next()
+
+    def _missing(self, standby: Standby, refs: tuple[msg.LayerRef, ...]) -> list[Layer]:
+        applied = standby.applied.epoch if standby.applied else 0
+        return [decode_layer(self.cluster.layers[r.path]) for r in refs if r.epoch > applied]
+
+    # --- becoming a task ----------------------------------------------------------------------------
+
+    def _activate(self, command: msg.Activate) -> None:
+        for stream in self._dialled.values():
+            self.cluster.network.hang(stream)
+        for stream in self._accepted.values():
+            self.cluster.network.refuse(stream)
+        self._dialled.clear()
+        self._accepted.clear()
+        self._waiting.clear()
+        self._feeds.clear()
+        self._loading = False
+        self.machine = None
+        self.life += 1
+        self._restoring = command
+        standby = self.standbys.pop(command.task, None)
+        if standby is None:
+            standby = Standby(self.cluster.job.program(command.task))
+        self.standbys.clear()
+        delay = 0.5 + self.cluster.store_delay() * len(self._missing(standby, command.layers))
+        self.cluster.scheduler.after(delay, self._restored, self.life, standby)
+
+    def _restored(self, life: int, standby: Standby) -> None:
+        command = self._restoring
+        if not self.alive or life != self.life or command is None:
+            return
+        self._restoring = None
+        cluster = self.cluster
+        self.machine = TaskMachine(
+            cluster.job.plan,
+            command,
+            standby.program,
+            self._missing(standby, command.layers),
+            TaskWorld(
+                cluster.scheduler,
+                cluster.service,
+                command.task,
+                command.incarnation,
+                cluster.random.randint(-20, 20),
+            ),
+            floor=standby.applied,
+        )
+        cluster.recorder.activated(self.machine, command)
+        self._perform(self.machine.start())
+        waiting, self._waiting = self._waiting, []
+        for late in waiting:
+            self.handle(late)
+        self._later()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event | msg.Command) -> None:
+        if self.machine is None:
+            return
+        self._perform(self.machine.handle(event))
+        self._later()
+
+    def _later(self) -> None:
+        """There may be something to do."""
+        scheduler = self.cluster.scheduler
+        if not self._turn_due:
+            self._turn_due = True
+            at = max(scheduler.now + self.cluster.step_cost(self), self.stalled_until)
+            scheduler.at(at, self._turn, self.life)
+        if not self._tick_due:
+            self._tick_due = True
+            scheduler.after(LINGER_MS, self._tick, self.life)
+
+    def _tick(self, life: int) -> None:
+        self._tick_due = False
+        if self.alive and self.machine is not None:
+            self._perform(self.machine.handle(ev.Tick()))
+
+    def _now_ms(self) -> int:
+        return EPOCH_MS + int(self.cluster.scheduler.now)
+
+    def _turn(self, life: int) -> None:
+        self._turn_due = False
+        machine = self.machine
+        if not self.alive or machine is None:
+            return
+        if self.stalled_until > self.cluster.scheduler.now:
+            self._later()
+            return
+        before = machine.position
+        try:
+            actions = machine.step(self._now_ms())
+        except Poisoned:
+            self.cluster.kill(self, "poisoned")
+            return
+        if actions is None:
+            self._idle(machine)
+            return
+        if machine.position > before:
+            self.cluster.recorder.stepped(machine)
+        self._perform(actions)
+        self._later()
+
+    def _idle(self, machine: TaskMachine) -> None:
+        scheduler = self.cluster.scheduler
+        if machine.wants_rows and not self._rows_due:
+            self._rows_due = True
+            scheduler.after(self.cluster.rows_delay(), self._offer_rows, self.life)
+        wake = machine.wake_ms
+        if machine.phase is Phase.LIVE and wake is not None and not machine.ended:
+            at = float(wake - EPOCH_MS)
+            if at > scheduler.now and at != self._wake_at:
+                self._wake_at = at
+                scheduler.at(at, self._later)
+
+    def _offer_rows(self, life: int) -> None:
+        self._rows_due = False
+        machine = self.machine
+        if not self.alive or machine is None or not machine.wants_rows:
+            return
+        source = self.cluster.job.sources[machine.id]
+        count = self.cluster.random.choice((1, 1, 2, 3))
+        batch = source.read(machine.source_rows, count)
+        if not batch.rows:
+            self.handle(ev.SourceEnded())
+            return
+        content = None
+        if machine.spec.is_gated:
+            content = self.cluster.encode_rows(batch)
+        self.handle(ev.SourceRows(batch, content))
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def _perform(self, actions: list[ev.Action]) -> None:
+        for action in actions:
+            self._perform_one(action)
+
+    def _perform_one(self, action: ev.Action) -> None:
+        network, machine = self.cluster.network, self.machine
+        assert machine is not None
+        match action:
+            case ev.Send():
+                stream = self._dialled.get(action.data.channel)
+                if stream is not None and stream.attempt == action.attempt:
+                    network.send(stream, action.data)
+            case ev.Reply():
+                accepted = self._accepted.get(action.conn)
+                if accepted is not None:
+                    network.reply(accepted, action.message)
+            case ev.Tell():
+                if isinstance(action.report, msg.Live):
+                    self.cluster.recorder.live(machine)
+                self.tell(action.report)
+            case ev.Dial():
+                self._dialled[action.channel] = network.dial(
+                    self,
+                    self.life,
+                    action.channel,
+                    action.attempt,
+                    machine.incarnation,
+                    action.incarnation,
+                    action.address,
+                )
+            case ev.Hang():
+                stream = self._dialled.get(action.channel)
+                if stream is not None and stream.attempt == action.attempt:
+                    network.hang(self._dialled.pop(action.channel))
+            case ev.Refuse():
+                accepted = self._accepted.pop(action.conn, None)
+                if accepted is not None:
+                    network.refuse(accepted)
+            case ev.StoreLayer():
+                self.cluster.scheduler.after(
+                    self.cluster.store_delay(), self._store, self.life, action.layer
+                )
+            case ev.Release():
+                self.cluster.scheduler.after(
+                    self.cluster.store_delay(), self._write, self.life, machine, action
+                )
+            case ev.NeedRows():
+                self.cluster.scheduler.after(
+                    self.cluster.rows_delay(), self._reread, self.life, action.rows
+                )
+
+    def _store(self, life: int, layer: Layer) -> None:
+        if not self.alive:
+            return
+        path = layer_path(layer.task, layer.epoch, layer.incarnation)
+        content = encode_layer(layer)
+        self.cluster.layers[path] = content
+        ref = msg.LayerRef(
+            layer.task, layer.epoch, layer.incarnation, layer.position, path, len(content)
+        )
+        if life == self.life:
+            self.handle(ev.LayerStored(ref))
+
+    def _write(self, life: int, machine: TaskMachine, action: ev.Release) -> None:
+        if not self.alive:
+            return
+        self.cluster.recorder.written(machine, action)
+        if life == self.life:
+            self.handle(ev.Written(action.channel, action.item.seq))
+
+    def _reread(self, life: int, rows: int) -> None:
+        if self.alive and life == self.life and self.machine is not None:
+            source = self.cluster.job.sources[self.machine.id]
+            self.handle(ev.SourceRows(source.read(self.machine.source_rows, rows)))
+
+    # --- the end of streams -------------------------------------------------------------------------
+
+    def accepts(self, stream: Stream) -> bool:
+        machine = self.machine
+        return (
+            machine is not None
+            and stream.channel in machine.inputs
+            and machine.incarnation == stream.receiver_incarnation
+        )
+
+    def opened(self, stream: Stream) -> None:
+        stream.receiver_life = self.life
+        self._accepted[stream.conn] = stream
+        self.handle(ev.Opened(stream.channel, stream.conn, stream.incarnation))
+
+    def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
+        if stream.receiver_life == self.life and self.machine is not None:
+            self.cluster.recorder.receives(self.machine, stream, data)
+            self.handle(ev.Received(stream.channel, stream.conn, data))
+
+    def input_closed(self, stream: Stream) -> None:
+        self._accepted.pop(stream.conn, None)
+        if stream.receiver_life == self.life:
+            self.handle(ev.InputClosed(stream.channel, stream.conn))
+
+    def answered(self, stream: Stream, message: msg.Hello | msg.Credit) -> None:
+        if stream.life == self.life:
+            self.handle(ev.Answered(stream.channel, stream.attempt, message))
+
+    def output_closed(self, stream: Stream) -> None:
+        if stream.life == self.life:
+            self.handle(ev.OutputClosed(stream.channel, stream.attempt))

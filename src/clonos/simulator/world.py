@@ -1,0 +1,142 @@
+"""Virtual time, and the outside world that the simulated job talks to."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import msgpack
+
+from clonos.core.digest import content_digest
+from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
+
+EPOCH_MS = 1_700_000_000_000
+"""Processing time at the start of every simulation."""
+
+
+class Scheduler:
+    """The only clock and the only queue: things happen in order of their time, then of arrival."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def at(self, time: float, do: Callable[..., None], *args: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (max(time, self.now), self._count, do, args))
+
+    def after(self, delay: float, do: Callable[..., None], *args: Any) -> None:
+        self.at(self.now + delay, do, *args)
+
+    def run_next(self) -> bool:
+        """Let the next thing happen. False: nothing is left."""
+        if not self._queue:
+            return False
+        self.now, _, do, args = heapq.heappop(self._queue)
+        do(*args)
+        return True
+
+    @property
+    def steps(self) -> int:
+        return self._count
+
+
+def batch_of(rows: tuple[tuple[int, int], ...]) -> Batch:
+    """Rows are (id, value) pairs."""
+    return Batch(rows, len(rows), 16 * len(rows), content_digest(msgpack.packb(rows)))
+
+
+def encode_batch(batch: Batch) -> bytes:
+    packed: bytes = msgpack.packb(batch.payload)
+    return packed
+
+
+def decode_payload(content: bytes) -> tuple[tuple[int, int], ...]:
+    return tuple(tuple(row) for row in msgpack.unpackb(content))
+
+
+class Asked(NamedTuple):
+    """One call as the external service has seen it."""
+
+    task: int
+    incarnation: Incarnation
+    arguments: tuple[Any, ...]
+    answer: int | None
+
+
+class ServiceFailed(ValueError):
+    """What the external service raises now and then."""
+
+
+class Service:
+    """An external service: every answer is new; it keeps a journal of its own."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.journal: list[Asked] = []
+        self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
+
+    def ask(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
+        failed = self._random.random() < 0.1
+        answer = None if failed else self._random.getrandbits(48)
+        asked = Asked(task, incarnation, arguments, answer)
+        self.journal.append(asked)
+        self.by_arguments[arguments].append(asked)
+        if answer is None:
+            raise ServiceFailed("try later")
+        return answer
+
+
+class SourceData:
+    """The rows of one source task, the same whenever they are read."""
+
+    def __init__(self, first_id: int, count: int) -> None:
+        self.rows = tuple((first_id + i, (first_id + i) * 2654435761 % 65521) for i in range(count))
+
+    def read(self, offset: int, count: int) -> Batch:
+        return batch_of(self.rows[offset : offset + count])
+
+
+class TaskWorld:
+    """What one incarnation of a task sees of the world (a :class:`clonos.core.events.World`)."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        service: Service,
+        task: int,
+        incarnation: Incarnation,
+        skew_ms: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._service = service
+        self._task = task
+        self._incarnation = incarnation
+        self._skew_ms = skew_ms
+
+    def clock_ms(self) -> int:
+        return EPOCH_MS + int(self._scheduler.now) + self._skew_ms
+
+    def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        return self._service.ask(self._task, self._incarnation, tuple(args))
+
+    def decode_rows(self, content: bytes) -> Batch:
+        return batch_of(decode_payload(content))
+
+
+class NoWorld:
+    """The world of a re-run: a log that is complete never asks."""
+
+    def clock_ms(self) -> int:
+        raise AssertionError("a replay reads the clock")
+
+    def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        raise AssertionError("a replay makes a call")
+
+    def decode_rows(self, content: bytes) -> Batch:
+        return batch_of(decode_payload(content))

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.api.durations import parse_duration
+from clonos.errors import (
+    BadDuration,
+    BadGraph,
+    BadSchema,
+    CallError,
+    DefinitionError,
+    OperatorError,
+    UnknownColumn,
+    WrongType,
+)
+
+NOT: Any = 5
+SCHEMA = "word string, n long, t timestamp"
+
+
+def words(**options):
+    return clonos.Job(**options).source(
+        clonos.sources.from_batches([], schema=SCHEMA), name="words"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("5 seconds", 5000), ("1 second", 1000), ("200ms", 200), ("1.5 s", 1500),
+     ("2 minutes", 120_000),
+     ("1 hour", 3_600_000), ("1 day", 86_400_000), (timedelta(seconds=2), 2000), ("3 Secs", 3000)],
+)  # fmt: skip
+def test_durations(text, ms):
+    assert parse_duration(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "five seconds", "-1 s", "0 s", "5 parsecs", None, 7])
+def test_bad_durations(text):
+    with pytest.raises(BadDuration):
+        parse_duration(text)
+
+
+def _second_name():
+    stream = words()
+    stream.filter(bool, name="f")
+    stream.filter(bool, name="f")
+
+
+@pytest.mark.parametrize(
+    ("define", "error", "text"),
+    [
+        (lambda: words().key_by("wrod"), UnknownColumn, "did you mean 'word'"),
+        (words().key_by, WrongType, "key_by"),
+        (lambda: _agg(s=clonos.sum("word")), WrongType, "sum of column 'word', which is string"),
+        (lambda: _agg(s=clonos.avg("t")), WrongType, "avg of column 't'"),
+        (lambda: _agg(s=clonos.min("m")), UnknownColumn, "no column 'm'"),
+        (lambda: _agg(word=clonos.count()), BadGraph, "two columns 'word'"),
+        (lambda: _agg(s=5), WrongType, "not an aggregate"),
+        (lambda: _agg(), WrongType, "without aggregates"),
+        (lambda: words().map(lambda r: r, "word strin"), BadSchema, "did you mean 'string'"),
+        (lambda: words().map(5, "word string"), WrongType, "not a function"),
+        (lambda: words().map(lambda: 1, "word string"), WrongType, "takes 0 arguments"),
+        (lambda: words().map(lambda a, b, c: 1, "n int"), WrongType, "takes 3 arguments"),
+        (lambda: words().with_watermark("n", "1 s"), WrongType, "not a time"),
+        (lambda: words().with_watermark("t", "soon"), BadDuration, "soon"),
+        (lambda: words().key_by("word").window("5 s"), WrongType, "not a window"),
+        (lambda: words().key_by("word").window(clonos.tumbling("5 s", on="t")), BadGraph,
+         "without a watermark"),
+        (lambda: words().key_by("word").process(clonos.Process, "n int"), WrongType, "Process"),
+        (lambda: words().key_by("word").map_batches(lambda b: b, "n long"), UnknownColumn,
+         "key 'word' is lost"),
+        (lambda: words().union(words()), BadGraph, "different jobs"),
+        (lambda: _union_of_two_schemas(), WrongType, "a union of"),
+        (lambda: words().sink("parquet"), WrongType, "not a sink"),
+        (lambda: clonos.sinks.callback(NOT), WrongType, "not a function"),
+        (lambda: clonos.sinks.parquet("x", rows_per_file=0), WrongType, "rows_per_file"),
+        (_second_name, BadGraph, "called 'f'"),
+        (lambda: clonos.Job().source([1]), WrongType, "list is not a source"),
+        (lambda: clonos.Job(parallelism=0), WrongType, "parallelism=0"),
+        (lambda: clonos.Job(guarantee=NOT), WrongType, "guarantee"),
+        (lambda: words(sharing_depth=-1), WrongType, "sharing_depth"),
+        (lambda: words(sharing_depth="all"), WrongType, "sharing_depth"),
+        (lambda: words().filter(bool, parallelism=1000), WrongType, "128"),
+        (lambda: words()._job.source(clonos.sources.socket_lines("h", 1), parallelism=2), BadGraph,
+         "cannot be shared out"),
+        (lambda: clonos.sources.from_batches([[(1, 2)]], schema="n int"), WrongType, "not rows"),
+        (lambda: clonos.sources.from_batches([[("a",)]], schema="n int"), WrongType, "column 'n'"),
+        (lambda: clonos.sources.from_batches([[("a",)]]), BadSchema, "without a schema"),
+        (lambda: clonos.sources.rate(0), WrongType, "rate"),
+        (lambda: clonos.Job().compile(), BadGraph, "no sink"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_found_where_they_are_made(define, error, text):
+    with pytest.raises(error, match=text) as caught:
+        define()
+    assert isinstance(caught.value, DefinitionError)
+
+
+def _agg(**aggregates):
+    return words().key_by("word").window(clonos.tumbling("1 s")).agg(**aggregates)
+
+
+def _union_of_two_schemas():
+    stream = words()
+    stream.union(stream.map(lambda r: r.n, "n long"))
+
+
+def test_schemas():
+    result = _agg(total=clonos.sum("n"), mean=clonos.avg("n"), hi=clonos.max("word"))
+    assert [f"{field.name} {field.type}" for field in result.schema] == [
+        "word string", "window_start timestamp[us, tz=UTC]", "window_end timestamp[us, tz=UTC]",
+        "total int64", "mean double", "hi string",
+    ]  # fmt: skip
+
+
+def test_names():
+    job = clonos.Job()
+    stream = job.source(clonos.sources.from_batches([], schema=SCHEMA))
+    stream = stream.filter(bool).filter(bool, name="mine").filter(bool)
+    stream.sink(clonos.sinks.collect())
+    code = job.compile().codes[0]
+    assert [name for name, _ in code.operators] == ["batches", "filter", "mine", "filter_2"]
+    assert code.task.name == "mine[0]"
+    assert _agg(name=clonos.count()).schema.names[-1] == "name"
+
+
+def test_event_time_is_known_through_other_operators():
+    stream = words().with_watermark("t", "1 s").filter(bool).union()
+    stream.key_by("word").window(clonos.tumbling("1 s", on="t")).agg(n=clonos.count())
+
+
+def test_public_names():
+    for name in clonos.__all__:
+        assert getattr(clonos, name) is not None
+        assert name in dir(clonos)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = clonos.nothing
+
+
+def test_errors_can_be_shipped():
+    for error in (OperatorError("x", where="w", remedy="r"), CallError("T", "m")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import pytest
+
+import clonos
+from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec
+from clonos.errors import BadGraph
+from clonos.operators.partition import Routing
+from clonos.testing import StepHarness, rows, task_code
+
+cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+
+SCHEMA = "k string, n long"
+
+
+def source(job, name="in", **options):
+    return job.source(clonos.sources.from_batches([], schema=SCHEMA), name=name, **options)
+
+
+def wordcount(**options):
+    job = clonos.Job("wordcount", parallelism=2, **options)
+    words = source(job).map(lambda r: r, SCHEMA).filter(lambda r: r.n > 0)
+    counts = words.key_by("k").window(clonos.tumbling("5 s")).agg(n=clonos.sum("n"), name="count")
+    counts.map(lambda r: (r.k, r.n), SCHEMA).sink(clonos.sinks.collect(), name="out")
+    return job.compile()
+
+
+def test_neighbours_are_fused():
+    compiled = wordcount()
+    assert [task.name for task in compiled.plan.tasks] == [
+        "in[0]", "in[1]", "count[0]", "count[1]", "out[0]", "out[1]"
+    ]  # fmt: skip
+    assert [[name for name, _ in code.operators] for code in compiled.codes[::2]] == [
+        ["in", "map", "filter"],
+        ["count", "map_2"],
+        ["out"],
+    ]
+
+
+def test_plan_is_consistent():
+    compiled = wordcount()
+    plan = compiled.plan
+    for i, task in enumerate(plan.tasks):
+        assert task.id == i
+        for channel in task.inputs:
+            assert plan.channels[channel].receiver == i
+        for channel in task.outputs:
+            assert plan.channels[channel].sender == i
+        assert set(compiled.codes[i].schemas) == {*task.inputs, *task.outputs}
+    assert [channel.id for channel in plan.channels] == list(range(len(plan.channels)))
+    assert set(compiled.schemas) == set(range(len(plan.channels)))
+    assert [task.is_source for task in plan.tasks] == [True] * 2 + [False] * 4
+    assert [task.is_sink for task in plan.tasks] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, "full"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_channels_to_the_house_keeper(depth, guarantee):
+    plan = wordcount(sharing_depth=depth, guarantee=guarantee).plan
+    assert plan.sharing_depth == (FULL_DEPTH if depth == "full" else depth)
+    assert plan.causal_log == (guarantee == "exactly_once")
+    for task in plan.tasks:
+        out = [c for c in task.outputs if plan.channels[c].receiver == HOUSE_KEEPER]
+        wanted = task.is_sink or plan.forwarded_logs(ChannelSpec(-1, task.id, HOUSE_KEEPER))
+        assert out == (list(task.outputs[-1:]) if wanted else [])
+
+
+def test_sources_that_cannot_replay_are_gated():
+    job = clonos.Job(parallelism=2, sharing_depth="full")
+    lines = job.source(clonos.sources.socket_lines("localhost", 1), name="lines")
+    lines.sink(clonos.sinks.collect(), name="out")
+    plan = job.compile().plan
+    (task, sink) = plan.tasks
+    assert task.is_gated
+    assert not sink.is_gated
+    assert plan.channels[task.outputs[-1]].receiver == HOUSE_KEEPER
+
+
+def test_programs_do_not_emit_to_the_house_keeper_unless_they_are_sinks():
+    compiled = wordcount(sharing_depth=0)
+    for code in compiled.codes:
+        emitted = [c for output in code.outputs for c in output.channels]
+        to_world = [c for c in emitted if compiled.plan.channels[c].receiver == HOUSE_KEEPER]
+        assert to_world == (list(code.task.outputs) if code.task.is_sink else [])
+
+
+def test_routing_and_parallelism():
+    job = clonos.Job(parallelism=2)
+    stream = source(job, parallelism=3)
+    stream = stream.map(lambda r: r, SCHEMA, name="narrow", parallelism=1)
+    stream = stream.broadcast().filter(lambda r: True, name="all")
+    stream.key_by("k").filter(lambda r: True, name="keyed", parallelism=4).sink(
+        clonos.sinks.collect(), name="out"
+    )
+    compiled = job.compile()
+    routing = {code.task.name: [o.routing for o in code.outputs] for code in compiled.codes}
+    assert routing["in[2]"] == [Routing.ROUND_ROBIN]
+    assert routing["narrow[0]"] == [Routing.BROADCAST]
+    assert routing["all[1]"] == [Routing.HASH]
+    assert routing["keyed[3]"] == [Routing.FORWARD]
+    assert len(task_code(compiled, "all[1]").outputs[0].channels) == 4
+    assert "out[3]" in routing
+
+
+def test_keyed_operators_stay_in_one_chain():
+    job = clonos.Job(parallelism=2)
+    keyed = source(job).key_by("k").filter(lambda r: True, name="f").map_batches(lambda b: b)
+    keyed.window(clonos.tumbling("1 s")).agg(n=clonos.count()).sink(clonos.sinks.collect())
+    names = [[name for name, _ in code.operators] for code in job.compile().codes]
+    assert names[2] == ["f", "map_batches", "window"]
+
+
+def test_a_stream_that_is_used_twice_ends_its_chain():
+    job = clonos.Job()
+    stream = source(job).filter(lambda r: True, name="f")
+    left = stream.map(lambda r: r, SCHEMA, name="left")
+    left.union(stream, name="both").sink(clonos.sinks.collect(), name="out")
+    compiled = job.compile()
+    assert [task.name for task in compiled.plan.tasks] == ["in[0]", "left[0]", "both[0]", "out[0]"]
+    both = task_code(compiled, "both[0]")
+    ports = [compiled.plan.channels[c].port for c in both.task.inputs]
+    assert sorted(ports) == [0, 1]
+    harness = StepHarness(task_code(compiled, "in[0]").program())
+    assert len(harness.source([("a", 1)], SCHEMA).batches) == 2
+
+
+def test_only_what_leads_to_a_sink_runs():
+    job = clonos.Job()
+    stream = source(job)
+    stream.map(lambda r: r, SCHEMA, name="unused")
+    with pytest.raises(BadGraph, match="no sink"):
+        job.compile()
+    stream.sink(clonos.sinks.collect(), name="out")
+    assert [task.name for task in job.compile().plan.tasks] == ["in[0]", "out[0]"]
+
+
+def test_same_key_goes_to_same_task_and_nothing_is_lost():
+    compiled = wordcount()
+    seen: dict[str, int] = {}
+    given = [(f"k{i % 20}", i + 1) for i in range(100)]
+    arrived = []
+    for name in ("in[0]", "in[1]"):
+        harness = StepHarness(task_code(compiled, name).program())
+        for channel, batch in harness.source(given, SCHEMA).batches.items():
+            receiver = compiled.plan.channels[channel].receiver
+            for k, n in rows(batch):
+                assert seen.setdefault(k, receiver) == receiver
+                arrived.append((k, n))
+    assert sorted(arrived) == sorted(given * 2)
+    assert set(seen.values()) == {2, 3}
+
+
+def test_code_is_shipped_and_programs_are_fresh():
+    class Count(clonos.Process):
+        def __init__(self):
+            self.opened = 0
+
+        def open(self, ctx):
+            self.opened += 1
+            self.seen = ctx.state("seen", "long")
+
+        def on_row(self, row, ctx):
+            self.seen.set(self.seen.get(0) + 1)
+            return [(row.k, self.seen.get() * self.opened)]
+
+    job = clonos.Job()
+    source(job).key_by("k").process(Count(), SCHEMA, name="p").sink(clonos.sinks.collect())
+    code = cloudpickle.loads(cloudpickle.dumps(task_code(job.compile(), "p[0]")))
+    for _ in range(2):
+        harness = StepHarness(code.program())
+        assert rows(harness.input(0, [("a", 0), ("a", 0)], SCHEMA).batches[1]) == [
+            ("a", 1), ("a", 2)
+        ]  # fmt: skip
+
+
+def test_dataframes_are_not_shipped():
+    class Frame:
+        schema = SCHEMA
+        mapInArrow = None  # noqa: N815 - Spark's
+
+        def __reduce__(self):
+            raise AssertionError("shipped")
+
+    job = clonos.Job()
+    job.source(Frame(), name="df").sink(clonos.sinks.collect())
+    code = job.compile().codes[0]
+    assert code.source is not None
+    assert isinstance(code.source.dataframe, Frame)
+    shipped = cloudpickle.loads(cloudpickle.dumps(code))
+    assert shipped.source.dataframe is None
+    assert shipped.source.factory is None
+    assert shipped.source.kind == "dataframe"

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import clonos
+from clonos.errors import CallError, Divergence, OperatorError
+from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
+
+
+def program_of(build, schema, **options):
+    """The program of the one chain between a source and its sink."""
+    job = clonos.Job("test", **options)
+    stream = job.source(clonos.sources.from_batches([], schema=schema), name="in")
+    build(stream).sink(clonos.sinks.collect())
+    return job.compile().codes[0].program()
+
+
+def run(build, given, schema, **options):
+    harness = StepHarness(program_of(build, schema, **options))
+    output = harness.source(given, schema)
+    batch = next(iter(output.batches.values()), None)
+    return [] if batch is None else rows(batch)
+
+
+def test_map_results_by_position_name_and_value():
+    schema = "a int, b string"
+    given = [(1, "x"), (2, None)]
+    for fn in (
+        lambda row: (row.a + 1, row.b),
+        lambda row: [row["a"] + 1, row[1]],
+        lambda row: {"b": row.b, "a": row.a + 1},
+        lambda row, ctx: (row.a + 1, row.b),
+        lambda row, ctx=None: (row.a + 1, row.b),
+    ):
+        assert run(lambda s, fn=fn: s.map(fn, schema), given, schema) == [(2, "x"), (3, None)]
+    assert run(lambda s: s.map(lambda r: r.a * 2, "n long"), given, schema) == [(2,), (4,)]
+    assert run(lambda s: s.map(lambda r: r, "b string, a int"), given, schema)[0] == ("x", 1)
+
+
+def test_flat_map_and_filter():
+    def split(row):
+        yield from row.value.split()
+
+    given = [("to be",), ("",), ("or",)]
+    result = run(lambda s: s.flat_map(split, "word string"), given, "value string")
+    assert result == [("to",), ("be",), ("or",)]
+    result = run(lambda s: s.filter(lambda r: r.value), given, "value string")
+    assert result == [("to be",), ("or",)]
+    assert run(lambda s: s.flat_map(lambda r: None, "word string"), given, "value string") == []
+
+
+def test_map_batches():
+    def double(batch):
+        return pa.table({"n": pc.multiply(batch.column("n"), 2)})
+
+    assert run(lambda s: s.map_batches(double), [(1,), (2,)], "n long") == [(2,), (4,)]
+    assert run(lambda s: s.map_batches(lambda b: None), [(1,)], "n long") == []
+    with pytest.raises(OperatorError, match="columns m instead of n"):
+        run(lambda s: s.map_batches(lambda b: b.rename_columns(["m"])), [(1,)], "n long")
+    with pytest.raises(OperatorError, match="returned int"):
+        run(lambda s: s.map_batches(lambda b: 1), [(1,)], "n long")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda s: s.map(lambda r: 10 // r.n, "n long", name="bad"),
+        lambda s: s.map(lambda r: r.n or "zero", "n long", name="bad"),
+        lambda s: s.map(lambda r: r.n or None, "n long", name="bad"),
+        lambda s: s.map(lambda r: {"n": r.n} if r.n else {"m": 1}, "n long", name="bad"),
+        lambda s: s.map(lambda r: (r.n,) if r.n else (1, 2), "n long", name="bad"),
+        lambda s: s.map(lambda r: (r.n or None,), "n long not null", name="bad"),
+        lambda s: s.flat_map(lambda r: [r.n] if r.n else "zero", "n long", name="bad"),
+        lambda s: s.flat_map(lambda r: [10 // r.n], "n long", name="bad"),
+        lambda s: s.filter(lambda r: 10 // r.n, name="bad"),
+        lambda s: s.map(lambda r: r.n or r.nothing, "n long", name="bad"),
+        lambda s: s.map(lambda r: r.n or 2**70, "n long", name="bad"),
+    ],
+)
+def test_bad_records(build):
+    with pytest.raises(OperatorError, match=r"bad\[0\]") as caught:
+        run(build, [(1,), (0,), (2,)], "n long")
+    assert caught.value.__cause__ is not None
+    program = program_of(build, "n long", on_bad_record="drop")
+    output = StepHarness(program).source([(1,), (0,), (2,)], "n long")
+    assert output.batches[0].rows == 2
+    assert program.statistics == {"bad: bad_records": 1}
+    restored = program_of(build, "n long", on_bad_record="drop")
+    restored.apply(program.delta())
+    assert restored.statistics == program.statistics
+
+
+def test_error_tells_operator_task_and_row():
+    with pytest.raises(OperatorError) as caught:
+        run(lambda s: s.map(lambda r: 1 / r.n, "x double", name="inverse"), [(0,)], "n long")
+    text = str(caught.value)
+    assert "inverse[0] in task in[0]" in text
+    assert "ZeroDivisionError" in text
+    assert "Row(n=0)" in text
+
+
+def test_divergence_is_never_a_bad_record():
+    def diverge(row):
+        raise Divergence("x")
+
+    with pytest.raises(Divergence):
+        run(lambda s: s.map(diverge, "n int"), [(0,)], "n long", on_bad_record="drop")
+
+
+def test_context():
+    seen = []
+
+    def fn(row, ctx):
+        seen.append(ctx.idempotency_key())
+        answer = ctx.call(lambda x: {"got": (x, {2, 1})}, row.n)
+        seen.append(ctx.idempotency_key())
+        assert ctx.watermark is None
+        assert ctx.clock.now().timestamp() * 1000 == ctx.clock.now_ms() == 1_000_000
+        return answer["got"][0]
+
+    assert run(lambda s: s.map(fn, "n long"), [(5,)], "n long") == [(5,)]
+    assert seen == ["test/0/1/1", "test/0/1/2"]
+
+
+def test_call_errors_reach_the_user():
+    class OwnError(Exception):
+        pass
+
+    def fail():
+        raise OwnError("why")
+
+    def fn(row, ctx):
+        try:
+            ctx.call(fail)
+        except CallError as error:
+            return error.message
+
+    assert run(lambda s: s.map(fn, "m string"), [(5,)], "n long") == [("why",)]
+
+
+def test_random_is_a_function_of_seed_task_operator_and_step():
+    def build(stream):
+        draw = lambda r, ctx: (*r, int(ctx.random.integers(1 << 40)))  # noqa: E731
+        return stream.map(draw, "n long, a long").map(draw, "n long, a long, b long")
+
+    given, schema = [(1,), (2,)], "n long"
+    harness = StepHarness(program_of(build, schema, seed=7))
+    first, second = (rows(harness.source(given, schema).batches[0]) for _ in range(2))
+    numbers = [row[i] for row in first + second for i in (1, 2)]
+    assert len(set(numbers)) == len(numbers)
+    later = StepHarness(program_of(build, schema, seed=7), position=1)
+    assert rows(later.source(given, schema).batches[0]) == second
+    other = StepHarness(program_of(build, schema, seed=8))
+    assert rows(other.source(given, schema).batches[0]) != first
+
+
+def test_no_services_outside_of_a_step():
+    class Early(clonos.Process):
+        def open(self, ctx):
+            ctx.clock.now()
+
+    job = clonos.Job()
+    stream = job.source(clonos.sources.from_batches([], schema="n long"))
+    stream.key_by("n").process(Early(), "n long").sink(clonos.sinks.collect())
+    with pytest.raises(OperatorError, match="only while"):
+        job.compile().codes[1].program()
+
+
+def test_union_takes_the_lowest_watermark_of_open_inputs():
+    job = clonos.Job()
+    schema = "t timestamp"
+    streams = [
+        job.source(clonos.sources.from_batches([], schema=schema), name=name)
+        for name in ("a", "b")
+    ]
+    streams[0].union(streams[1], name="both").sink(clonos.sinks.collect())
+    code = job.compile().codes[2]
+    assert code.task.name == "both[0]"
+    harness = StepHarness(code.program())
+    assert harness.watermark(0, 50).watermarks == {}
+    assert harness.watermark(1, 30).watermarks == {2: 30}
+    assert harness.watermark(1, 20).watermarks == {}
+    assert harness.end(1).watermarks == {2: 50}
+    assert harness.end(0).watermarks == {}
+
+
+def test_batches_of_a_channel_are_handled_as_one_and_restored_anywhere():
+    job = clonos.Job(parallelism=2)
+    source = job.source(clonos.sources.from_batches([], schema="n long"), name="in")
+    source.rebalance().map(lambda r: r.n, "n long", name="m", parallelism=3).rebalance().sink(
+        clonos.sinks.collect(), parallelism=2
+    )
+    compiled = job.compile()
+    code = next(code for code in compiled.codes if code.task.name == "m[1]")
+    batch = pa.record_batch({"n": [1, 2]})
+    channel = code.task.inputs[0]
+    events = [Batches(channel, (batch, batch)), *[Batches(channel, (batch,))] * 3]
+    outputs = check_restore(code.program, [*events, *(End(c) for c in code.task.inputs)])
+    assert [sum(b.rows for b in o.batches.values()) for o in outputs] == [4, 2, 2, 2, 0, 0]
+    assert [list(o.batches) for o in outputs[:4]] == [
+        [code.task.outputs[i]] for i in (0, 1, 0, 1)
+    ]  # fmt: skip
+    assert Source(batch).batch is batch

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clonos.errors import StateMismatch
+from clonos.operators.state import (
+    Change,
+    Facts,
+    KeyedStore,
+    decode_delta,
+    encode_delta,
+    merge_deltas,
+)
+
+NAMES = ["a", "b"]
+changes = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.builds(
+            lambda n, v: Change(n % 128, b"%d" % n, v),
+            st.integers(0, 5),
+            st.none() | st.binary(max_size=3),
+        ),
+    )
+)
+
+
+def applied(deltas):
+    state: dict[tuple[int, bytes], bytes] = {}
+    for delta in deltas:
+        for operator, is_fact, keys, values in decode_delta(NAMES, delta):
+            assert not is_fact
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    state.pop((operator, key), None)
+                else:
+                    state[operator, key] = value
+    return state
+
+
+@given(st.lists(changes), st.integers(0, 5), st.booleans())
+def test_merged_layers_have_the_same_effect(layers, cut, is_base):
+    deltas = [encode_delta(NAMES, [(n, [c]) for n, c in layer]) for layer in layers]
+    cut = min(cut, len(deltas))
+    base = merge_deltas(deltas[:cut], is_base=is_base)
+    assert applied([base, *deltas[cut:]]) == applied(deltas)
+    assert applied([base, merge_deltas(deltas[cut:])]) == applied(deltas)
+    assert base == merge_deltas(deltas[:cut], is_base=is_base)
+
+
+def test_base_forgets_what_is_gone():
+    deltas = [encode_delta(NAMES, [(0, [Change(1, b"k", value)])]) for value in (b"v", None)]
+    assert merge_deltas(deltas) != b""
+    assert merge_deltas(deltas, is_base=True) == b""
+
+
+def test_other_operators_are_refused():
+    delta = encode_delta(["x"], [(0, [Change(0, b"k", b"v")])])
+    with pytest.raises(StateMismatch, match="state of x cannot be read by a, b"):
+        applied([delta])
+    with pytest.raises(StateMismatch):
+        merge_deltas([delta, encode_delta(NAMES, [(0, [Change(0, b"k", b"v")])])])
+    with pytest.raises(StateMismatch, match="cannot be read"):
+        merge_deltas([b"garbage"])
+
+
+def test_facts_and_stores_report_what_changed_only():
+    facts = Facts()
+    facts.set("a", 1)
+    assert [change.key for change in facts.changes()] == [b"a"]
+    facts.set("a", 1)
+    assert not list(facts.changes())
+    store = KeyedStore()
+    store.put(b"k", 3, b"1")
+    store.begin()
+    store.put(b"k", 3, b"2")
+    store.put(b"l", 3, b"2")
+    store.roll_back()
+    assert store.values == {b"k": b"1"}
+    assert {c.key: c.value for c in store.changes()} == {b"k": b"1", b"l": None}
+    assert not list(store.changes())
+
+
+def test_large_state_is_quick():
+    store = KeyedStore()
+    noise = random.Random(1).randbytes(100)
+    for i in range(200_000):
+        store.put(b"%d" % i, i % 128, noise)
+    start = time.process_time()
+    delta = encode_delta(NAMES, [(0, store.changes())])
+    other = KeyedStore()
+    for _, _, keys, values in decode_delta(NAMES, delta):
+        other.restore(keys, values)
+    assert other.values == store.values
+    assert time.process_time() - start < 5
