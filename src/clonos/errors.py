@@ -113,3 +113,15 @@ class CallError(ClonosError):
 
     def __reduce__(self) -> tuple[Callable[..., ClonosError], tuple[Any, ...]]:
         return CallError, (self.type_name, self.message)
+
+
+class TaskFailed(ClonosError):
+    """A task cannot go on, for a reason that has no error type of its own."""
+
+
+class PoisonRecord(ClonosError):
+    """A task dies again and again at the same place; the job stops before every standby is lost."""
+
+
+class OrphanedOutput(ClonosError):
+    """Output is in the world that depends on something nobody knows any more."""

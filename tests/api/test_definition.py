@@ -45,6 +45,15 @@ def test_bad_durations(text):
         parse_duration(text)
 
 
+def _agg(**aggregates):
+    return words().key_by("word").window(clonos.tumbling("1 s")).agg(**aggregates)
+
+
+def _union_of_two_schemas():
+    stream = words()
+    stream.union(stream.map(lambda r: r.n, "n long"))
+
+
 def _second_name():
     stream = words()
     stream.filter(bool, name="f")
@@ -61,7 +70,7 @@ def _second_name():
         (lambda: _agg(s=clonos.min("m")), UnknownColumn, "no column 'm'"),
         (lambda: _agg(word=clonos.count()), BadGraph, "two columns 'word'"),
         (lambda: _agg(s=5), WrongType, "not an aggregate"),
-        (lambda: _agg(), WrongType, "without aggregates"),
+        (_agg, WrongType, "without aggregates"),
         (lambda: words().map(lambda r: r, "word strin"), BadSchema, "did you mean 'string'"),
         (lambda: words().map(5, "word string"), WrongType, "not a function"),
         (lambda: words().map(lambda: 1, "word string"), WrongType, "takes 0 arguments"),
@@ -75,7 +84,7 @@ def _second_name():
         (lambda: words().key_by("word").map_batches(lambda b: b, "n long"), UnknownColumn,
          "key 'word' is lost"),
         (lambda: words().union(words()), BadGraph, "different jobs"),
-        (lambda: _union_of_two_schemas(), WrongType, "a union of"),
+        (_union_of_two_schemas, WrongType, "a union of"),
         (lambda: words().sink("parquet"), WrongType, "not a sink"),
         (lambda: clonos.sinks.callback(NOT), WrongType, "not a function"),
         (lambda: clonos.sinks.parquet("x", rows_per_file=0), WrongType, "rows_per_file"),
@@ -99,15 +108,6 @@ def test_mistakes_are_found_where_they_are_made(define, error, text):
     with pytest.raises(error, match=text) as caught:
         define()
     assert isinstance(caught.value, DefinitionError)
-
-
-def _agg(**aggregates):
-    return words().key_by("word").window(clonos.tumbling("1 s")).agg(**aggregates)
-
-
-def _union_of_two_schemas():
-    stream = words()
-    stream.union(stream.map(lambda r: r.n, "n long"))
 
 
 def test_schemas():

@@ -183,7 +183,7 @@ def test_rate_is_a_function_of_the_row_number():
     reader = make(0)
     reader.open(0)
     start = clock[0]
-    assert reader.read(10, 1.0).num_rows == 1
+    assert reader.read(1, 1.0).num_rows == 1
     assert reader.read(10, 0.05) is None
     clock[0] = start + 0.45
     assert reader.read(10, 0.0).num_rows == 2

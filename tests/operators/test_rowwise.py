@@ -172,8 +172,7 @@ def test_union_takes_the_lowest_watermark_of_open_inputs():
     job = clonos.Job()
     schema = "t timestamp"
     streams = [
-        job.source(clonos.sources.from_batches([], schema=schema), name=name)
-        for name in ("a", "b")
+        job.source(clonos.sources.from_batches([], schema=schema), name=name) for name in ("a", "b")
     ]
     streams[0].union(streams[1], name="both").sink(clonos.sinks.collect())
     code = job.compile().codes[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -95,9 +96,20 @@ class Job:
         )
 
     def source(
-        self, source: Any, *, name: str | None = None, parallelism: int | None = None
+        self,
+        source: Any,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        rows_per_second: float | None = None,
     ) -> Stream:
-        """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame."""
+        """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame.
+
+        Parameters
+        ----------
+        rows_per_second
+            Admit at most so many rows, all tasks of the source together.
+        """
         if not isinstance(source, SourceSpec):
             if not hasattr(source, "mapInArrow"):
                 raise WrongType(
@@ -105,6 +117,9 @@ class Job:
                     remedy="give a Spark DataFrame or one of clonos.sources",
                 )
             source = dataframe(source)
+        if rows_per_second is not None and not rows_per_second > 0:
+            raise WrongType(f"rows_per_second={rows_per_second!r}", remedy="give a number above 0")
+        source = replace(source, rows_per_second=rows_per_second)
         limit = source.parallelism_max
         if limit is not None and parallelism is not None and parallelism > limit:
             raise BadGraph(
@@ -174,9 +189,7 @@ class Job:
 
 def _one_of(name: str, value: str, *allowed: str) -> None:
     if value not in allowed:
-        raise WrongType(
-            f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}"
-        )
+        raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
 
 
 def _number(name: str, value: Any, low: int | None, high: int | None = None) -> int:

@@ -169,9 +169,7 @@ def _lines(found: FileList, has_header: bool, index: int, parallelism: int) -> R
     return LinesReader(found, index, parallelism, has_header=has_header)
 
 
-def _rate(
-    rate: float, rows: int | None, start_us: int, index: int, parallelism: int
-) -> Reader:
+def _rate(rate: float, rows: int | None, start_us: int, index: int, parallelism: int) -> Reader:
     return RateReader(rate, rows, start_us, index, parallelism)
 
 

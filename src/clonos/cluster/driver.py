@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import secrets
+import sys
 import tempfile
 import threading
 import time
@@ -29,7 +30,7 @@ from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
 from clonos.operators.state import merge_deltas
-from clonos.runtime.world import RealWorld
+from clonos.runtime.loop import SWITCH_S
 from clonos.storage.layers import LayerStore
 from clonos.transport.events import (
     ChannelClosed,
@@ -144,7 +145,6 @@ class RunningJob:
             availability=self.options.on_orphan == "availability",
             bound=self.pool.bound,
         )
-        self._world = RealWorld()
         self._background = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
         self._compacting: set[int] = set()
         self._garbage: list[tuple[float, str]] = []
@@ -240,6 +240,7 @@ class RunningJob:
             self._carry_out()
             if not self.coordinator.done:
                 self.pool.launch_all()
+            sys.setswitchinterval(SWITCH_S)
             while not (self.coordinator.done or self._error or self._stop_asked):
                 self._turn()
         except errors.ClonosError as error:

@@ -24,9 +24,12 @@ def ship(
     """Everything that a slot needs, whichever task it will run."""
     readers: dict[int, Callable[[Any], Reader]] = {}
     writers: dict[int, Callable[[], OutputWriter]] = {}
+    rates: dict[int, float] = {}
     for code in compiled.codes:
         if code.source is not None:
             readers[code.task.id] = partial(_reader, code)
+            if code.source.rows_per_second is not None:
+                rates[code.task.id] = code.source.rows_per_second / code.parallelism
         if code.task.writes_itself and code.sink is not None and code.sink.path is not None:
             writers[code.task.id] = partial(ParquetWriter, code.sink.path)
     return Shipment(
@@ -38,6 +41,7 @@ def ship(
         programs={code.task.id: code.program for code in compiled.codes},
         readers=readers,
         writers=writers,
+        rates=rates,
         coordinator=coordinator,
         layers_uri=layers_uri,
         **settings,

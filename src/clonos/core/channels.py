@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from clonos.core.fences import Fences
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
 from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Resume, Run
@@ -84,17 +83,16 @@ class Input:
             Resume.RESET if self.reset else Resume.EXACT,
         )
 
-    def take(self, data: Data, book: LogBook, fences: Fences) -> Verdict:
+    def take(self, data: Data, book: LogBook) -> Verdict:
         """Store the delta *before* the item may be processed (log before effect)."""
         if self._held:
             self._held.append(data)
             return Verdict.HELD
-        for run in data.runs:
-            if book.refuses(run):
-                if fences.pending(run.task):
-                    self._held.append(data)
-                    return Verdict.HELD
-                return Verdict.REFUSED
+        if any(book.must_wait(run) for run in data.runs):
+            self._held.append(data)
+            return Verdict.HELD
+        if any(book.refuses(run) for run in data.runs):
+            return Verdict.REFUSED
         for run in data.runs:
             book.append(run)
         if data.item is not None:
@@ -112,12 +110,12 @@ class Input:
         self._chain = item.chain
         self.queue.append(item)
 
-    def release_held(self, book: LogBook, fences: Fences) -> Verdict:
+    def release_held(self, book: LogBook) -> Verdict:
         """A fence was resolved: what waited for it can be judged now."""
         held, self._held = self._held, deque()
         result = Verdict.TAKEN
         for data in held:
-            result = self.take(data, book, fences)
+            result = self.take(data, book)
             if result is Verdict.REFUSED:
                 self._held.clear()
                 break

@@ -156,8 +156,9 @@ def _read_dependencies(value: Any) -> m.Dependencies:
 
 
 def _read_item(value: Any) -> m.Item:
-    seq, kind, epoch, number, batch, dep, chain = value
-    if not (type(seq) is type(kind) is type(epoch) is type(number) is type(chain) is int):
+    seq, kind, epoch, number, batch, dep, chain, born = value
+    numbers = (seq, kind, epoch, number, chain, born)
+    if any(type(n) is not int for n in numbers):
         raise _Wrong("an item's numbers are integers")
     if not 0 <= kind < len(_KINDS):
         raise _Wrong(f"{kind} is not a Kind")
@@ -168,7 +169,7 @@ def _read_item(value: Any) -> m.Item:
         if not (type(rows) is type(nbytes) is type(digest) is int) or rows < 0 or nbytes < 0:
             raise _Wrong("a batch is described by rows, bytes and digest")
         batch = Batch(None, rows, nbytes, digest)
-    return m.Item(seq, _KINDS[kind], epoch, number, batch, _read_dependencies(dep), chain)
+    return m.Item(seq, _KINDS[kind], epoch, number, batch, _read_dependencies(dep), chain, born)
 
 
 def _read_run(value: Any) -> m.Run:
@@ -203,6 +204,7 @@ def _item_fields(item: m.Item) -> tuple[Any, ...]:
         None if batch is None else batch[1:],
         item.dep,
         item.chain,
+        item.born_ms,
     )
 
 
@@ -355,6 +357,7 @@ def _with_payload(message: Any, payload: Any) -> Any:
         Batch(payload, *item.batch[1:]),
         item.dep,
         item.chain,
+        item.born_ms,
     )
     if type(message) is m.Data:
         return m.Data(message.channel, message.incarnation, item, message.runs)

@@ -83,7 +83,8 @@ class Connections:
         """Answer as soon as restored; but a sender whose log is being cut has to wait."""
         if channel_input.conn is None or channel_input.greeted:
             return
-        if self.fences.pending(channel_input.spec.sender):
+        # What we say we hold of a log that is being cut would be wrong when it arrives.
+        if any(self.fences.pending(t) for t in (channel_input.spec.sender, *channel_input.logs)):
             return
         self._do(ev.Reply(channel_input.conn, channel_input.hello(self.incarnation, self.book)))
         if self.phase is Phase.LIVE:
@@ -98,7 +99,7 @@ class Connections:
             return
         if channel_input.reset:
             return  # sent before the sender knew that we start over
-        if channel_input.take(event.data, self.book, self.fences) is Verdict.REFUSED:
+        if channel_input.take(event.data, self.book) is Verdict.REFUSED:
             self._refuse(channel_input)
 
     def _refuse(self, channel_input: Input) -> None:
@@ -198,7 +199,9 @@ class Connections:
             self._send(output, item)
 
     def _gate_closed(self, item: Item) -> bool:
-        return self.spec.is_gated and item.dep[self.id].position > self.stable.get(self.id, 0)
+        if not (self.spec.is_gated and self.plan.causal_log):
+            return False
+        return item.dep[self.id].position > self.stable.get(self.id, 0)
 
     def _send(self, output: Output, item: Item | None) -> None:
         runs = output.delta(self.book, self.stable)
@@ -251,7 +254,8 @@ class Connections:
             length = self.book.fence(task, incarnation)
             mine = [d for d in (self.dep.get(task), self._future.get(task)) if d is not None]
             dep = max(mine, key=lambda d: d.position) if mine else None
-            self.fences.announce(task, incarnation, max(length, dep.position if dep else 0))
+            # What we hold may yet be cut; only what we have said we depend on cannot surprise.
+            self.fences.announce(task, incarnation, dep.position if dep else 0)
             for channel_input in self._from(task):
                 self._refuse(channel_input)
             for output in self.outputs.values():
@@ -285,6 +289,8 @@ class Connections:
         self.stable[task] = min(self.stable.get(task, 0), length)
         for output in self.outputs.values():
             output.cut(task, length)
+            if not output.connected and output.address is not None and task in output.logs:
+                self._dial(output)  # a hello under way may still count what is cut
         if command.reset:
             self.dep = self.fences.clamp(self.dep)
         for channel_input in self.inputs.values():
@@ -293,6 +299,6 @@ class Connections:
                 channel_input.reset = True
             elif (from_lost or not command.reset) and channel_input.drop_orphans(lost):
                 self._refuse(channel_input)
-            if channel_input.release_held(self.book, self.fences) is Verdict.REFUSED:
+            if channel_input.release_held(self.book) is Verdict.REFUSED:
                 self._refuse(channel_input)
             self._greet(channel_input)

@@ -190,7 +190,7 @@ class Coordinator:
         self.acks: dict[int, LayerRef] = {}
         self.failed = False
         self.done = False
-        self._reading: set[int] = set()
+        self.reading: set[int] = set()
         self._in_round = False
         self._round_since_ms = 0
         self._now_ms = 0
@@ -283,6 +283,7 @@ class Coordinator:
                 task.slot = None
                 task.died = task.phase in ACTIVE
                 self._begin_recovery(task)
+                self._advance_round()
         self._feed_standbys()
 
     def _note_death(self, task: TaskState, length: int) -> None:
@@ -316,17 +317,16 @@ class Coordinator:
         task.answers.clear()
         self._in_round = True
         self._round_since_ms = self._now_ms
-        self._reading.clear()
+        self.reading.clear()
         self.keeper.fence(task.id, task.incarnation)
-        for other in self.tasks.values():
-            other.awaited.discard(task.id)
-            other.answers.pop(task.id, None)
-        task.awaited = {t.id for t in self._active()}
-        if task.slot is not None:  # an orphan: alive, and the best holder of its own log
-            task.awaited.add(task.id)
+        if task.slot is None:
+            for other in self.tasks.values():
+                other.awaited.discard(task.id)
+                other.answers.pop(task.id, None)
+        # Orphans, too, are asked: they are alive, hold what they hold, and best their own log.
+        task.awaited = {t.id for t in self.tasks.values() if t.slot is not None}
         for holder in sorted(task.awaited):
             self._order(holder, msg.Fence(task.id, task.incarnation))
-        self._advance_round()
 
     def _on_fence_answer(self, slot: int, report: msg.FenceAnswer) -> None:
         task = self.tasks[report.task]
@@ -341,14 +341,15 @@ class Coordinator:
         return [t for t in self.tasks.values() if t.phase not in ACTIVE]
 
     def _advance_round(self) -> None:
-        if not self._in_round or self.failed or self._reading:
+        if not self._in_round or self.failed or self.reading:
             return
         fenced = [t for t in self.tasks.values() if t.phase is TaskPhase.FENCING]
         if any(t.awaited for t in fenced):
             return
         for task in fenced:
+            self._do(Note("fenced", task.id, task.incarnation))
             self._read_longest(task)
-        if not self._reading:
+        if not self.reading:
             self._resolve_round()
 
     def _read_longest(self, task: TaskState) -> None:
@@ -358,22 +359,22 @@ class Coordinator:
         held = self.keeper.length(task.id)
         best = max(task.answers.values(), key=lambda a: a.length, default=None)
         if best is not None and best.length > held:
-            self._reading.add(task.id)
+            self.reading.add(task.id)
             self._order(best.holder, msg.ReadLog(task.id, held + 1))
 
     def _reading_holders(self) -> set[int]:
         holders = set()
-        for task in self._reading:
+        for task in self.reading:
             answers = self.tasks[task].answers.values()
             holders.add(max(answers, key=lambda a: a.length).holder)
         return holders
 
     def _on_log_prefix(self, slot: int, report: msg.LogPrefix) -> None:
-        if report.task not in self._reading:
+        if report.task not in self.reading:
             return
-        self._reading.discard(report.task)
+        self.reading.discard(report.task)
         self.keeper.append(report.runs)
-        if not self._reading:
+        if not self.reading:
             self._resolve_round()
 
     def _resolve_round(self) -> None:
@@ -403,6 +404,7 @@ class Coordinator:
                 for orphan in orphans:
                     self._do(Note("orphan", orphan.id, orphan.incarnation))
                     self._begin_recovery(orphan)
+                self._advance_round()
                 return
         for task in failed:
             self._note_death(task, lengths[task.id])

@@ -71,10 +71,12 @@ class OutputClosed:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """The reader has rows. ``content``: their encoding, if the reader cannot read them again."""
+    """The reader has rows. ``content``: their encoding, if the reader cannot read them again;
+    ``born_ms``: when it got them."""
 
     batch: Batch
     content: bytes | None = None
+    born_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

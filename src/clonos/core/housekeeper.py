@@ -22,6 +22,7 @@ import msgpack
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Input, Verdict
+from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Fences, Trust, depends_on_lost, merge
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Dependency, Item, Kind, LayerRef
@@ -65,6 +66,7 @@ class HouseKeeper:
         self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
         self.complete = False
         self.book = LogBook()
+        self.stable: dict[int, int] = {task.id: 0 for task in plan.tasks}
         self.fences = Fences()
         self.inputs = {
             c.id: Input(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER
@@ -77,6 +79,7 @@ class HouseKeeper:
         self._delivered: list[Deliver] = []
         self._actions: list[ev.Action] = []
         self._credit_due: set[int] = set()
+        self._unstable = set(self.stable)
 
     # --- the journal ------------------------------------------------------------------------
 
@@ -90,17 +93,42 @@ class HouseKeeper:
 
     def committed(self) -> tuple[list[ev.Action], list[Deliver]]:
         """Everything taken so far is durable: acknowledge it, let it out."""
+        self._advance_stable()
         for channel in sorted(self._credit_due):
             channel_input = self.inputs[channel]
             credit = channel_input.credit(relaxed=False, force=True)
             if credit is not None and channel_input.conn is not None:
-                stable = {t: self.book.length(t) for t in channel_input.logs}
+                stable = {t: self.stable[t] for t in channel_input.logs}
                 message = msg.Credit(channel, credit.processed, stable=stable)
                 self._actions.append(ev.Reply(channel_input.conn, message))
         self._credit_due.clear()
         actions, self._actions = self._actions, []
         delivered, self._delivered = self._delivered, []
         return actions, delivered
+
+    def _advance_stable(self) -> None:
+        """How much of each log can never be cut any more: all that it rests on is held, too.
+
+        Only that much is acknowledged. Of a log that is merely held, entries may yet turn out
+        void (they took items whose making nobody remembers), and no holder may stop passing on
+        what replaces them.
+        """
+        before = -1
+        while before != (before := sum(self.stable.values())):
+            for task in sorted(self._unstable):
+                position = max(self.stable[task], self.positions[task])
+                end = self.length(task)
+                while position < end and self._rests_on_stable(task, position + 1):
+                    position += 1
+                self.stable[task] = position
+                if position == end:
+                    self._unstable.discard(task)
+
+    def _rests_on_stable(self, task: int, position: int) -> bool:
+        cause = decode_record(self.book.record(task, position))[0]
+        if not isinstance(cause, Order):
+            return True
+        return cause.position <= self.stable[self.plan.channels[cause.channel].sender]
 
     def snapshot(self) -> list[bytes]:
         """Records that stand for the whole journal so far, but for delivered content."""
@@ -203,7 +231,7 @@ class HouseKeeper:
     def _greet(self, channel_input: Input) -> None:
         if channel_input.conn is None or channel_input.greeted:
             return
-        if self.fences.pending(channel_input.spec.sender):
+        if any(self.fences.pending(t) for t in (channel_input.spec.sender, *channel_input.logs)):
             return
         hello = channel_input.hello(self.incarnation, self.book)
         self._actions.append(ev.Reply(channel_input.conn, hello))
@@ -218,7 +246,7 @@ class HouseKeeper:
         if channel_input.reset:
             return
         lengths = {run.task: self.book.length(run.task) for run in data.runs}
-        verdict = channel_input.take(data, self.book, self.fences)
+        verdict = channel_input.take(data, self.book)
         self._journal_new(lengths)
         if verdict is Verdict.REFUSED:
             self._refuse(channel_input)
@@ -230,6 +258,7 @@ class HouseKeeper:
         for task, before in lengths.items():
             for run in self.book.runs(task, before + 1):
                 self._write_run(run)
+                self._unstable.add(task)
 
     def holds(self, dep: Dependencies) -> bool:
         """Whether every log entry in `dep` is held here or below its floor."""
@@ -326,7 +355,7 @@ class HouseKeeper:
                 self._refuse(i)
             if command.reset:
                 self.world_dep[channel] = self.fences.clamp(self.world_dep[channel])
-            if i.release_held(self.book, self.fences) is Verdict.REFUSED:
+            if i.release_held(self.book) is Verdict.REFUSED:
                 self._refuse(i)
             self._greet(i)
 

@@ -66,12 +66,18 @@ class InFlightLog:
         return self._sizes
 
     def append(
-        self, kind: Kind, epoch: int, value: int, batch: Batch | None, dep: Dependencies
+        self,
+        kind: Kind,
+        epoch: int,
+        value: int,
+        batch: Batch | None,
+        dep: Dependencies,
+        born_ms: int = 0,
     ) -> Item:
         """Number a new item and keep it. Raises `Divergence` if the receiver knows another one."""
         self.last += 1
         self.chain = chain(self.chain, kind, value, batch.digest if batch else 0)
-        item = Item(self.last, kind, epoch, value, batch, dep, self.chain)
+        item = Item(self.last, kind, epoch, value, batch, dep, self.chain, born_ms)
         self._items.append(item)
         size = batch.nbytes if batch else 0
         self._sizes += size

@@ -105,7 +105,8 @@ class LogBook:
 
     def __init__(self) -> None:
         self._logs: dict[int, Log] = {}
-        self._fences: dict[int, list[tuple[Incarnation, int]]] = {}
+        self._fences: dict[int, list[tuple[Incarnation, int]]] = {}  # resolved
+        self._pending: dict[int, tuple[Incarnation, int]] = {}
 
     def length(self, task: int) -> int:
         log = self._logs.get(task)
@@ -133,7 +134,15 @@ class LogBook:
         for fence, length in self._fences.get(run.task, ()):
             if run.incarnation < fence:
                 last = min(last, length)
+        pending = self._pending.get(run.task)
+        if pending is not None and run.incarnation < pending[0]:
+            last = min(last, pending[1])
         return last
+
+    def must_wait(self, run: Run) -> bool:
+        """Whether nobody can say yet what of `run` is to be held: its task's fence is pending."""
+        pending = self._pending.get(run.task)
+        return pending is not None and (run.incarnation >= pending[0] or self.refuses(run))
 
     def refuses(self, run: Run) -> bool:
         """Whether some of `run` was written by a life that is fenced, after its log was read."""
@@ -157,16 +166,19 @@ class LogBook:
 
     def fence(self, task: int, incarnation: Incarnation) -> int:
         """From now on take nothing of lower incarnations; say how much is held."""
-        fences = self._fences.setdefault(task, [])
         length = self.length(task)
-        if not any(incarnation <= fence for fence, _ in fences):
-            fences.append((incarnation, length))
+        known = [fence for fence, _ in self._fences.get(task, ())]
+        if task in self._pending:
+            known.append(self._pending[task][0])
+        if all(incarnation > fence for fence in known):
+            self._pending[task] = (incarnation, length)
         return length
 
     def resolve(self, task: int, incarnation: Incarnation, length: int) -> None:
         """The fenced log survives up to `length`, which may be less or more than held here."""
-        fences = [known for known in self._fences.get(task, ()) if known[0] != incarnation]
-        self._fences[task] = [*fences, (incarnation, length)]
+        if task in self._pending and self._pending[task][0] <= incarnation:
+            del self._pending[task]
+        self._fences.setdefault(task, []).append((incarnation, length))
         if task in self._logs:
             self._logs[task].cut(length)
 

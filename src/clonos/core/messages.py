@@ -41,7 +41,8 @@ class Item:
 
     ``value`` is the epoch of a marker or the time of a watermark in ms; ``chain`` the running
     digest of the channel up to and including this item; ``dep`` what this item depends on, the
-    sender's own log included.
+    sender's own log included. ``born_ms``: when its oldest row was read from the source; for
+    display only, no part of the digest.
     """
 
     seq: int
@@ -51,6 +52,7 @@ class Item:
     batch: Batch | None
     dep: Dependencies
     chain: int
+    born_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ class TaskMachine(Connections):
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = self._replay_dependencies(activate.log)
+        self.rows = 0  # handled in this life, and when the oldest of the last step was read:
+        self.born_ms = 0  # for display
         self._source: list[ev.SourceRows] = []
         self._source_over = False
         self._rows_wanted = False
@@ -152,6 +154,7 @@ class TaskMachine(Connections):
         """Counters for the progress display."""
         return {
             "position": self.position,
+            "rows": self.rows,
             "epoch": self.epoch,
             "replay_to": self.replay_to,
             "queued": sum(len(i.queue) for i in self.inputs.values()),
@@ -412,13 +415,17 @@ class TaskMachine(Connections):
         program = self.program
         match cause:
             case Source(rows=rows):
-                program.on_source(step, self._source.pop(0).batch)
+                offered = self._source.pop(0)
+                self.rows += rows
+                self.born_ms = offered.born_ms
+                program.on_source(step, offered.batch)
                 self.source_rows += rows
             case SourceEnd():
                 self.source_ended = True
                 program.on_end(step, None)
                 return 0, True
             case Timer(now_ms=now_ms):
+                self.born_ms = now_ms
                 program.on_timer(step, now_ms)
             case Marker(epoch=epoch):
                 return epoch, False
@@ -433,8 +440,10 @@ class TaskMachine(Connections):
         for item in items:
             merge(self.dep, self.fences.clamp(item.dep))
         first = items[0]
+        self.born_ms = first.born_ms
         if first.kind is Kind.BATCH:
             batches: list[Batch] = [i.batch for i in items if i.batch is not None]
+            self.rows += sum(batch.rows for batch in batches)
             self.program.on_batches(step, channel, batches)
         elif first.kind is Kind.WATERMARK:
             self.program.on_watermark(step, channel, first.value)
@@ -455,20 +464,20 @@ class TaskMachine(Connections):
     def _put_out(self, step: RunningStep, marker: int, ended: bool) -> None:
         if self.ended and not ended:
             return  # END is out already
-        dep = dict(self.dep)
+        dep, born = dict(self.dep), self.born_ms
         for channel, output in self.outputs.items():
             if not output.carries_items:
                 continue
             batch = step.emitted.get(channel)
             if batch is not None:
-                output.log.append(Kind.BATCH, self.epoch, 0, batch, dep)
+                output.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born)
             if channel in step.watermarks and not output.to_world:
                 value = step.watermarks[channel]
-                output.log.append(Kind.WATERMARK, self.epoch, value, None, dep)
+                output.log.append(Kind.WATERMARK, self.epoch, value, None, dep, born)
             if ended:  # stands for every later marker as well
-                output.log.append(Kind.END, self.epoch, 0, None, dep)
+                output.log.append(Kind.END, self.epoch, 0, None, dep, born)
             elif marker and not output.to_world:
-                output.log.append(Kind.MARKER, marker, marker, None, dep)
+                output.log.append(Kind.MARKER, marker, marker, None, dep, born)
 
     def _seal(self, epoch: int) -> None:
         self.epoch = epoch

@@ -77,8 +77,8 @@ class Accumulator:
         """The state of these slots as plain values."""
         raise NotImplementedError
 
-    def load(self, slot: int, saved: Any) -> None:
-        """The inverse of :meth:`save` for one slot."""
+    def load(self, slots: Slots, saved: Sequence[Any]) -> None:
+        """The inverse of :meth:`save`."""
         raise NotImplementedError
 
     def result(self, slots: Slots) -> pa.Array:
@@ -108,8 +108,8 @@ class Count(Accumulator):
     def save(self, slots: Slots) -> list[Any]:
         return list(self._counts[slots].tolist())
 
-    def load(self, slot: int, saved: Any) -> None:
-        self._counts[slot] = saved
+    def load(self, slots: Slots, saved: Sequence[Any]) -> None:
+        self._counts[slots] = saved
 
     def result(self, slots: Slots) -> pa.Array:
         return pa.array(self._counts[slots], self.data_type)
@@ -149,10 +149,11 @@ class Numbers(Accumulator):
         np.add.at(self._seen, slots, 1)
 
     def save(self, slots: Slots) -> list[Any]:
-        return list(zip(self._values[slots].tolist(), self._seen[slots].tolist(), strict=True))
+        pairs = zip(self._values[slots].tolist(), self._seen[slots].tolist(), strict=True)
+        return list(map(list, pairs))  # lists are quicker to encode than tuples
 
-    def load(self, slot: int, saved: Any) -> None:
-        self._values[slot], self._seen[slot] = saved
+    def load(self, slots: Slots, saved: Sequence[Any]) -> None:
+        self._values[slots], self._seen[slots] = zip(*saved, strict=True)
 
     def result(self, slots: Slots) -> pa.Array:
         empty = self._seen[slots] == 0
@@ -199,8 +200,9 @@ class Objects(Accumulator):
     def save(self, slots: Slots) -> list[Any]:
         return [self._values[slot] for slot in slots.tolist()]
 
-    def load(self, slot: int, saved: Any) -> None:
-        self._values[slot] = saved
+    def load(self, slots: Slots, saved: Sequence[Any]) -> None:
+        for slot, value in zip(slots.tolist(), saved, strict=True):
+            self._values[slot] = value
 
     def result(self, slots: Slots) -> pa.Array:
         return pa.array(self.save(slots), self.data_type)

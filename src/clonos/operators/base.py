@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.errors import Divergence, OperatorError, ProtocolError
 from clonos.operators.rows import describe, short
-from clonos.operators.state import Change, Facts
+from clonos.operators.state import Changes, Facts
 
 if TYPE_CHECKING:
     from clonos.core.program import Step
@@ -113,9 +113,9 @@ class Operator:
         """No more rows will come."""
         return None
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Changes:
         """Keyed state that changed since the last call."""
-        return iter(())
+        return Changes([], [], [])
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take keyed state from a delta; deltas come oldest first."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.batches import concat, unseal
 from clonos.operators.partition import Output
-from clonos.operators.state import CHAIN, Change, Facts, decode_delta, encode_delta
+from clonos.operators.state import CHAIN, Changes, Facts, decode_delta, encode_delta
 
 if TYPE_CHECKING:
     from clonos.core.program import Batch, Step
@@ -123,7 +123,7 @@ class ChainProgram:
             else:
                 self._operators[number].restore(keys, values)
 
-    def _changes(self) -> Iterator[tuple[int, Iterator[Change]]]:
+    def _changes(self) -> Iterator[tuple[int, Changes]]:
         yield CHAIN, self._facts.changes()
         for i, operator in enumerate(self._operators):
             yield i, operator.facts.changes()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from clonos.operators.base import Operator
 from clonos.operators.batches import concat, from_bytes, to_bytes
-from clonos.operators.state import WHOLE_TASK, Change
+from clonos.operators.state import WHOLE_TASK, Changes
 
 _NUMBER_BYTES = 8
 
@@ -47,12 +47,14 @@ class FileBufferOperator(Operator):
         # There is no later step: what is left leaves as one batch, even if it is a large one.
         return self._take(self._rows, 0) if self._pieces else None
 
-    def changes(self) -> Iterator[Change]:
-        for number in self._dirty:
-            piece = self._pieces.get(number)
-            key = number.to_bytes(_NUMBER_BYTES, "big")
-            yield Change(WHOLE_TASK, key, None if piece is None else to_bytes(piece))
-        self._dirty = {}
+    def changes(self) -> Changes:
+        numbers, self._dirty = list(self._dirty), {}
+        pieces = [self._pieces.get(number) for number in numbers]
+        return Changes(
+            [WHOLE_TASK] * len(numbers),
+            [number.to_bytes(_NUMBER_BYTES, "big") for number in numbers],
+            [None if piece is None else to_bytes(piece) for piece in pieces],
+        )
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         for key, value in zip(keys, values, strict=True):

@@ -145,7 +145,9 @@ class ParquetReader(BufferedReader):
                 for group in range(file.num_row_groups):
                     if number % self._parallelism == self._task_index:
                         for batch in file.iter_batches(
-                            _ROWS_PER_PIECE, row_groups=[group], columns=self.schema.names,
+                            _ROWS_PER_PIECE,
+                            row_groups=[group],
+                            columns=self.schema.names,
                             use_threads=False,
                         ):
                             yield conform(batch, self.schema)

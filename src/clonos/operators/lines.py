@@ -81,7 +81,9 @@ def _parse_csv(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
         use_threads=False, column_names=schema.names, block_size=_block_size(lines)
     )
     convert = pa_csv.ConvertOptions(
-        column_types=schema, null_values=[""], strings_can_be_null=True,
+        column_types=schema,
+        null_values=[""],
+        strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
     table = pa_csv.read_csv(_joined(lines), read_options=read, convert_options=convert)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,7 +17,7 @@ from clonos.operators.context import Context, to_ms
 from clonos.operators.keys import DistinctKeys, distinct_keys
 from clonos.operators.rows import RowBuilder, results_of, rows_of
 from clonos.operators.schema import parse_type
-from clonos.operators.state import Change, KeyedStore
+from clonos.operators.state import Changes, KeyedStore
 from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 
 _STATE = b"s"
@@ -213,12 +213,12 @@ class ProcessOperator(Operator):
         # Event time has reached its end; processing time has not, those timers are void.
         return self._fire(EVENT_TIME, None)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Changes:
         return self.store.changes()
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         self.store.restore(keys, values)
-        self.timers.invalidate()
+        self.timers.restore(keys, values)
 
     def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []

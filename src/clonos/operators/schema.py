@@ -123,7 +123,7 @@ class _Parser:
         while at < len(text.rstrip()):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self._error(f"unexpected {text[at:at + 10].strip()!r}")
+                raise self._error(f"unexpected {text[at : at + 10].strip()!r}")
             self._tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
             at = match.end()
         self._at = 0

@@ -39,6 +39,8 @@ class SourceSpec:
         The highest number of tasks that can share the source, None if any.
     dataframe
         The Spark DataFrame. It stays in the driver: it is not pickled.
+    rows_per_second
+        Of all tasks together, at most; None: as fast as the job can.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class SourceSpec:
     head: Callable[[], Operator] = IdentityOperator
     parallelism_max: int | None = None
     dataframe: Any = field(default=None, compare=False)
+    rows_per_second: float | None = None
 
     def reader(self, task_index: int, parallelism: int) -> Reader:
         """The reader of one task."""

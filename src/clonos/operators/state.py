@@ -36,12 +36,12 @@ _SCHEMA = pa.schema(
 _NAMES = b"clonos.operators"
 
 
-class Change(NamedTuple):
-    """A key's new value (None: it is gone)."""
+class Changes(NamedTuple):
+    """New values of keys (None: gone), as columns."""
 
-    group: int
-    key: bytes
-    value: bytes | None
+    groups: list[int]
+    keys: list[bytes]
+    values: list[bytes | None]
 
 
 class Facts:
@@ -61,11 +61,11 @@ class Facts:
             self._values[name] = value
             self._dirty[name] = None
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Changes:
         """What was set since the last call."""
-        for name in self._dirty:
-            yield Change(FACTS, name.encode(), encode(self._values[name]))
-        self._dirty.clear()
+        names, self._dirty = list(self._dirty), {}
+        values: list[bytes | None] = [encode(self._values[name]) for name in names]
+        return Changes([FACTS] * len(names), [name.encode() for name in names], values)
 
     def restore(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
         """Take values from a delta."""
@@ -114,12 +114,10 @@ class KeyedStore:
         for key, group, value in reversed(undo):
             self.put(key, group, value)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Changes:
         """What changed since the last call."""
-        values = self.values
-        for key, group in self._dirty.items():
-            yield Change(group, key, values.get(key))
-        self._dirty = {}
+        dirty, self._dirty = self._dirty, {}
+        return Changes(list(dirty.values()), list(dirty), list(map(self.values.get, dirty)))
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take values from a delta."""
@@ -133,18 +131,17 @@ class KeyedStore:
                 self.values[key] = value
 
 
-def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Iterable[Change]]]) -> bytes:
+def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
     groups: list[int] = []
     operators: list[int] = []
     keys: list[bytes] = []
     values: list[bytes | None] = []
-    for operator, of_operator in changes:
-        for group, key, value in of_operator:
-            groups.append(group)
-            keys.append(key)
-            values.append(value)
-        operators.extend([operator] * (len(keys) - len(operators)))
+    for operator, changed in changes:
+        groups.extend(changed.groups)
+        keys.extend(changed.keys)
+        values.extend(changed.values)
+        operators.extend([operator] * len(changed.keys))
     if not keys:
         return b""
     columns = [

@@ -6,6 +6,7 @@ Fired in the order (due, id), where ids count registrations.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from clonos.core.canonical import decode, encode
@@ -41,7 +42,7 @@ class TimerTable:
     def __init__(self, store: KeyedStore, facts: Facts) -> None:
         self._store = store
         self._facts = facts
-        self._heaps: dict[bytes, list[Timer]] | None = None
+        self._heaps: dict[bytes, list[Timer]] = {PROCESSING_TIME: [], EVENT_TIME: []}
 
     def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Register a timer, unless it is there already."""
@@ -51,7 +52,7 @@ class TimerTable:
         number = self._facts.get("timers", 0) + 1
         self._facts.set("timers", number)
         self._store.put(address, group, encode([number, group]))
-        heapq.heappush(self._heap(kind), Timer(due, number, address, group))
+        heapq.heappush(self._heaps[kind], Timer(due, number, address, group))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Forget a timer, if it is there."""
@@ -61,14 +62,14 @@ class TimerTable:
 
     def next_due(self, kind: bytes) -> int | None:
         """When the earliest timer of this kind is due."""
-        heap = self._heap(kind)
+        heap = self._heaps[kind]
         while heap and not self._is_live(heap[0]):
             heapq.heappop(heap)
         return heap[0].due if heap else None
 
     def take_due(self, kind: bytes, until_ms: int | None) -> list[Timer]:
         """The timers due at or before `until_ms` (None: all), off the heap but still stored."""
-        heap = self._heap(kind)
+        heap = self._heaps[kind]
         due = []
         while heap and (until_ms is None or heap[0].due <= until_ms):
             timer = heapq.heappop(heap)
@@ -83,25 +84,18 @@ class TimerTable:
         self._store.put(timer.address, timer.group, None)
         return True
 
-    def invalidate(self) -> None:
-        """The store was changed by somebody else: build the heaps anew when needed."""
-        self._heaps = None
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """The store took a delta: note the timers in it."""
+        for address, value in zip(keys, values, strict=True):
+            heap = self._heaps.get(address[:1])
+            if heap is not None and value is not None:
+                due = int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
+                number, group = decode(value)
+                heapq.heappush(heap, Timer(due, number, address, group))
 
     def _is_live(self, timer: Timer) -> bool:
         value = self._store.get(timer.address)
         return value is not None and decode(value)[0] == timer.id
-
-    def _heap(self, kind: bytes) -> list[Timer]:
-        if self._heaps is None:
-            self._heaps = {PROCESSING_TIME: [], EVENT_TIME: []}
-            for address, value in self._store.values.items():
-                if address[:1] in self._heaps:
-                    due = int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
-                    number, group = decode(value)
-                    self._heaps[address[:1]].append(Timer(due, number, address, group))
-            for heap in self._heaps.values():
-                heapq.heapify(heap)
-        return self._heaps[kind]
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:

@@ -7,7 +7,7 @@ that are still open fire. Output is ordered by window, then by first appearance 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from clonos.core.canonical import decode, encode
-from clonos.errors import ProtocolError
 from clonos.operators.aggregates import Accumulator, Aggregate, Slots, output_schema
 from clonos.operators.base import Operator
 from clonos.operators.batches import concat
 from clonos.operators.keys import DistinctKeys, distinct_keys
 from clonos.operators.schema import TIMESTAMP
-from clonos.operators.state import Change
+from clonos.operators.state import Changes
 from clonos.operators.watermark import event_ms
 
 _START_BYTES = 8
@@ -62,11 +61,9 @@ class WindowOperator(Operator):
         self._group = np.zeros(_FIRST_CAPACITY, np.int64)
         self._is_dirty = np.zeros(_FIRST_CAPACITY, bool)
         self._is_stored = np.zeros(_FIRST_CAPACITY, bool)
-        self._gone: list[Change] = []
-        self._restored: dict[bytes, bytes] = {}
+        self._gone: dict[bytes, int] = {}
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        self._settle()
         if self._event_time is None:
             starts = self._window_of(np.array([self.services.step.clock_ms()]))
             self._add(int(starts[0]), batch)
@@ -83,23 +80,19 @@ class WindowOperator(Operator):
         return None
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
-        self._settle()
         if self._event_time is None:
             return None
         return self._fire([s for s in self._windows if self._is_over(s, watermark_ms)])
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
-        self._settle()
         return self._fire([start for start in self._windows if start + self._size_ms <= now_ms])
 
     def next_due_ms(self) -> int | None:
-        self._settle()
         if self._event_time is not None or not self._windows:
             return None
         return min(self._windows) + self._size_ms
 
     def on_end(self) -> pa.RecordBatch | None:
-        self._settle()
         return self._fire(list(self._windows))
 
     def _window_of(self, times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -131,51 +124,55 @@ class WindowOperator(Operator):
     def _slots(self, start: int, distinct: DistinctKeys) -> Slots:
         """The slot of each distinct key in this window, new ones where there is none."""
         window = self._windows.setdefault(start, {})
-        prefix = start.to_bytes(_START_BYTES, "big", signed=True)
-        slots = np.empty(len(distinct.keys), np.int64)
-        fresh: list[int] = []
-        order = self.facts.get("order", 0)
-        for i, encoded in enumerate(distinct.encoded):
-            slot = window.get(encoded)
-            if slot is None:
-                slot = self._take_slot(prefix + encoded, distinct.keys[i], distinct.groups[i])
-                window[encoded] = slot
-                self._order[slot] = order + len(fresh)
-                fresh.append(slot)
-            slots[i] = slot
+        fresh = [i for i, encoded in enumerate(distinct.encoded) if encoded not in window]
         if fresh:
+            prefix = start.to_bytes(_START_BYTES, "big", signed=True)
+            encoded = [distinct.encoded[i] for i in fresh]
+            slots = self._take_slots(
+                [prefix + e for e in encoded],
+                [distinct.keys[i] for i in fresh],
+                [distinct.groups[i] for i in fresh],
+            )
+            order = self.facts.get("order", 0)
             self.facts.set("order", order + len(fresh))
+            self._order[slots] = np.arange(order, order + len(fresh))
             for accumulator in self._accumulators:
-                accumulator.clear(np.array(fresh))
-        return slots
+                accumulator.clear(slots)
+            window.update(zip(encoded, slots.tolist(), strict=True))
+        return np.array([window[encoded] for encoded in distinct.encoded], np.int64)
 
-    def _take_slot(self, address: bytes, key: tuple[Any, ...], group: int) -> int:
-        if not self._free:
-            old, self._capacity = self._capacity, self._capacity * 2
-            self._free = list(range(self._capacity - 1, old - 1, -1))
-            self._key_of.extend([()] * old)
-            self._address.extend([b""] * old)
-            for name in ("_order", "_group", "_is_dirty", "_is_stored"):
-                held = getattr(self, name)
-                setattr(self, name, np.concatenate([held, np.zeros_like(held)]))
-            for accumulator in self._accumulators:
-                accumulator.grow(self._capacity)
-        slot = self._free.pop()
-        self._address[slot] = address
-        self._key_of[slot] = key
-        self._group[slot] = group
-        return slot
+    def _take_slots(
+        self, addresses: list[bytes], keys: list[tuple[Any, ...]], groups: list[int]
+    ) -> Slots:
+        while len(self._free) < len(keys):
+            self._grow()
+        slots = [self._free.pop() for _ in keys]
+        for slot, address, key in zip(slots, addresses, keys, strict=True):
+            self._address[slot] = address
+            self._key_of[slot] = key
+        self._group[slots] = groups
+        return np.array(slots, np.int64)
+
+    def _grow(self) -> None:
+        old, self._capacity = self._capacity, self._capacity * 2
+        self._free[:0] = range(self._capacity - 1, old - 1, -1)
+        self._key_of.extend([()] * old)
+        self._address.extend([b""] * old)
+        for name in ("_order", "_group", "_is_dirty", "_is_stored"):
+            held = getattr(self, name)
+            setattr(self, name, np.concatenate([held, np.zeros_like(held)]))
+        for accumulator in self._accumulators:
+            accumulator.grow(self._capacity)
 
     def _fire(self, starts: list[int]) -> pa.RecordBatch | None:
         batches = []
         for start in sorted(starts):
             window = self._windows.pop(start)
             slots = np.fromiter(window.values(), np.int64, len(window))
+            slots = slots[np.argsort(self._order[slots])]
             batches.append(self._result(start, slots))
-            self._gone.extend(
-                Change(int(self._group[slot]), self._address[slot], None)
-                for slot in slots[self._is_stored[slots]].tolist()
-            )
+            stored = slots[self._is_stored[slots]].tolist()
+            self._gone.update((self._address[slot], int(self._group[slot])) for slot in stored)
             self._is_dirty[slots] = False
             self._is_stored[slots] = False
             self._free.extend(reversed(slots.tolist()))
@@ -192,41 +189,67 @@ class WindowOperator(Operator):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def changes(self) -> Iterator[Change]:
-        yield from self._gone
-        self._gone = []
+    def changes(self) -> Changes:
         slots = np.flatnonzero(self._is_dirty)
         # Slot numbers depend on the past of this object, the order of appearance does not.
         slots = slots[np.argsort(self._order[slots])]
-        saved = zip(*(accumulator.save(slots) for accumulator in self._accumulators), strict=True)
-        described = zip(self._group[slots].tolist(), self._order[slots].tolist(), saved)
-        for slot, (group, order, values) in zip(slots.tolist(), described, strict=True):
-            yield Change(group, self._address[slot], encode([group, order, *values]))
+        groups = self._group[slots].tolist()
+        order = self._order[slots].tolist()
+        saved = [accumulator.save(slots) for accumulator in self._accumulators]
+        values = [encode(list(row)) for row in zip(groups, order, *saved, strict=True)]
         self._is_stored[slots] = True
         self._is_dirty[:] = False
+        gone, self._gone = self._gone, {}
+        return Changes(
+            [*gone.values(), *groups],
+            [*gone, *(self._address[slot] for slot in slots.tolist())],
+            [*[None] * len(gone), *values],
+        )
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        if self._windows:
-            raise ProtocolError("a layer after the first event", where=self.place.where)
-        for key, value in zip(keys, values, strict=True):
+        new: list[bytes] = []
+        groups, order, saved = [], [], []
+        for address, value in zip(keys, values, strict=True):
             if value is None:
-                self._restored.pop(key, None)
+                self._forget(address)
             else:
-                self._restored[key] = value
-
-    def _settle(self) -> None:
-        """Build windows from what was restored: once, when all deltas are there."""
-        if not self._restored:
+                group, number, *fields = decode(value)
+                new.append(address)
+                groups.append(group)
+                order.append(number)
+                saved.append(fields)
+        if not new:
             return
-        restored, self._restored = self._restored, {}
-        decoded = [(decode(value), address) for address, value in restored.items()]
-        decoded.sort(key=lambda pair: pair[0][1])
-        for (group, order, *saved), address in decoded:
-            encoded = address[_START_BYTES:]
-            start = int.from_bytes(address[:_START_BYTES], "big", signed=True)
-            slot = self._take_slot(address, tuple(decode(encoded)), group)
-            self._windows.setdefault(start, {})[encoded] = slot
-            self._order[slot] = order
-            self._is_stored[slot] = True
-            for accumulator, value in zip(self._accumulators, saved, strict=True):
-                accumulator.load(slot, value)
+        slots = self._slots_at(new, groups)
+        self._order[slots] = order
+        self._is_stored[slots] = True
+        for accumulator, column in zip(self._accumulators, zip(*saved, strict=True), strict=True):
+            accumulator.load(slots, column)
+
+    def _slots_at(self, addresses: list[bytes], groups: list[int]) -> Slots:
+        """The slots of restored pairs, new ones where there are none."""
+        places = [(_start_of(address), address[_START_BYTES:]) for address in addresses]
+        windows = [self._windows.setdefault(start, {}) for start, _ in places]
+        fresh = [i for i, (_, key) in enumerate(places) if key not in windows[i]]
+        taken = self._take_slots(
+            [addresses[i] for i in fresh],
+            [tuple(decode(places[i][1])) for i in fresh],
+            [groups[i] for i in fresh],
+        )
+        for i, slot in zip(fresh, taken.tolist(), strict=True):
+            windows[i][places[i][1]] = slot
+        return np.array([windows[i][key] for i, (_, key) in enumerate(places)], np.int64)
+
+    def _forget(self, address: bytes) -> None:
+        start = _start_of(address)
+        window = self._windows.get(start, {})
+        slot = window.pop(address[_START_BYTES:], None)
+        if slot is not None:
+            self._is_stored[slot] = False
+            self._free.append(slot)
+        if not window:
+            self._windows.pop(start, None)
+
+
+def _start_of(address: bytes) -> int:
+    return int.from_bytes(address[:_START_BYTES], "big", signed=True)

@@ -6,6 +6,7 @@ The automaton says how much it wants; the feeder keeps a few batches ready and w
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -30,6 +31,9 @@ class Feeder:
         Where the task stands.
     wake
         Called (from the thread) when something new is ready.
+    rows_per_s
+        Admit no more than that (0: no limit). What a failure delayed is made up for, up to a
+        second's worth.
     """
 
     def __init__(
@@ -40,12 +44,15 @@ class Feeder:
         *,
         batch_rows_max: int,
         linger_s: float,
+        rows_per_s: float = 0.0,
     ) -> None:
         self._reader = reader
         self._rows_consumed = rows_consumed
         self._wake = wake
         self._batch_rows_max = batch_rows_max
         self._linger_s = linger_s
+        self._rows_per_s = rows_per_s
+        self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._exact: deque[int] = deque()
         self._reading_ahead = False
@@ -120,14 +127,29 @@ class Feeder:
             if exact:
                 rows = self._reader.read_exactly(exact)
             else:
-                rows = self._reader.read(self._batch_rows_max, self._linger_s)
+                rows = self._reader.read(self._admit(), self._linger_s)
         except EndOfInput:
             self._put(SourceEnded())
             return False
         if rows is not None:
             content = None if self._reader.replayable else to_bytes(rows)
-            self._put(SourceRows(seal(rows), content))
+            self._put(SourceRows(seal(rows), content, time.time_ns() // 1_000_000))
         return True
+
+    def _admit(self) -> int:
+        """How many rows may be read now; waits until it is worth reading."""
+        if not self._rows_per_s:
+            return self._batch_rows_max
+        now = time.monotonic()
+        self._admitted_until = max(self._admitted_until, now - 1.0)
+        wait_s = self._admitted_until + self._linger_s - now
+        if wait_s > 0:
+            time.sleep(wait_s)
+            now = time.monotonic()
+        rows = max(1, int((now - self._admitted_until) * self._rows_per_s))
+        rows = min(rows, self._batch_rows_max)
+        self._admitted_until += rows / self._rows_per_s
+        return rows
 
     def _put(self, what: SourceRows | SourceEnded | ClonosError) -> None:
         with self._changed:

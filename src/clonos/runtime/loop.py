@@ -7,6 +7,7 @@ into the inbox. Whatever changes the task happens here, one thing at a time.
 from __future__ import annotations
 
 import queue
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,8 @@ STEPS_PER_TURN: Final = 32
 """After so many steps the loop looks into its inbox again, however much there is to do."""
 STATISTICS_S: Final = 0.25
 """How often a running task tells how it is doing."""
+SWITCH_S: Final = 0.0005
+"""Interpreter switch interval in a slot: bounds what a long step adds to a stream's latency."""
 IDLE_S: Final = 0.25
 """The longest wait for something to happen."""
 
@@ -79,8 +82,8 @@ class SlotLoop:
         self._writer: OutputWriter | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
         self._stopped = False
-        self._rows_in = 0
-        self._born_ms = 0
+        self._latency_ms = 0
+        self._busy = False
         self._next_tick = 0.0
         self._next_statistics = 0.0
         self._actions: dict[type[Any], Callable[[Any], None]] = {
@@ -104,6 +107,8 @@ class SlotLoop:
 
     def run(self, register: Register) -> None:
         """Serve the job until it stops or the coordinator is gone."""
+        # A thread that waits for the interpreter while another computes gets it sooner.
+        sys.setswitchinterval(SWITCH_S)
         self._control = self._plane.control(self._shipment.coordinator, register, self._pulse)
         try:
             while not self._stopped:
@@ -163,8 +168,6 @@ class SlotLoop:
             until = min(until, (machine.wake_ms - self._world.clock_ms()) / 1000)
         return max(until, 0.0005)
 
-    _busy = False
-
     def _steps(self, machine: TaskMachine) -> None:
         self._busy = False
         for _ in range(STEPS_PER_TURN):
@@ -172,6 +175,8 @@ class SlotLoop:
             if actions is None:
                 return
             self._perform(actions)
+            if machine.born_ms:
+                self._latency_ms = max(self._latency_ms, self._world.clock_ms() - machine.born_ms)
             if machine.spec.is_source:
                 self._offer_rows(machine)
         self._busy = True
@@ -199,7 +204,12 @@ class SlotLoop:
             self._control.send(self._statistics(self._machine))
 
     def _statistics(self, machine: TaskMachine) -> TaskStatistics:
-        counters = {**machine.statistics(), **getattr(machine.program, "statistics", {})}
+        counters = {
+            **machine.statistics(),
+            **getattr(machine.program, "statistics", {}),
+            "latency_ms": self._latency_ms,
+        }
+        self._latency_ms = 0
         return TaskStatistics(machine.id, self._world.clock_ms(), counters)
 
     def _pulse(self) -> tuple[int, int | None]:
@@ -272,6 +282,7 @@ class SlotLoop:
                 lambda: self._inbox.put(_nothing),
                 batch_rows_max=shipment.batch_rows_max,
                 linger_s=shipment.linger_ms / 1000,
+                rows_per_s=shipment.rates.get(command.task, 0.0),
             )
         self._machine = machine
         self._perform(machine.start())

@@ -33,6 +33,8 @@ class Shipment:
         Per task, how to make them; only sources have readers, only sinks that write themselves
         have writers. A source that reads a DataFrame's partition makes its reader of the
         partition's batches, which are its argument (None for other sources).
+    rates
+        Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
         A source cuts a batch at so many rows, or waits no longer for more of them.
     share_ms
@@ -47,6 +49,7 @@ class Shipment:
     programs: Mapping[int, Callable[[], Program]]
     readers: Mapping[int, Callable[[Any], Reader]]
     writers: Mapping[int, Callable[[], OutputWriter]]
+    rates: Mapping[int, float]
     coordinator: str
     layers_uri: str
     layers_durability: str = "process"

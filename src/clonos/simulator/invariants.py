@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
@@ -12,7 +13,7 @@ from clonos.core.channels import Output
 from clonos.core.determinants import Call, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind
-from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.programs import Job
 from clonos.simulator.world import NoWorld, Service
@@ -34,23 +35,34 @@ def require(condition: object, invariant: str, what: str) -> None:
         raise Violation(invariant, what)
 
 
-def log_before_effect(machine: TaskMachine, keeper: HouseKeeper | None) -> None:
-    """Invariant 1 inside the job: within the sharing depth, a task holds every log entry that its
-    state depends on (or the house-keeper does, or a floor has passed it)."""
+def log_before_effect(machine: TaskMachine, durable: dict[int, int]) -> None:
+    """Invariant 1 inside the job: a task holds every log entry that its state depends on, if no
+    path to it is longer than the sharing depth (or the journal holds it, or a floor has passed)."""
     plan = machine.plan
     for task, dependency in machine.dep.items():
-        hops = plan.distances[machine.id].get(task, 0)
+        hops = longest_path(plan, task, machine.id)
         if not 0 < hops <= plan.sharing_depth or not plan.causal_log:
             continue
-        held = max(machine.book.length(task), machine.stable.get(task, 0))
-        if held < dependency.position and keeper is not None:
-            held = max(held, keeper.positions[task])
+        held = max(machine.book.length(task), durable.get(task, 0))
         require(
             held >= dependency.position,
             "log before effect",
             f"{machine.spec.name} depends on {dependency.position} entries of task {task}, "
             f"but only {held} are held",
         )
+
+
+@lru_cache(maxsize=4096)
+def _longest_path(channels: tuple[ChannelSpec, ...], start: int, end: int) -> int:
+    if start == end:
+        return 0
+    after = {c.receiver for c in channels if c.sender == start and c.receiver != HOUSE_KEEPER}
+    return max((1 + _longest_path(channels, n, end) for n in after), default=-1000)
+
+
+def longest_path(plan: Plan, start: int, end: int) -> int:
+    """The number of hops on the longest way from one task to another (below 0: there is none)."""
+    return _longest_path(plan.channels, start, end)
 
 
 def log_before_output(keeper: HouseKeeper, deliver: Deliver) -> None:
@@ -136,18 +148,22 @@ def logs_kept(keeper: HouseKeeper) -> None:
         )
 
 
-def bounded_memory(machine: TaskMachine, spare: int) -> None:
+def bounded_memory(machine: TaskMachine, behind: dict[int, int], spare: int) -> None:
     """Invariant 7: a live receiver is never further behind than the limit plus what one step and
-    markers add."""
-    for output in machine.outputs.values():
-        if output.relaxed or not output.carries_items:
-            continue
-        behind = output.log.last - output.log.processed
-        require(
-            behind <= task_module.BACKLOG_ITEMS + spare,
-            "bounded memory",
-            f"{machine.spec.name} is {behind} items ahead of a live receiver",
-        )
+    markers add; one that has caught up from a recovery, never further than it was.
+
+    `behind` is the memory of this check for one life of one task.
+    """
+    for channel, output in machine.outputs.items():
+        now = output.log.last - output.log.processed
+        if not output.relaxed and output.carries_items:
+            require(
+                now <= max(task_module.BACKLOG_ITEMS, behind.get(channel, 0)) + spare,
+                "bounded memory",
+                f"{machine.spec.name} is {now} items ahead of a live receiver",
+            )
+            now = min(now, behind.get(channel, now))
+        behind[channel] = now
 
 
 # --- at the end -----------------------------------------------------------------------------------

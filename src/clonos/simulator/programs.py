@@ -309,4 +309,4 @@ def random_job(random: Random) -> Job:
             )
         )
     depth = random.choice((0, 1, 1, 2, FULL_DEPTH))
-    return build_job(stages, sharing_depth=depth, rows=random.randint(8, 30))
+    return build_job(stages, sharing_depth=depth, rows=random.randint(8, 50))

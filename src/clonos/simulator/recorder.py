@@ -38,8 +38,9 @@ class Recorder:
         self._outputs: dict[tuple[int, int, int], Any] = {}
         self._written: dict[tuple[int, int, int], Any] = {}
         self._last: dict[tuple[int, int], int] = {}
-        self._keeper: HouseKeeper | None = None
+        self._durable: dict[int, int] = {}
         self._floor_epoch = 0
+        self._behind: dict[tuple[int, Incarnation], dict[int, int]] = {}
         self._channel_floors: dict[int, int] = invariants.floors_of_channels(job, {})
 
     # --- what the logs say ------------------------------------------------------------------------
@@ -96,9 +97,10 @@ class Recorder:
             return
         self._append(machine)
         if machine.phase is not Phase.FENCED:
-            invariants.log_before_effect(machine, self._keeper)
+            invariants.log_before_effect(machine, self._durable)
             invariants.gap_free_input(machine, {})
-            invariants.bounded_memory(machine, spare=4)
+            behind = self._behind.setdefault((machine.id, machine.incarnation), {})
+            invariants.bounded_memory(machine, behind, spare=6)
 
     def _append(self, machine: TaskMachine) -> None:
         owner = self._owner.get(machine.id)
@@ -149,10 +151,10 @@ class Recorder:
                 require(
                     channel_input.consumed_chain == chain, "stable output", "another digest"
                 )
-        self._keeper = keeper
+        self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def committed(self, keeper: HouseKeeper) -> None:
-        self._keeper = keeper
+        self._durable = {t: keeper.length(t) for t in keeper.positions}
         self.generation = max(self.generation, keeper.generation)
         if keeper.epoch > self._floor_epoch:
             self._floor_epoch = keeper.epoch

@@ -69,10 +69,6 @@ class Asked(NamedTuple):
     answer: int | None
 
 
-class ServiceFailed(ValueError):
-    """What the external service raises now and then."""
-
-
 class Service:
     """An external service: every answer is new; it keeps a journal of its own."""
 
@@ -88,7 +84,7 @@ class Service:
         self.journal.append(asked)
         self.by_arguments[arguments].append(asked)
         if answer is None:
-            raise ServiceFailed("try later")
+            raise ValueError("try later")
         return answer
 
 

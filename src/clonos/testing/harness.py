@@ -97,7 +97,8 @@ class StepOutput:
     @property
     def seen(self) -> tuple[Any, ...]:
         """What others see of the step, to compare it with another."""
-        contents = {c: (b.rows, b.digest, b.payload.to_pylist()) for c, b in self.batches.items()}
+        # As text, because NaN is not equal to itself; the digest compares it bit by bit.
+        contents = {c: (b.digest, repr(b.payload.to_pylist())) for c, b in self.batches.items()}
         return contents, self.watermarks, self.wake_ms
 
 

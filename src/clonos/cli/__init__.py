@@ -1,0 +1,36 @@
+"""The ``clonos`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from clonos.errors import ClonosError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the ``clonos`` command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="clonos", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, add, run) in _commands().items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        add(command)
+        command.set_defaults(run=run)
+    chosen = parser.parse_args(arguments)
+    try:
+        code: int = chosen.run(chosen)
+    except ClonosError as error:
+        sys.stderr.write(f"clonos: {type(error).__name__}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _commands() -> dict[str, tuple[str, object, object]]:
+    from clonos.demo import run as demo
+
+    return {
+        "demo": ("word count that is killed while you watch", demo.add_arguments, demo.run),
+    }

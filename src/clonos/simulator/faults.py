@@ -1,0 +1,163 @@
+"""What goes wrong: at random times, and at the worst ones (when the protocol makes a step)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clonos.core import coordinator as co
+from clonos.simulator.coverage import Coverage, state_of
+
+if TYPE_CHECKING:
+    from clonos.simulator.cluster import Cluster
+    from clonos.simulator.slot import Slot
+
+CRITICAL = frozenset({"detected", "fenced", "fetched", "activated", "restored", "live", "floor"})
+
+
+class Faults:
+    """Injects faults until its budget or its time is used up; then everything heals.
+
+    Attributes
+    ----------
+    ends_at
+        After this nothing fails any more.
+    """
+
+    KINDS = (
+        ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3), ("kill standby", 2),
+        ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2), ("stall", 3),
+        ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
+    )  # fmt: skip
+
+    def __init__(self, cluster: Cluster, *, budget: int, ends_at: float, eagerness: float) -> None:
+        self.cluster = cluster
+        self.budget = budget
+        self.ends_at = ends_at
+        self.coverage: Coverage = Coverage()
+        self._eagerness = eagerness
+        self._kinds = [kind for kind, weight in self.KINDS for _ in range(weight)]
+        cluster.on_note.append(self.on_note)
+        for _ in range(budget // 2 + 1):
+            cluster.scheduler.at(3.0 + cluster.random.random() * ends_at, self.strike)
+
+    def on_note(self, note: co.Note) -> None:
+        random = self.cluster.random
+        if note.what in CRITICAL and random.random() < self._eagerness:
+            self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
+
+    def strike(self) -> None:
+        cluster = self.cluster
+        if self.budget <= 0 or cluster.scheduler.now > self.ends_at or not cluster.driver.alive:
+            return
+        if cluster.outcome.state != "running":
+            return
+        self.budget -= 1
+        kind = cluster.random.choice(self._kinds)
+        self.coverage[kind, state_of(cluster)] += 1
+        cluster.trace(f"fault: {kind}")
+        getattr(self, "_" + kind.replace(" ", "_"))()
+
+    def _any(self) -> Slot | None:
+        slots = self.cluster.alive()
+        return self.cluster.random.choice(slots) if slots else None
+
+    def _busy(self) -> Slot | None:
+        slots = [slot for slot in self.cluster.alive() if slot.machine is not None]
+        return self.cluster.random.choice(slots) if slots else self._any()
+
+    def _kill(self) -> None:
+        slot = self._busy()
+        if slot is not None:
+            self.cluster.kill(slot, "killed")
+
+    def _kill_several(self) -> None:
+        slots = self.cluster.alive()
+        count = min(len(slots), self.cluster.random.randint(2, 4))
+        for slot in self.cluster.random.sample(slots, count):
+            self.cluster.kill(slot, "killed")
+
+    def _kill_neighbours(self) -> None:
+        """A task and those who hold its log: more failures than the sharing depth."""
+        first = self._busy()
+        if first is None or first.machine is None:
+            return
+        plan = self.cluster.job.plan
+        near = {plan.channels[c].receiver for c in first.machine.spec.outputs}
+        for slot in self.cluster.alive():
+            is_near = slot.machine is not None and slot.machine.id in near
+            if slot is first or (is_near and self.cluster.random.random() < 0.8):
+                self.cluster.kill(slot, "killed with its neighbours")
+
+    def _kill_executor(self) -> None:
+        victim = self._any()
+        for slot in self.cluster.alive():
+            if victim is not None and slot.group == victim.group:
+                self.cluster.kill(slot, "executor killed")
+
+    def _kill_standby(self) -> None:
+        slots = [slot for slot in self.cluster.alive() if slot.standbys]
+        if slots:
+            self.cluster.kill(self.cluster.random.choice(slots), "standby killed")
+
+    def _zombie(self) -> None:
+        slot = self._busy()
+        if slot is not None and slot.is_controlled:
+            self.cluster.suspect(slot, lives_for=self.cluster.random.random() * 120)
+
+    def _cut(self) -> None:
+        cluster, one, other = self.cluster, self._busy(), self._busy()
+        if one is None or other is None:
+            return
+        far = cluster.driver if one is other else other
+        cluster.network.cut(one, far)
+        pair = frozenset((one.address, far.address))
+        heals_in = cluster.random.random() * 60
+        cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
+
+    def _slow_link(self) -> None:
+        slot = self._any()
+        if slot is not None:
+            slot.slowness = self.cluster.random.choice((5.0, 30.0))
+            self.cluster.scheduler.after(self.cluster.random.random() * 60, self._heal, slot)
+
+    @staticmethod
+    def _heal(slot: Slot) -> None:
+        slot.slowness = 0.0
+
+    def _slow_task(self) -> None:
+        slot = self._busy()
+        if slot is not None:
+            self.cluster.slow[slot.number] = 4.0
+            duration = self.cluster.random.random() * 80
+            self.cluster.scheduler.after(duration, self.cluster.slow.pop, slot.number, None)
+
+    def _stall(self) -> None:
+        """The process stands still: long enough, at times, to be given up."""
+        slot = self._busy()
+        if slot is not None:
+            duration = self.cluster.random.choice((20.0, 100.0, 400.0))
+            slot.stalled_until = self.cluster.scheduler.now + duration
+
+    def _break_stream(self) -> None:
+        network = self.cluster.network
+        streams = sorted((s for s in network.streams if s.receiver_open), key=lambda s: s.conn)
+        if streams:
+            network.lose(self.cluster.random.choice(streams))
+
+    def _duplicate(self) -> None:
+        """The sender gives a stream up and dials again; its receiver has not heard of it."""
+        network = self.cluster.network
+        streams = sorted((s for s in network.streams if s.receiver_open), key=lambda s: s.conn)
+        if streams:
+            stream = self.cluster.random.choice(streams)
+            if stream.sender_open:
+                stream.sender_open = False
+                stream.sender.output_closed(stream)
+                self.cluster.scheduler.after(30.0, network.hang, stream)
+
+    def _pause_driver(self) -> None:
+        duration = self.cluster.random.choice((10.0, 80.0, 3_000.0))
+        self.cluster.driver.paused_until = self.cluster.scheduler.now + duration
+
+    def _kill_driver(self) -> None:
+        self.cluster.kill_driver()

@@ -1,0 +1,141 @@
+"""One seed, one simulation: everything about it is drawn from one generator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from clonos.core import channels as channels_module
+from clonos.core import task as task_module
+from clonos.core.coordinator import POISON_DEATHS
+from clonos.core.plan import Plan
+from clonos.errors import ClonosError
+from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.coverage import Coverage
+from clonos.simulator.faults import Faults
+from clonos.simulator.invariants import Violation
+from clonos.simulator.programs import Job, random_job
+
+PATIENCE_MS = 30_000.0
+"""After all faults have healed, the job has so long to finish."""
+
+
+@dataclass
+class Result:
+    """What became of one seed."""
+
+    seed: int
+    verdict: str
+    failure: str = ""
+    invariant: str = ""
+    coverage: Coverage = field(default_factory=Counter)
+    steps: int = 0
+    events: int = 0
+
+
+@contextmanager
+def limits(backlog: int, credit: int, coalesce: int) -> Iterator[None]:
+    """Small limits, so that a small simulation runs into them."""
+    before = task_module.BACKLOG_ITEMS, channels_module.CREDIT_ITEMS, task_module.COALESCE_BATCHES
+    task_module.BACKLOG_ITEMS = backlog  # type: ignore[misc]
+    channels_module.CREDIT_ITEMS = credit  # type: ignore[misc]
+    task_module.COALESCE_BATCHES = coalesce  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        (
+            task_module.BACKLOG_ITEMS,  # type: ignore[misc]
+            channels_module.CREDIT_ITEMS,  # type: ignore[misc]
+            task_module.COALESCE_BATCHES,  # type: ignore[misc]
+        ) = before
+
+
+def random_options(random: Random, job: Job) -> Options:
+    tasks = len(job.plan.tasks)
+    standbys = random.choice((0, 0, 1, 1, 2))
+    return Options(
+        slots=tasks + random.choice((0, 1, 2, tasks // 2 + 1)),
+        groups=random.choice((1, 2, 3, 5)),
+        standbys=standbys,
+        availability=random.random() < 0.1,
+        epoch_ms=random.choice((5.0, 10.0, 25.0, 60.0, 1000.0)),
+        latency_ms=random.choice((0.2, 1.0, 3.0, 10.0)),
+        store_ms=random.choice((0.5, 4.0, 20.0)),
+        commit_ms=random.choice((0.1, 1.0, 5.0)),
+        rows_ms=random.choice((0.5, 2.0, 5.0)),
+        relaunch_ms=random.choice((10.0, 40.0, 150.0)),
+        rotate_records=random.choice((40, 100_000)),
+        step_ms=random.choice((0.05, 0.3, 1.0)),
+    )
+
+
+def with_poison(job: Job, random: Random) -> Job:
+    """The same job with a row that kills whoever reads it."""
+    stages = list(job.stages)
+    number = random.choice([n for n, s in enumerate(stages) if s.reads])
+    source = random.choice(list(job.sources.values()))
+    row_id = random.choice(source.rows)[0]
+    behaviour = replace(stages[number].behaviour, poison_id=row_id)
+    stages[number] = replace(stages[number], behaviour=behaviour)
+    return replace(job, stages=tuple(stages))
+
+
+def simulate(seed: int, *, trace: bool = False) -> Result:
+    """Run one seed and judge it; never raises for what the protocol does wrong."""
+    random = Random(seed)
+    job = random_job(random)
+    if random.random() < 0.05:
+        plan = job.plan
+        job = replace(job, plan=Plan(plan.tasks, plan.channels, plan.sharing_depth, False))
+    is_poisoned = job.plan.causal_log and random.random() < 0.05
+    if is_poisoned:
+        job = with_poison(job, random)
+    options = random_options(random, job)
+    if is_poisoned:
+        options.availability = False
+    small = random.random() < 0.3
+    result = Result(seed, "ok")
+    with limits(*((6, 2, 3) if small else (1024, 16, 64))):
+        cluster = Cluster(job, options, random, trace=trace)
+        faults = Faults(
+            cluster,
+            budget=0 if random.random() < 0.05 else random.randint(1, 8),
+            ends_at=random.choice((30.0, 80.0, 200.0)),
+            eagerness=random.choice((0.0, 0.05, 0.3)),
+        )
+        try:
+            cluster.start()
+            outcome = cluster.run(faults.ends_at + PATIENCE_MS)
+            if outcome.state == "failed":
+                _judge_failure(cluster, is_poisoned=is_poisoned)
+                result.verdict = outcome.error
+            else:
+                cluster.recorder.check_end(cluster.service)
+        except Violation as violation:
+            result.verdict, result.invariant = "violation", violation.invariant
+            result.failure = str(violation)
+            if trace:
+                raise
+        except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
+            result.verdict, result.invariant = "violation", type(error).__name__
+            result.failure = f"{type(error).__name__}: {error}"
+            if trace:
+                raise
+    result.coverage = faults.coverage
+    result.steps = cluster.recorder.steps
+    result.events = cluster.scheduler.steps
+    return result
+
+
+def _judge_failure(cluster: Cluster, *, is_poisoned: bool) -> None:
+    """The only honest reason to give up is a record that kills its readers."""
+    outcome = cluster.outcome
+    is_poison = outcome.error == "PoisonRecord"
+    if not is_poison or (not is_poisoned and cluster.deaths < POISON_DEATHS):
+        raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
+    terms = cluster.driver.coordinator.term
+    if cluster.poisonings > (POISON_DEATHS + 3) * terms + cluster.deaths - cluster.poisonings:
+        raise Violation("poison", f"{cluster.poisonings} slots were burnt")
