@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from clonos.errors import ClonosError
 
@@ -28,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _commands() -> dict[str, tuple[str, object, object]]:
+Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], int]]
+
+
+def _commands() -> dict[str, Command]:
     from clonos.demo import run as demo
 
     return {

@@ -95,7 +95,9 @@ class SlotPool:
             if self._closing:
                 return
             if task is None:
-                handle = self._launcher.launch(place, body(self._shipment), description="standby or task")
+                handle = self._launcher.launch(
+                    place, body(self._shipment), description="standby or task"
+                )
             else:
                 code = self._compiled.codes[task]
                 assert code.source is not None
@@ -114,7 +116,9 @@ class SlotPool:
             return
         failures = self._failures[place] = self._failures.get(place, 0) + 1
         if failures > RELAUNCH_MAX:
-            self._inbox.put(error or ClonosError("a slot ends again and again", where=f"slot {place}"))
+            self._inbox.put(
+                error or ClonosError("a slot ends again and again", where=f"slot {place}")
+            )
             return
         if failures > 1:
             time.sleep(min(RELAUNCH_S * 2 ** (failures - 2), 10.0))
@@ -156,9 +160,7 @@ class SlotPool:
         self._seats[event.conn_id] = Seat(
             register.slot, register.pid, register.executor, register.jvm_pid, event.incoming
         )
-        return co.SlotReady(
-            event.conn_id, register.address, group, self._places[register.slot]
-        )
+        return co.SlotReady(event.conn_id, register.address, group, self._places[register.slot])
 
     def lost(self, slot: int) -> None:
         self._seats.pop(slot, None)
@@ -192,7 +194,11 @@ def _partitioned(frame: Any, parallelism: int) -> Any:
     """A DataFrame with one partition per task."""
     if frame.rdd.getNumPartitions() == parallelism:
         return frame
-    return frame.coalesce(parallelism) if _has_more(frame, parallelism) else frame.repartition(parallelism)
+    return (
+        frame.coalesce(parallelism)
+        if _has_more(frame, parallelism)
+        else frame.repartition(parallelism)
+    )
 
 
 def _has_more(frame: Any, parallelism: int) -> bool:

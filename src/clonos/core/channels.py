@@ -19,6 +19,8 @@ from clonos.errors import ProtocolError
 
 CREDIT_ITEMS = 16
 """A receiver reports progress every so many items: rarely enough to cost nothing."""
+CREDIT_BYTES = 256 << 10
+"""... or bytes: a few large items must not exhaust what a sender may have under way."""
 
 
 class Verdict(Enum):
@@ -57,6 +59,7 @@ class Input:
         self._next_seq = consumed + 1
         self._chain = chain
         self._credited = consumed
+        self._uncredited_bytes = 0
         self._relaxed = True
 
     def open(self, conn: int) -> None:
@@ -143,16 +146,21 @@ class Input:
         items = [self.queue.popleft() for _ in range(count)]
         self.consumed = items[-1].seq
         self.consumed_chain = items[-1].chain
+        self._uncredited_bytes += sum(i.batch.nbytes for i in items if i.batch is not None)
         return items
 
     def credit(self, *, relaxed: bool, force: bool = False) -> Credit | None:
         """Progress worth telling the sender."""
         if not self.greeted:
             return None
-        due = self.consumed - self._credited >= CREDIT_ITEMS
+        due = (
+            self.consumed - self._credited >= CREDIT_ITEMS
+            or self._uncredited_bytes >= CREDIT_BYTES
+        )
         if not (due or force or relaxed != self._relaxed):
             return None
         self._credited = self.consumed
+        self._uncredited_bytes = 0
         self._relaxed = relaxed
         return Credit(self.spec.id, self.consumed, relaxed)
 

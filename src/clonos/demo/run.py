@@ -61,14 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     journal.unlink(missing_ok=True)
     with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
         console.print(f"service at {service.url}, its journal in {journal}")
-        servers = []
+        servers: list[ServerProcess] = []
         try:
             source, servers = _source(arguments, text, lines)
-            result = _run_job(arguments, console, source, service.url, out)
+            spark, job, kills = _run_job(arguments, console, source, service.url, out)
         finally:
             for server in servers:
                 server.stop()
-    spark, job, kills = result
     output = spark.read.schema(OUTPUT_SCHEMA).parquet(str(out / "output.parquet"))
     console.print("\ncomputing the verdict from output, input and the service's journal ...")
     judged = verdict(spark, output, lines, arguments.repeat, journal)
@@ -119,7 +118,7 @@ def _run_job(
         session = get_or_create(f"local[{_slots(arguments)}]", "clonos demo")
     session.range(1).count()  # Spark's own start belongs to no measurement
     job = build(
-        session.read.text(str(out / "input.txt")) if source is None else source,
+        _dataframe(session, out / "input.txt") if source is None else source,
         url,
         causal_log=not arguments.without_causal_log,
         parallelism=arguments.parallelism,
@@ -136,6 +135,11 @@ def _run_job(
     kills = _watch(arguments, console, running)
     running.wait(60)
     return session, running, kills
+
+
+def _dataframe(session: Any, text: Path) -> Any:
+    """The lines as a Spark plan; its rows come into the job out of Spark's own tasks."""
+    return session.read.text(str(text)).where("length(trim(value)) > 0")
 
 
 def _slots(arguments: argparse.Namespace) -> int:
@@ -177,7 +181,8 @@ def _report(out: Path, job: RunningJob, kills: Sequence[Kill], judged: Verdict) 
             for r in recoveries
             if r.finished and r.name in kill.tasks and r.stages["live"] > kill.at_s
         ]
-        live = min(ends, default=None)
+        # A standby's death interrupts nothing.
+        live = kill.at_s if kill.kind == "standby" else min(ends, default=None)
         marks.append(
             KillMark(kill.at_s + offset, kill.kind, None if live is None else live + offset)
         )
@@ -185,8 +190,7 @@ def _report(out: Path, job: RunningJob, kills: Sequence[Kill], judged: Verdict) 
     report = {
         "verdict": asdict(judged),
         "recoveries": [
-            {"task": r.name, "log_length": r.log_length, "ms": r.milliseconds()}
-            for r in recoveries
+            {"task": r.name, "log_length": r.log_length, "ms": r.milliseconds()} for r in recoveries
         ],
         "kills": [{"kind": k.kind, "tasks": k.tasks} for k in kills],
         "pictures": [str(png), str(svg)],

@@ -18,17 +18,20 @@ from clonos.operators.readers import EndOfInput, Reader
 
 READY_MAX: Final = 2
 """Batches read ahead: one being handled, one ready."""
+SKIP_ROWS: Final = 65_536
+"""A standby that follows its task reads over so many rows at a time."""
 
 
 class Feeder:
     """Reads ahead, within limits, in a thread of its own.
 
+    A standby's feeder follows the task's floors (:meth:`advance`), so that at its promotion the
+    source is open and in place.
+
     Parameters
     ----------
     reader
         Not yet open.
-    rows_consumed
-        Where the task stands.
     wake
         Called (from the thread) when something new is ready.
     rows_per_s
@@ -39,7 +42,6 @@ class Feeder:
     def __init__(
         self,
         reader: Reader,
-        rows_consumed: int,
         wake: Callable[[], None],
         *,
         batch_rows_max: int,
@@ -47,7 +49,8 @@ class Feeder:
         rows_per_s: float = 0.0,
     ) -> None:
         self._reader = reader
-        self._rows_consumed = rows_consumed
+        self._stand = -1  # rows behind us; -1: not open
+        self._wanted = -1
         self._wake = wake
         self._batch_rows_max = batch_rows_max
         self._linger_s = linger_s
@@ -60,6 +63,12 @@ class Feeder:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="clonos-feeder", daemon=True)
         self._thread.start()
+
+    def advance(self, rows_consumed: int) -> None:
+        """Stand behind the first `rows_consumed` rows; never goes back."""
+        with self._changed:
+            self._wanted = rows_consumed
+            self._changed.notify()
 
     def take(self) -> SourceRows | SourceEnded | None:
         """The next rows, if any are ready. Asking starts reading ahead.
@@ -102,7 +111,6 @@ class Feeder:
 
     def _run(self) -> None:
         try:
-            self._reader.open(self._rows_consumed)
             while self._read_next():
                 pass
         except ClonosError as error:
@@ -116,13 +124,20 @@ class Feeder:
         """Read what is wanted next; False when there is no more to do."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed
-                or self._exact
-                or (self._reading_ahead and len(self._ready) < READY_MAX)
+                lambda: (
+                    self._closed
+                    or self._wanted > self._stand
+                    or self._exact
+                    or (self._reading_ahead and len(self._ready) < READY_MAX)
+                )
             )
             if self._closed:
                 return False
-            exact = self._exact.popleft() if self._exact else 0
+            wanted = self._wanted
+            exact = self._exact.popleft() if self._exact and wanted <= self._stand else 0
+        if wanted > self._stand:
+            self._go_to(wanted)
+            return True
         try:
             if exact:
                 rows = self._reader.read_exactly(exact)
@@ -132,9 +147,21 @@ class Feeder:
             self._put(SourceEnded())
             return False
         if rows is not None:
+            self._stand += rows.num_rows
+            self._wanted = self._stand
             content = None if self._reader.replayable else to_bytes(rows)
             self._put(SourceRows(seal(rows), content, time.time_ns() // 1_000_000))
         return True
+
+    def _go_to(self, rows_consumed: int) -> None:
+        if self._stand < 0:
+            self._reader.open(rows_consumed)
+        else:
+            while self._stand < rows_consumed:
+                skipped = min(rows_consumed - self._stand, SKIP_ROWS)
+                self._reader.read_exactly(skipped)
+                self._stand += skipped
+        self._stand = rows_consumed
 
     def _admit(self) -> int:
         """How many rows may be read now; waits until it is worth reading."""

@@ -76,9 +76,7 @@ class Links:
         if known is not None:
             known[1].close()
 
-    def opened(
-        self, event: ChannelOpened, incarnation: Incarnation | None
-    ) -> ev.Opened | None:
+    def opened(self, event: ChannelOpened, incarnation: Incarnation | None) -> ev.Opened | None:
         """A sender has come; early ones wait, late ones go."""
         if incarnation is None or event.receiver_incarnation > incarnation:
             self._early.append(event)

@@ -79,6 +79,7 @@ class SlotLoop:
         self._machine: TaskMachine | None = None
         self._life = 0  # of the machine in this slot: what background work was for another is void
         self._feeder: Feeder | None = None
+        self._warm: dict[int, Feeder] = {}  # of the source tasks whose standbys are here
         self._writer: OutputWriter | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
         self._stopped = False
@@ -114,8 +115,8 @@ class SlotLoop:
             while not self._stopped:
                 self._guard(self._turn)
         finally:
-            if self._feeder is not None:
-                self._feeder.close()
+            self._close_feeder(self._feeder)
+            self._cool()
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._plane.shutdown()
 
@@ -149,7 +150,9 @@ class SlotLoop:
     def _drain(self, timeout_s: float) -> None:
         """Handle all that has come; wait for something if there is nothing."""
         try:
-            thing = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            thing = (
+                self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            )
             for _ in range(256):
                 self._handle(thing)
                 thing = self._inbox.get_nowait()
@@ -248,10 +251,10 @@ class SlotLoop:
             case msg.Activate():
                 self._activate(command)
             case msg.Feed():
-                epoch = self._standbys.feed(command.task, command.layers)
-                self._control.send(msg.Fed(command.task, epoch))
+                self._feed_standby(command)
             case msg.Drop():
                 self._standbys.drop(command.task)
+                self._close_feeder(self._warm.pop(command.task, None))
             case msg.Stop():
                 self._stopped = True
             case _:
@@ -276,27 +279,51 @@ class SlotLoop:
         if command.task in shipment.writers:
             self._writer = shipment.writers[command.task]()
         if machine.spec.is_source and not machine.source_ended:
-            self._feeder = Feeder(
-                shipment.readers[command.task](self._batches),
-                machine.source_rows,
-                lambda: self._inbox.put(_nothing),
-                batch_rows_max=shipment.batch_rows_max,
-                linger_s=shipment.linger_ms / 1000,
-                rows_per_s=shipment.rates.get(command.task, 0.0),
-            )
+            self._feeder = self._warm.pop(command.task, None) or self._new_feeder(command.task)
+            self._feeder.advance(machine.source_rows)
+        self._cool()
         self._machine = machine
         self._perform(machine.start())
         for opened in self._links.waiting():
             self._feed(self._links.opened(opened, machine.incarnation))
+
+    def _new_feeder(self, task: int) -> Feeder:
+        shipment = self._shipment
+        return Feeder(
+            shipment.readers[task](self._batches),
+            lambda: self._inbox.put(_nothing),
+            batch_rows_max=shipment.batch_rows_max,
+            linger_s=shipment.linger_ms / 1000,
+            rows_per_s=shipment.rates.get(task, 0.0),
+        )
+
+    def _feed_standby(self, command: msg.Feed) -> None:
+        """Follow a task's floor; a standby of a source has it open and in place, too."""
+        standby = self._standbys.feed(command.task, command.layers)
+        spec = self._shipment.plan.tasks[command.task]
+        if spec.is_source and not spec.is_gated:
+            if command.task not in self._warm:
+                self._warm[command.task] = self._new_feeder(command.task)
+            self._warm[command.task].advance(standby.floor.source_rows if standby.floor else 0)
+        self._control.send(msg.Fed(command.task, standby.epoch))
+
+    def _cool(self) -> None:
+        for feeder in self._warm.values():
+            feeder.close()
+        self._warm.clear()
 
     def _retire(self) -> None:
         self._life += 1
         self._machine = None
         self._writer = None
         self._links.reset()
-        if self._feeder is not None:
-            self._feeder.close()
-            self._feeder = None
+        self._close_feeder(self._feeder)
+        self._feeder = None
+
+    @staticmethod
+    def _close_feeder(feeder: Feeder | None) -> None:
+        if feeder is not None:
+            feeder.close()
 
     # --- what the automaton asks for --------------------------------------------------------------
 
@@ -333,9 +360,7 @@ class SlotLoop:
     def _put_layer(self, layer: Layer) -> LayerRef:
         path = layer_path(layer.task, layer.epoch, layer.incarnation)
         nbytes = self._store.put(path, encode_layer(layer))
-        return LayerRef(
-            layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes
-        )
+        return LayerRef(layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes)
 
     def _release(self, action: ev.Release) -> None:
         writer, machine = self._writer, self._machine

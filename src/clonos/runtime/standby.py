@@ -49,13 +49,13 @@ class Standbys:
     def _new(self, task: int) -> Standby:
         return Standby(lambda: self._programs(task))
 
-    def feed(self, task: int, refs: Sequence[LayerRef]) -> int:
-        """Bring a standby (new, if need be) up to date; returns its epoch."""
+    def feed(self, task: int, refs: Sequence[LayerRef]) -> Standby:
+        """Bring a standby (new, if need be) up to date."""
         standby = self._kept.get(task)
         if standby is None:
             standby = self._kept[task] = self._new(task)
         standby.feed(self._store, refs)
-        return standby.epoch
+        return standby
 
     def drop(self, task: int) -> None:
         self._kept.pop(task, None)

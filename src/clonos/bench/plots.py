@@ -1,0 +1,101 @@
+"""Pictures of the measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from clonos.bench.statistics import Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK: Final = "#1f5a93"
+_KILL: Final = "#c0152f"
+_AIM: Final = "#3f8f4f"
+_POINTS: Final = 2000
+"""A line of more points is drawn by the worst of each of so many steps."""
+
+
+def _figure(rows: int, height: float) -> tuple[Figure, Sequence[Axes]]:
+    # Figure without pyplot: no display, no global state, and nothing to close.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 1, squeeze=False)[:, 0]
+    for each in axes:
+        each.grid(visible=True, color="#e5e7eb", linewidth=0.6)
+        each.set_axisbelow(True)
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes)
+
+
+def timeline(
+    path: Path, series: Mapping[str, tuple[Series, Series]], kills: Sequence[float], title: str
+) -> None:
+    """Latency over time, a panel per partition; kills are lines.
+
+    Parameters
+    ----------
+    series
+        Name -> (moments in s, latencies in ms).
+    kills
+        Moments in s.
+    """
+    figure, panels = _figure(len(series), 1.0 + 2.2 * len(series))
+    starts = [float(times[0]) for times, _ in series.values() if len(times)]
+    start = min(starts, default=0.0)
+    for axes, (name, (times, latencies)) in zip(panels, series.items(), strict=True):
+        seconds, worst = worst_of_steps(times - start, latencies)
+        axes.plot(seconds, worst, color=_INK, linewidth=0.9)
+        for kill in kills:
+            axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{name}\nlatency (ms)")
+    panels[-1].set_xlabel("seconds")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+def worst_of_steps(times: Series, values: Series) -> tuple[Series, Series]:
+    """The largest value in each of at most :data:`_POINTS` equal steps of time."""
+    if len(times) <= _POINTS:
+        return times, values
+    edges = np.linspace(times[0], times[-1], _POINTS + 1)
+    starts = np.unique(np.searchsorted(times, edges[:-1]))
+    return times[starts], np.maximum.reduceat(values, starts)
+
+
+def histograms(
+    path: Path, measures: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
+) -> None:
+    """One histogram per measure: name -> (values, aims drawn as lines)."""
+    figure, panels = _figure(len(measures), 1.0 + 2.4 * len(measures))
+    for axes, (name, (values, aims)) in zip(panels, measures.items(), strict=True):
+        finite = [v for v in values if np.isfinite(v)]
+        if finite:
+            axes.hist(finite, bins=min(60, 5 + len(finite)), color=_INK, alpha=0.85)
+        for aim in aims:
+            axes.axvline(aim, color=_AIM, linewidth=1.2)
+            axes.text(aim, axes.get_ylim()[1], f" aim {aim:g}", color=_AIM, va="top", fontsize=8)
+        axes.set_xlabel(name)
+        axes.set_ylabel("count")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None:
+    """Horizontal bars."""
+    figure, panels = _figure(1, 1.2 + 0.35 * len(values))
+    names = list(values)[::-1]
+    drawn: Any = panels[0].barh(names, [values[name] for name in names], color=_INK)
+    panels[0].bar_label(drawn, fmt="{:,.2f}", padding=3, fontsize=8)
+    panels[0].set_xlabel(unit)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)

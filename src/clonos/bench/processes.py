@@ -1,0 +1,77 @@
+"""What processes have used, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """User and system time of a process with all its threads; None if it is gone.
+
+    Examples
+    --------
+    >>> cpu_seconds(os.getpid()) > 0
+    True
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("ascii")
+    except OSError:
+        return None
+    # The name, in parentheses, may contain blanks: fields are counted from behind it.
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def command_line(pid: int) -> str:
+    """How a process was started; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text("ascii").rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    rest = [pid]
+    while rest:
+        below = children.get(rest.pop(0), [])
+        found += below
+        rest += below
+    return found
+
+
+class CpuMeter:
+    """CPU seconds of a changing set of processes since :meth:`begin`."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+
+    def begin(self, pids: Iterable[int]) -> None:
+        """Forget what was used before."""
+        self._first.clear()
+        self._last.clear()
+        self.look(pids)
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Called now and then; what a process used after the last look is not seen."""
+        for pid in pids:
+            used = cpu_seconds(pid)
+            if used is not None:
+                self._first.setdefault(pid, used)
+                self._last[pid] = used
+
+    @property
+    def seconds(self) -> float:
+        return sum(self._last.values()) - sum(self._first.values())

@@ -1,0 +1,180 @@
+"""The numbers behind the tables: percentiles, gaps, return to normal, paired ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Series = npt.NDArray[np.float64]
+
+TYPICAL_S: Final = 2.0
+"""How long before a kill the usual pause between outputs is observed."""
+BASELINE_S: Final = 1.0
+"""How long before a kill the usual latency is observed."""
+HOLD_S: Final = 0.25
+"""Latency is back to normal if it stays there for so long."""
+TOLERANCE: Final = 0.10
+"""... within so much of the usual latency."""
+USUAL: Final = 95
+"""The percentile that stands for "the latency" of a stretch of time; the median would hide a
+tail that has come back only in part, the maximum is one unlucky batch."""
+
+
+def percentile(values: Sequence[float] | Series, q: float) -> float:
+    """The `q`-th percentile, interpolated; NaN of nothing.
+
+    Examples
+    --------
+    >>> percentile([1.0, 2.0, 3.0], 50), percentile([1.0, 2.0], 75)
+    (2.0, 1.75)
+    """
+    return float(np.percentile(np.asarray(values, float), q)) if len(values) else math.nan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A distribution in five numbers, in the unit of its values."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+def summarize(values: Sequence[float] | Series) -> Summary:
+    """The usual percentiles.
+
+    Examples
+    --------
+    >>> summarize([1.0, 2.0, 3.0])
+    Summary(count=3, p50=2.0, p90=2.8, p99=2.98, max=3.0)
+    """
+    p50, p90, p99, top = (percentile(values, q) for q in (50, 90, 99, 100))
+    return Summary(len(values), p50, p90, p99, top)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A pause in the output and what is usual, in ms."""
+
+    pause_ms: float
+    usual_ms: float
+
+    @property
+    def gap_ms(self) -> float:
+        """What the failure added: the pause less the usual one."""
+        return max(0.0, self.pause_ms - self.usual_ms)
+
+
+def output_gap(times: Series, kill_s: float, until_s: float) -> tuple[Gap, float] | None:
+    """The longest pause in one partition's output that a kill may have caused.
+
+    Of all pauses between consecutive outputs that end after `kill_s` and begin before `until_s`
+    (the recovery's end), the longest. "Usual" is the median pause of the :data:`TYPICAL_S` before.
+
+    Parameters
+    ----------
+    times
+        When outputs were delivered (s), ascending. Equal ones count as one.
+
+    Returns
+    -------
+    gap, end
+        The gap and when it ended (s); None if nothing was delivered after the kill.
+
+    Examples
+    --------
+    >>> times = np.array([1.00, 1.01, 1.02, 1.03, 1.10, 1.11])
+    >>> gap, end = output_gap(times, kill_s=1.035, until_s=1.09)
+    >>> round(gap.pause_ms), round(gap.usual_ms), round(gap.gap_ms), end
+    (70, 10, 60, 1.1)
+    """
+    moments = np.unique(times)
+    starts, ends = moments[:-1], moments[1:]
+    around = (ends > kill_s) & (starts < until_s)
+    if not around.any():
+        return None
+    pauses = ends - starts
+    before = pauses[(starts >= kill_s - TYPICAL_S) & (ends <= kill_s)]
+    usual_s = float(np.median(before)) if len(before) else 0.0
+    longest = int(np.argmax(np.where(around, pauses, -1.0)))
+    return Gap(float(pauses[longest]) * 1000, usual_s * 1000), float(ends[longest])
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Return to normal: usual latency, and how long after the kill it was there again (ms).
+
+    ``after_ms`` is infinite if it was not seen to return.
+    """
+
+    usual_ms: float
+    after_ms: float
+
+
+def back_to_normal(
+    times: Series, latencies_ms: Series, kill_s: float, gap_end_s: float, until_s: float
+) -> Normal:
+    """When the latency of one partition's output was what it had been.
+
+    Usual is the :data:`USUAL`-th percentile of the latencies in the :data:`BASELINE_S` before the
+    kill. Normal is the first output at or after `gap_end_s` from which on, for :data:`HOLD_S`,
+    the same percentile is at most :data:`TOLERANCE` above that. Outputs after `until_s` (the next
+    kill) are not looked at.
+
+    Examples
+    --------
+    >>> times = np.arange(0.0, 3.0, 0.01)
+    >>> latencies = np.where((times > 1.5) & (times < 1.75), 80.0, 5.0)
+    >>> normal = back_to_normal(times, latencies, 1.5, 1.55, 3.0)
+    >>> normal.usual_ms, round(normal.after_ms)
+    (5.0, 250)
+    """
+    before = (times >= kill_s - BASELINE_S) & (times < kill_s)
+    usual_ms = percentile(latencies_ms[before], USUAL)
+    limit_ms = usual_ms * (1 + TOLERANCE)
+    first = int(np.searchsorted(times, gap_end_s))
+    last = int(np.searchsorted(times, until_s - HOLD_S, "right"))
+    for i in range(first, last):
+        if latencies_ms[i] > limit_ms:
+            continue
+        held = int(np.searchsorted(times, times[i] + HOLD_S, "right"))
+        if percentile(latencies_ms[i:held], USUAL) <= limit_ms:
+            return Normal(usual_ms, (float(times[i]) - kill_s) * 1000)
+    return Normal(usual_ms, math.inf)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def paired_ratio(
+    pairs: Sequence[tuple[float, float]], *, level: float = 0.95, rounds: int = 10_000
+) -> Interval:
+    """How many times larger the first of each pair is: geometric mean, with a bootstrap interval.
+
+    Pairs are resampled, not values, so what changes slowly on the machine cancels out.
+
+    Examples
+    --------
+    >>> paired_ratio([(2.0, 1.0), (4.0, 2.0)])
+    Interval(value=2.0, low=2.0, high=2.0)
+    """
+    if not pairs:
+        return Interval(math.nan, math.nan, math.nan)
+    logs = np.log(np.array([a / b for a, b in pairs]))
+    random = np.random.default_rng(0)
+    means = logs[random.integers(0, len(logs), (rounds, len(logs)))].mean(axis=1)
+    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)])
+    return Interval(*(round(float(np.exp(x)), 12) for x in (logs.mean(), low, high)))

@@ -1,0 +1,368 @@
+"""Deliberate mistakes in the protocol: a simulator that does not find them proves nothing.
+
+Each mutation replaces one function of the core (or of the simulated runtime) by a wrong one. The
+names say what is done wrong; :data:`MUTATIONS` says which invariant it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clonos.core import coordinator as co
+from clonos.core import messages as msg
+from clonos.core.channels import Input
+from clonos.core.connections import Connections
+from clonos.core.coordinator import Coordinator, TaskState
+from clonos.core.determinants import Clock, Determinant, Timer
+from clonos.core.fences import Fences, Trust
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.inflight import InFlightLog
+from clonos.core.log import LogBook
+from clonos.core.messages import Dependencies, Item
+from clonos.core.step import RunningStep
+from clonos.core.task import TaskMachine
+from clonos.simulator.driver import Driver
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``apply(original)`` makes the wrong function that takes the place of ``owner.name``."""
+
+    breaks: str
+    owner: Any
+    name: str
+    apply: Callable[[Any], Any]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        original = getattr(self.owner, self.name)
+        setattr(self.owner, self.name, self.apply(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.name, original)
+
+
+def constant(value: Any) -> Callable[[Any], Any]:
+    """Whatever is asked, the answer is `value`."""
+    return lambda original: lambda *args, **kwargs: value
+
+
+def _without_delta(original: Any) -> Any:
+    return lambda self, data, book: original(self, replace(data, runs=()), book)
+
+
+def _enqueue_anything(original: Any) -> Any:
+    def enqueue(self: Input, item: Item) -> None:
+        self._next_seq = max(self._next_seq, item.seq + 1)
+        self._chain = item.chain
+        self.queue.append(item)
+
+    return enqueue
+
+
+def _fence_without_effect(original: Any) -> Any:
+    return lambda self, task, incarnation: self.length(task)
+
+
+def _answer_too_late(original: Any) -> Any:
+    def handle(self: Coordinator, slot: int, report: msg.FenceAnswer) -> None:
+        task = self.tasks[report.task]
+        shortest = min((a.length for a in task.answers.values()), default=report.length)
+        original(self, slot, replace(report, length=min(report.length, shortest)))
+
+    return handle
+
+
+def _first_answer(original: Any) -> Any:
+    def read(self: Coordinator, task: TaskState) -> None:
+        first = dict(list(task.answers.items())[:1])
+        task.answers = first
+        original(self, task)
+
+    return read
+
+
+def _truncate_when_stored(original: Any) -> Any:
+    def stored(self: TaskMachine, event: Any) -> None:
+        sealed = self._sealed.get(event.ref.epoch)
+        if sealed is not None:
+            for channel, (seq, _) in sealed[0].outs.items():
+                self.outputs[channel].log.truncate(seq)
+        original(self, event)
+
+    return stored
+
+
+def _nearly_complete(original: Any) -> Any:
+    def acked(self: Coordinator, slot: int, report: msg.LayerAck) -> None:
+        original(self, slot, report)
+        missing = self.tasks.keys() - self.acks.keys()
+        if self.pending_epoch and len(missing) == 1 and len(self.tasks) > 2:
+            (task,) = missing
+            chain = self.keeper.layers[task]
+            if chain:
+                self.acks[task] = chain[-1]
+                self._complete_epoch()
+
+    return acked
+
+
+def _any_life_acknowledges(original: Any) -> Any:
+    def acked(self: Coordinator, slot: int, report: msg.LayerAck) -> None:
+        incarnation = self.tasks[report.task].incarnation
+        original(self, slot, replace(report, incarnation=incarnation))
+
+    return acked
+
+
+def _keep_acks(original: Any) -> Any:
+    def begin(self: Coordinator, task: TaskState) -> None:
+        acks = dict(self.acks)
+        original(self, task)
+        self.acks.update(acks)
+
+    return begin
+
+
+def _live_without_inject(original: Any) -> Any:
+    def live(self: Coordinator, slot: int, report: msg.Live) -> None:
+        epoch, self.pending_epoch = self.pending_epoch, 0
+        original(self, slot, report)
+        self.pending_epoch = epoch
+
+    return live
+
+
+def _live_clock(original: Any) -> Any:
+    def clock_ms(self: RunningStep) -> int:
+        logged: int = original(self)
+        if self._replayed is not None and not isinstance(self.record[0], Timer):
+            self._now_ms = self.floor_clock_ms = logged + 1
+            return logged + 1
+        return logged
+
+    return clock_ms
+
+
+def _timer_of_now(original: Any) -> Any:
+    def run(
+        self: TaskMachine, cause: Determinant, items: list[Item], logged: list[Determinant] | None
+    ) -> None:
+        if logged is not None and isinstance(cause, Timer):
+            cause = Timer(cause.now_ms + 7)
+        original(self, cause, items, logged)
+
+    return run
+
+
+def _unlogged_clock(original: Any) -> Any:
+    return lambda determinants: original([d for d in determinants if not isinstance(d, Clock)])
+
+
+def _call_again(original: Any) -> Any:
+    def call(self: RunningStep, fn: Any, args: Any, kwargs: Any) -> Any:
+        if self._replayed is not None:
+            try:
+                self._world.call(fn, args, kwargs)
+            except ValueError:
+                pass
+        return original(self, fn, args, kwargs)
+
+    return call
+
+
+def _own_dependency_only(original: Any) -> Any:
+    def append(
+        self: InFlightLog, kind: Any, epoch: int, value: int, batch: Any, dep: Dependencies, *rest: Any
+    ) -> Item:
+        newest = list(dep)[-1:] if len(dep) > 1 else list(dep)
+        mine = {task: dep[task] for task in newest}
+        result: Item = original(self, kind, epoch, value, batch, mine, *rest)
+        return result
+
+    return append
+
+
+def _never_unknown(original: Any) -> Any:
+    def judge(self: Fences, dep: Dependencies) -> Trust:
+        trust: Trust = original(self, dep)
+        return Trust.VALID if trust is Trust.UNKNOWN else trust
+
+    return judge
+
+
+def _lengths_only(original: Any) -> Any:
+    return lambda plan, logs, fences, *more: {t: fence[1] for t, fence in fences.items()}
+
+
+def _acknowledge_unsettled(original: Any) -> Any:
+    def acknowledge(self: TaskMachine) -> None:
+        settled = {c: o.settled for c, o in self.outputs.items()}
+        for output in self.outputs.values():
+            output.settled = output.log.last
+        original(self)
+        for channel, value in settled.items():
+            self.outputs[channel].settled = value
+
+    return acknowledge
+
+
+def _release_at_once(original: Any) -> Any:
+    def settle(self: TaskMachine, output: Any) -> None:
+        processed, output.log.processed = output.log.processed, output.log.last
+        original(self, output)
+        output.log.processed = processed
+
+    return settle
+
+
+def _count_no_death(original: Any) -> Any:
+    def note(self: Coordinator, task: TaskState, length: int) -> None:
+        original(self, task, length)
+        task.deaths = min(task.deaths, 2)
+
+    return note
+
+
+def _answer_before_commit(original: Any) -> Any:
+    def process(self: Driver) -> None:
+        original(self)
+        if self._committing:
+            replies, delivered = self.keeper.committed()
+            for deliver in delivered:
+                self.cluster.recorder.delivered(self.keeper, deliver)
+            for reply in replies:
+                self._answer(reply)
+
+    return process
+
+
+def _forget_items(original: Any) -> Any:
+    return lambda self, channel, item: None
+
+
+def _never_aligned(original: Any) -> Any:
+    def take(self: TaskMachine, step: Any, channel: int, items: list[Item]) -> Any:
+        result = original(self, step, channel, items)
+        if not result[0]:
+            self._was_aligned = getattr(self, "_was_aligned", set()) | {
+                c for c, i in self.inputs.items() if i.aligned
+            }
+            if not any(i.aligned for i in self.inputs.values()):
+                self._was_aligned = set()
+        return result
+
+    return take
+
+
+def _deaf_while_away(original: Any) -> Any:
+    def connect(self: Connections, command: Any) -> None:
+        if not self.outputs[command.peer.channel].attempt:
+            original(self, command)
+
+    return connect
+
+
+def _forget_fences(original: Any) -> Any:
+    return lambda self: ()
+
+
+def _floor_of_next(original: Any) -> Any:
+    def floor(self: TaskMachine, command: msg.Floor) -> None:
+        positions = {t: p + 1 for t, p in command.positions.items() if t != self.id}
+        original(self, replace(command, positions={**command.positions, **positions}))
+
+    return floor
+
+
+def _cut_nothing(original: Any) -> Any:
+    def resolve(self: LogBook, task: int, incarnation: Any, length: int) -> None:
+        log = self._logs.pop(task, None)
+        original(self, task, incarnation, length)
+        if log is not None:
+            self._logs[task] = log
+
+    return resolve
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "the delta is not stored": Mutation("log before effect", Input, "take", _without_delta),
+    "dependencies are not transitive": Mutation(
+        "log before effect", InFlightLog, "append", _own_dependency_only
+    ),
+    "output is delivered before its log is held": Mutation(
+        "log before effect", HouseKeeper, "holds", constant(True)
+    ),
+    "a gated source does not wait": Mutation(
+        "log before effect", Connections, "_gate_closed", constant(False)
+    ),
+    "answers leave before the commit": Mutation(
+        "stable output", Driver, "_process", _answer_before_commit
+    ),
+    "deliveries are not in the journal": Mutation(
+        "stable output", HouseKeeper, "_write_item", _forget_items
+    ),
+    "output is released before it is acknowledged": Mutation(
+        "stable output", Connections, "_settle", _release_at_once
+    ),
+    "no duplicate is dropped": Mutation("gap-free FIFO", Input, "_enqueue", _enqueue_anything),
+    "a receiver's move is not heard": Mutation(
+        "gap-free FIFO", Connections, "_on_connect", _deaf_while_away
+    ),
+    "no life is refused": Mutation("fencing", Fences, "refuses", constant(False)),
+    "a fence has no effect on logs": Mutation("fencing", LogBook, "fence", _fence_without_effect),
+    "acknowledgements of dead lives count": Mutation(
+        "fencing", Coordinator, "_on_layer_ack", _any_life_acknowledges
+    ),
+    "acknowledgements outlive their task": Mutation(
+        "no early truncation", Coordinator, "_begin_recovery", _keep_acks
+    ),
+    "in-flight items go when the layer is stored": Mutation(
+        "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
+    ),
+    "a checkpoint lacks one layer": Mutation(
+        "no early truncation", Coordinator, "_on_layer_ack", _nearly_complete
+    ),
+    "a layer does not wait for delivery": Mutation(
+        "no early truncation", TaskMachine, "_if_acknowledged", _acknowledge_unsettled
+    ),
+    "logs are truncated past the floor": Mutation(
+        "no early truncation", TaskMachine, "_on_floor", _floor_of_next
+    ),
+    "the first answer counts, not the longest": Mutation(
+        "log before effect", Coordinator, "_read_longest", _first_answer
+    ),
+    "orphans are left alone": Mutation(
+        "log before effect", Coordinator, "_orphans", constant([])
+    ),
+    "logs are not cut to what is consistent": Mutation(
+        "equivalence", co, "consistent_cut", _lengths_only
+    ),
+    "lost entries are kept": Mutation("equivalence", LogBook, "resolve", _cut_nothing),
+    "received orphans are kept": Mutation(
+        "equivalence", Input, "drop_orphans", constant(False)
+    ),
+    "pending fences are ignored": Mutation(
+        "log before effect", Fences, "judge", _never_unknown
+    ),
+    "the clock is read on replay": Mutation("equivalence", RunningStep, "clock_ms", _live_clock),
+    "the clock is not logged": Mutation(
+        "equivalence", __import__("clonos.core.task", fromlist=["task"]), "encode_record",
+        _unlogged_clock,
+    ),  # fmt: skip
+    "a timer's time is not logged": Mutation("equivalence", TaskMachine, "_run", _timer_of_now),
+    "calls are made again on replay": Mutation("equivalence", RunningStep, "call", _call_again),
+    "a lost marker is not injected again": Mutation(
+        "bounded memory and liveness", Coordinator, "_on_live", _live_without_inject
+    ),
+    "backlog is not bounded": Mutation(
+        "bounded memory and liveness", TaskMachine, "_blocked", constant(False)
+    ),
+    "deaths are not counted": Mutation(
+        "bounded memory and liveness", Coordinator, "_note_death", _count_no_death
+    ),
+}
