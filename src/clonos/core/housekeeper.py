@@ -355,8 +355,10 @@ class HouseKeeper:
                 self._refuse(i)
             if command.reset:
                 self.world_dep[channel] = self.fences.clamp(self.world_dep[channel])
+            before = {t: self.book.length(t) for t in i.logs}
             if i.release_held(self.book) is Verdict.REFUSED:
                 self._refuse(i)
+            self._journal_new(before)
             self._greet(i)
 
     def depends_on_lost(self, task: int, incarnation: Incarnation, length: int) -> bool:

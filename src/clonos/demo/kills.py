@@ -50,7 +50,7 @@ class Killer:
     job: RunningJob
     kinds: Sequence[str]
     pause_s: float = 3.0
-    on_kill: Callable[[Kill], None] = lambda kill: None
+    on_kill: Callable[[Kill], None] | None = None
     done: list[Kill] = field(default_factory=list)
     _quiet_since: float | None = None
 
@@ -82,7 +82,8 @@ class Killer:
             os.kill(pid, signal.SIGKILL)
         kill = Kill(kind, pids, tasks, time.monotonic())
         self.done.append(kill)
-        self.on_kill(kill)
+        if self.on_kill is not None:
+            self.on_kill(kill)
 
     def _victims(self, kind: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         slots = self.job.slots()

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"service at {service.url}, its journal in {journal}")
         servers: list[ServerProcess] = []
         try:
-            source, servers = _source(arguments, text, lines)
+            source, servers = _source(arguments, text)
             spark, job, kills = _run_job(arguments, console, source, service.url, out)
         finally:
             for server in servers:
@@ -95,9 +95,7 @@ def _write_text(path: Path, lines: Sequence[str], repeat: int) -> Path:
     return path
 
 
-def _source(
-    arguments: argparse.Namespace, text: Path, lines: Sequence[str]
-) -> tuple[Any, list[ServerProcess]]:
+def _source(arguments: argparse.Namespace, text: Path) -> tuple[Any, list[ServerProcess]]:
     """The source, and the servers that it needs; None stands for a DataFrame of the text."""
     if arguments.source == "files":
         return clonos.sources.files(str(text), format="text"), []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -12,6 +13,10 @@ from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.operators.readers import Reader
 from clonos.transport.secret import JobSecret
+
+
+PROFILE_VARIABLE: Final = "CLONOS_PROFILE_DIR"
+"""If the driver has this environment variable, slots write a profile of themselves there."""
 
 
 class OutputWriter(Protocol):
@@ -58,3 +63,4 @@ class Shipment:
     linger_ms: float = 5.0
     share_ms: float = 20.0
     versions: Mapping[str, str] = field(default_factory=dict)
+    profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

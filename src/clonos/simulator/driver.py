@@ -88,11 +88,13 @@ class Driver:
     def _committed(self, actions: list[co.Action]) -> None:
         if not self.alive:
             return
-        self._write_journal()
+        self.cluster.journal.extend(self._committing)
+        self._committing = []
         self.cluster.recorder.committed(self.keeper)
         replies, delivered = self.keeper.committed()
         for deliver in delivered:
             self.cluster.recorder.delivered(self.keeper, deliver)
+        self._rotate_journal()
         for reply in replies:
             self._answer(reply)
         for action in actions:
@@ -100,10 +102,9 @@ class Driver:
         self._is_busy = False
         self._work()
 
-    def _write_journal(self) -> None:
+    def _rotate_journal(self) -> None:
+        """The contents of deliveries go with the old segment: they must be elsewhere by now."""
         cluster = self.cluster
-        cluster.journal.extend(self._committing)
-        self._committing = []
         if len(cluster.journal) > cluster.options.rotate_records:
             cluster.journal[:] = self.keeper.snapshot()
 
@@ -111,7 +112,7 @@ class Driver:
         """A commit under way may have reached the disk, or not."""
         self.alive = False
         if self._committing and self.cluster.random.random() < 0.5:
-            self._write_journal()
+            self.cluster.journal.extend(self._committing)
 
     # --- coordinator --------------------------------------------------------------------------------
 

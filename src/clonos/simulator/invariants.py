@@ -10,6 +10,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core import task as task_module
 from clonos.core.channels import Output
+from clonos.core.connections import Phase
 from clonos.core.determinants import Call, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind
@@ -156,7 +157,7 @@ def bounded_memory(machine: TaskMachine, behind: dict[int, int], spare: int) -> 
     """
     for channel, output in machine.outputs.items():
         now = output.log.last - output.log.processed
-        if not output.relaxed and output.carries_items:
+        if not output.relaxed and output.carries_items and machine.phase is Phase.LIVE:
             require(
                 now <= max(task_module.BACKLOG_ITEMS, behind.get(channel, 0)) + spare,
                 "bounded memory",

@@ -1,0 +1,146 @@
+"""Running one job to measure it: session, watch, end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import clonos
+from clonos.bench.watch import Watch
+from clonos.cluster.driver import RunningJob
+from clonos.cluster.pool import SlotPool
+from clonos.errors import ClonosError
+from clonos.spark.session import get_or_create
+
+LOOK_S: Final = 0.02
+"""How often a measurement looks at its job."""
+
+
+@contextlib.contextmanager
+def session(master: str) -> Iterator[Any]:
+    """A Spark session of its own: an earlier one may have too few cores for this job."""
+    from pyspark.sql import SparkSession
+
+    earlier = SparkSession.getActiveSession()
+    if earlier is not None:
+        earlier.stop()
+    spark = get_or_create(master, "clonos bench")
+    spark.range(1).count()  # Spark's own start belongs to no measurement
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def slots_of(job: clonos.Job) -> int:
+    """How many cores of Spark a job needs."""
+    return SlotPool.count(job.compile())
+
+
+@contextlib.contextmanager
+def running(job: clonos.Job, spark: Any, **options: Any) -> Iterator[tuple[RunningJob, Watch]]:
+    """A started job and what it delivers; stopped in the end if it has not ended by itself."""
+    started = RunningJob(job.compile(), spark, **options)
+    watch = Watch(started)
+    started.start()
+    try:
+        yield started, watch
+    finally:
+        if started.is_running:
+            started.stop()
+
+
+@contextlib.contextmanager
+def stop_file() -> Iterator[Path]:
+    """A file that tells the sources to end as soon as it is made."""
+    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder:
+        yield Path(folder) / "stop"
+
+
+def until(
+    job: RunningJob, watch: Watch, condition: Callable[[], bool], timeout_s: float, what: str
+) -> None:
+    """Watch until something is the case.
+
+    Raises
+    ------
+    ClonosError
+        The job has failed, or it takes too long.
+    """
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        if not job.is_running:
+            job.wait(0)  # raises why it has failed
+            watch.drain()
+            if condition():
+                return
+            raise ClonosError(f"the job ended before this: {what}")
+        if time.monotonic() > give_up:
+            raise ClonosError(
+                f"not within {timeout_s:g} s: {what}",
+                remedy="use a quieter machine, a lower --rate, or less state",
+            )
+        watch.drain()
+        time.sleep(LOOK_S)
+    watch.drain()
+
+
+def all_live(job: RunningJob) -> bool:
+    """Whether every task is live and has its standbys."""
+    tasks = job.tasks()
+    kept = [name for slot in job.slots() for name in slot.keeps]
+    wanted = job.options.standbys
+    return all(t.phase == "live" and kept.count(t.name) >= wanted for t in tasks)
+
+
+def common_arguments(parser: argparse.ArgumentParser) -> None:
+    """What all measurements of jobs understand."""
+    add = parser.add_argument
+    add("--parallelism", type=int, default=2, help="tasks per operator")
+    add("--out", default="out/bench", help="where the results go, a folder per measurement")
+    add("--profile", action="store_true", help="profile the slots (slows everything down)")
+
+
+def state_arguments(parser: argparse.ArgumentParser, *, state_mb: float) -> None:
+    """The keyed state of the job."""
+    add = parser.add_argument
+    add("--state-mb", type=float, default=state_mb, help="keyed state, all tasks together")
+    add("--value-bytes", type=int, default=1000, help="state per key")
+    add("--checkpoint-ms", type=int, default=500, help="time between checkpoints")
+    add("--linger-ms", type=float, default=5.0, help="how long a source collects a batch")
+
+
+def keys_of(arguments: argparse.Namespace) -> int:
+    """How many keys make up the state that was asked for."""
+    return max(1, round(arguments.state_mb * 1e6 / arguments.value_bytes))
+
+
+def folder(arguments: argparse.Namespace, name: str) -> Path:
+    """Where a measurement's files go."""
+    out = Path(arguments.out) / name
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+@contextlib.contextmanager
+def profiled(arguments: argparse.Namespace, out: Path) -> Iterator[None]:
+    """While this lasts, slots that are started write profiles (see :mod:`clonos.bench.profile`)."""
+    from clonos.bench import profile
+
+    if not arguments.profile:
+        yield
+        return
+    raw = out / "profiles"
+    profile.clear(raw)
+    os.environ[profile.VARIABLE] = str(raw.absolute())
+    try:
+        yield
+    finally:
+        del os.environ[profile.VARIABLE]
+        profile.write_text(raw, out / "profile.txt")
