@@ -80,10 +80,18 @@ class Watch:
     Latency is the delivery (the output is durable and out) less the moment when the source read
     the output's oldest row. What a row has waited in the source's reader before, at most the
     job's linger, is not in it.
+
+    Attributes
+    ----------
+    ledger
+        Of rows ``(key, id, seen)``.
+    counted
+        Sum of rows ``(rows,)``.
     """
 
     def __init__(self, job: RunningJob) -> None:
         self.ledger = Ledger()
+        self.counted = 0
         self._fresh: deque[tuple[float, float, Deliver]] = deque()
         self._times: dict[int, list[float]] = {}
         self._latencies: dict[int, list[float]] = {}
@@ -105,6 +113,8 @@ class Watch:
             self._latencies.setdefault(output.task, []).append(late_ms)
             if batch.payload.schema.names == ["key", "id", "seen"]:
                 self.ledger.add(*(column.to_numpy() for column in batch.payload.columns))
+            elif batch.payload.schema.names == ["rows"]:
+                self.counted += int(batch.payload.column(0).to_numpy().sum())
 
     def series(self, task: int) -> tuple[Series, Series]:
         """When a sink task's outputs were delivered (s, monotonic), and how late (ms)."""

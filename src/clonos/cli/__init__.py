@@ -33,8 +33,10 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
+    from clonos.bench import command as bench
     from clonos.demo import run as demo
 
     return {
+        "bench": ("measure recovery, latency, overhead", bench.add_arguments, bench.run_bench),
         "demo": ("word count that is killed while you watch", demo.add_arguments, demo.run),
     }

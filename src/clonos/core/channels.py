@@ -40,6 +40,8 @@ class Input:
         What is expected next, and the running digest before it.
     consumed, consumed_chain
         Number and running digest of the last item a step has taken.
+    consumed_dep
+        What that item depends on (nothing that can be lost, if a layer already contains it).
     queue
         Received (log entries stored), not yet taken.
     """
@@ -52,6 +54,7 @@ class Input:
         self.reset = False
         self.consumed = consumed
         self.consumed_chain = chain
+        self.consumed_dep: Dependencies = {}
         self.queue: deque[Item] = deque()
         self.aligned = False
         self.ended = False
@@ -134,8 +137,14 @@ class Input:
                 return True
         return False
 
+    def start_over(self) -> None:
+        """Availability: the sender makes something else of what we have; wait for its welcome."""
+        self.reset = True
+        self.queue.clear()
+        self._held.clear()
+
     def restart(self, last_seq: int, chain: int) -> None:
-        """Availability: the sender continues behind `last_seq`; what was queued is void."""
+        """Availability: the sender continues behind `last_seq`."""
         self.queue.clear()
         self.reset = False
         self._next_seq, self._chain = last_seq + 1, chain
@@ -146,6 +155,7 @@ class Input:
         items = [self.queue.popleft() for _ in range(count)]
         self.consumed = items[-1].seq
         self.consumed_chain = items[-1].chain
+        self.consumed_dep = items[-1].dep
         self._uncredited_bytes += sum(i.batch.nbytes for i in items if i.batch is not None)
         return items
 

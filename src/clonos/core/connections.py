@@ -282,7 +282,6 @@ class Connections:
         if command.task == self.id:
             return
         lost = partial(depends_on_lost, command.task, command.incarnation, command.length)
-        orphaned = lost(self.dep)
         self._remember_fence(command)
         self.generation = max(self.generation, command.generation)
         task, length = command.task, command.length
@@ -295,8 +294,8 @@ class Connections:
             self.dep = self.fences.clamp(self.dep)
         for channel_input in self.inputs.values():
             from_lost = channel_input.spec.sender == task
-            if command.reset and from_lost and orphaned:
-                channel_input.reset = True
+            if command.reset and from_lost and lost(channel_input.consumed_dep):
+                channel_input.start_over()
             elif (from_lost or not command.reset) and channel_input.drop_orphans(lost):
                 self._refuse(channel_input)
             if channel_input.release_held(self.book) is Verdict.REFUSED:

@@ -350,7 +350,7 @@ class HouseKeeper:
         for channel, i in self.inputs.items():
             from_lost = i.spec.sender == task
             if command.reset and from_lost and lost(self.world_dep[channel]):
-                i.reset = True
+                i.start_over()
             elif (from_lost or not command.reset) and i.drop_orphans(lost):
                 self._refuse(i)
             if command.reset:

@@ -451,7 +451,8 @@ class TaskMachine(Connections):
         elif first.kind is Kind.WATERMARK:
             self.program.on_watermark(step, channel, first.value)
         elif first.kind is Kind.MARKER:
-            channel_input.aligned = True
+            if first.value > self.epoch:  # else it was made again, under the availability policy
+                channel_input.aligned = True
             return self._aligned_epoch(first.value), False
         else:
             channel_input.ended = True

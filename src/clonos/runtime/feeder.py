@@ -64,6 +64,11 @@ class Feeder:
         self._thread = threading.Thread(target=self._run, name="clonos-feeder", daemon=True)
         self._thread.start()
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has been told where the task stands."""
+        return self._wanted >= 0
+
     def advance(self, rows_consumed: int) -> None:
         """Stand behind the first `rows_consumed` rows; never goes back."""
         with self._changed:

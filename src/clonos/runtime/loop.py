@@ -191,6 +191,9 @@ class SlotLoop:
         if machine.phase is Phase.REPLAYING:
             ready = feeder.taken()
         elif machine.wants_rows:
+            if not feeder.is_placed:
+                # It cannot replay: what it gave before is in the log, it goes on behind that.
+                feeder.advance(machine.source_rows)
             ready = feeder.take()
         else:
             return
@@ -280,7 +283,8 @@ class SlotLoop:
             self._writer = shipment.writers[command.task]()
         if machine.spec.is_source and not machine.source_ended:
             self._feeder = self._warm.pop(command.task, None) or self._new_feeder(command.task)
-            self._feeder.advance(machine.source_rows)
+            if not machine.spec.is_gated:
+                self._feeder.advance(machine.source_rows)
         self._cool()
         self._machine = machine
         self._perform(machine.start())

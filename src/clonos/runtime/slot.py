@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -32,20 +33,26 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
 
     def run(info: Where, batches: Iterator[pa.RecordBatch] | None) -> None:
         loop = SlotLoop(shipment, info.host, batches)
-        loop.run(
-            Register(
-                slot=info.slot,
-                attempt=info.attempt,
-                nonce=info.nonce,
-                host=info.node,
-                executor=info.executor,
-                jvm_pid=info.jvm_pid,
-                pid=info.pid,
-                address=loop.address,
-                python=platform.python_version(),
-                pyarrow=pa.__version__,
-                hash_seed=os.environ.get("PYTHONHASHSEED", ""),
-            )
+        register = Register(
+            slot=info.slot,
+            attempt=info.attempt,
+            nonce=info.nonce,
+            host=info.node,
+            executor=info.executor,
+            jvm_pid=info.jvm_pid,
+            pid=info.pid,
+            address=loop.address,
+            python=platform.python_version(),
+            pyarrow=pa.__version__,
+            hash_seed=os.environ.get("PYTHONHASHSEED", ""),
         )
+        if not shipment.profile_dir:
+            loop.run(register)
+            return
+        profile = cProfile.Profile()
+        try:
+            profile.runcall(loop.run, register)
+        finally:
+            profile.dump_stats(f"{shipment.profile_dir}/slot-{info.slot}-{info.pid}.prof")
 
     return run

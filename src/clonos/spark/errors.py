@@ -15,3 +15,7 @@ class NotEnoughSlots(SparkSetup):
 
 class SlotFailed(ClonosError):
     """The Spark job of a slot has failed: its process or executor died, or its body raised."""
+
+
+class SparkStopped(ClonosError):
+    """The Spark application has ended while a job ran in it."""

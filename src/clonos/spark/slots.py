@@ -6,6 +6,10 @@ is lost) never ends another, whatever the session's failure limits are. Where a 
 ``spark.task.maxFailures`` lets Spark start the task of a failed slot again by itself, the body
 runs anew with another ``attempt`` and ``nonce``; when Spark gives up, `on_end` is called.
 
+All slots that read the same DataFrame run the same RDD, one partition each: what Spark shuffles for
+it is computed once, however often slots are launched again. Which slot a task is, it learns from a
+local property of its job.
+
 The body runs in the worker process itself, which Spark forked from a daemon that never loads
 gRPC. A slot without a DataFrame leaves its input unread, so its worker exits after it; one that
 has read its partition to the end is used again by Spark, which does no harm once the body has
@@ -23,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -33,6 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.spark.session import LOOPBACK
 
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing."""
@@ -44,6 +49,9 @@ _KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 """Slots say nothing to Spark as long as they live, which is what this setting kills."""
 
 _SETTINGS_LOCK: Final = threading.Lock()
+
+_SLOT: Final = "clonos.slot"
+"""The local property that tells a task which slot it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +94,14 @@ class SlotHandle:
         return not self._ended.is_set()
 
     def cancel(self) -> None:
-        """Have Spark end the slot's job; `on_end` then gets no error."""
+        """Have Spark end the slot's job; `on_end` then gets no error.
+
+        Its worker process is killed, also if it is frozen.
+        """
         self.cancelled = True
         if self.is_running:
-            self._cancel(self.tag)
+            with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has stopped
+                self._cancel(self.tag)
 
     def set_ended(self) -> None:
         """For the launcher: its job has ended."""
@@ -126,17 +138,14 @@ class SlotLauncher:
     """
 
     def __init__(self, spark: SparkSession, name: str, on_end: OnEnd) -> None:
-        if not hasattr(spark, "_jsparkSession"):
-            raise SparkSetup(
-                "a Spark Connect session has no driver in this process",
-                remedy="create the session with a master, not with remote()",
-            )
+        self._driver_host = driver_address(spark)
         self._spark = spark
         self._context = spark.sparkContext
         self._name = name
         self._on_end = on_end
         self._handles: list[SlotHandle] = []
-        self._driver_host = self._context.getConf().get("spark.driver.host") or "127.0.0.1"
+        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
+        self._preparing = threading.Lock()
         if self._setting("spark.speculation", "false") == "true":
             raise SparkSetup(
                 "spark.speculation would start second copies of slots",
@@ -145,6 +154,15 @@ class SlotLauncher:
 
     def _setting(self, key: str, default: str) -> str:
         return (self._context.getConf().get(key) or default).lower()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the Spark application is over."""
+        try:
+            java_context = self._context._jsc  # noqa: SLF001 - None once it is stopped from Python
+            return java_context is None or bool(java_context.sc().isStopped())
+        except (Py4JError, OSError):
+            return True  # the JVM itself is gone
 
     # --- capacity ---
 
@@ -227,16 +245,14 @@ class SlotLauncher:
         handle = SlotHandle(slot_id, tag, self._context.cancelJobsWithTag)
         self._handles = [other for other in self._handles if other.is_running] + [handle]
         text = f"{self._name}: slot {slot_id}" + (f" ({description})" if description else "")
-        frame = self._spark.range(0, 1, 1, 1) if dataframe is None else dataframe
-        chosen = None if dataframe is None else (partition or 0)
-        run = _task(slot_id, chosen, self._driver_host, body)
 
         def work() -> None:
             error: ClonosError | None = None
             try:
-                self._label(tag, text)
-                self._run(frame, chosen or 0, run)
-            except (Py4JError, PySparkException, OSError) as failure:
+                self._label(slot_id, tag, text)
+                self._run(self.prepare(body, dataframe), partition or 0)
+            except (Py4JError, PySparkException, OSError, AttributeError) as failure:
+                # An attribute is missing where PySpark has stopped meanwhile.
                 error = None if handle.cancelled else _slot_failed(text, failure)
             finally:
                 handle.set_ended()
@@ -246,24 +262,41 @@ class SlotLauncher:
         thread.start()
         return handle
 
-    def _label(self, tag: str, text: str) -> None:
+    def prepare(self, body: Body, dataframe: DataFrame | None = None) -> Any:
+        """Make, once, the RDD that runs `body` over a DataFrame (None: over nothing).
+
+        Raises
+        ------
+        PySparkException
+            The DataFrame cannot be computed.
+        """
+        key = (id(body), id(dataframe))
+        with self._preparing:
+            if key not in self._prepared:
+                frame = self._spark.range(0, 1, 1, 1) if dataframe is None else dataframe
+                run = _task(self._driver_host, body, reads=dataframe is not None)
+                with _without_idle_killer(frame.sparkSession):
+                    rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
+                self._prepared[key] = (body, frame if dataframe is None else dataframe, rows)
+            return self._prepared[key][2]
+
+    def _label(self, slot_id: int, tag: str, text: str) -> None:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
         context = self._context
         context.setJobDescription(text)
         context.addJobTag(tag)
         context.setInterruptOnCancel(interruptOnCancel=True)
+        context.setLocalProperty(_SLOT, str(slot_id))
 
-    def _run(self, frame: DataFrame, partition: int, run: Callable[[Batches], Batches]) -> None:
+    def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
 
         This is what SparkContext.runJob does, without its function on the resulting rows: that
         would occupy a second Python worker per slot, and there are no rows.
         """
         jvm, java_context = self._context._jvm, self._context._jsc  # noqa: SLF001 - see above
-        if jvm is None:
+        if jvm is None or java_context is None:
             raise OSError("the SparkContext has been stopped")
-        with _without_idle_killer(frame.sparkSession):
-            rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see above
         jvm.PythonRDD.runJob(java_context.sc(), rows, [partition])
 
 
@@ -282,13 +315,11 @@ def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(_KILLS_IDLE, before)
 
 
-def _task(
-    slot_id: int, partition: int | None, driver_host: str, body: Body
-) -> Callable[[Batches], Batches]:
+def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], Batches]:
     """The function that Spark runs; of the driver's objects it holds only what is named here."""
 
     def run(batches: Batches) -> Batches:
-        body(slot_info(slot_id, partition, driver_host), None if partition is None else batches)
+        body(slot_info(driver_host, reads=reads), batches if reads else None)
         yield from ()
 
     return run
@@ -308,22 +339,51 @@ def _slot_failed(where: str, failure: BaseException) -> SlotFailed:
     return SlotFailed(f"the slot's Spark job has failed: {reason[:300]}", where=where)
 
 
+def driver_address(spark: SparkSession) -> str:
+    """The address of the interface on which executors reach the driver.
+
+    With a local master, or a local-cluster, everything is on this machine: the loopback one.
+
+    Raises
+    ------
+    SparkSetup
+        The session has no driver here, or its host name leads nowhere.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        raise SparkSetup(
+            "a Spark Connect session has no driver in this process",
+            remedy="create the session with a master, not with remote()",
+        )
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        return LOOPBACK
+    host = context.getConf().get("spark.driver.host") or LOOPBACK
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise SparkSetup(
+            f"the driver's host {host!r} has no address: {error}",
+            remedy="set spark.driver.host to the address of the interface that executors reach",
+        ) from error
+
+
 # --- in the slot ---
 
 
-def slot_info(slot_id: int, partition: int | None, driver_host: str) -> SlotInfo:
+def slot_info(driver_host: str, *, reads: bool) -> SlotInfo:
     """Find out which process this is (inside a Spark task)."""
     context = TaskContext.get()
+    assert context is not None
     jvm_pid = _jvm_pid()
     return SlotInfo(
-        slot=slot_id,
-        partition=partition,
+        slot=int(context.getLocalProperty(_SLOT) or 0),
+        partition=context.partitionId() if reads else None,
         host=interface_towards(driver_host),
         node=socket.gethostname(),
         executor=_executor_of(jvm_pid),
         jvm_pid=jvm_pid,
         pid=os.getpid(),
-        attempt=context.taskAttemptId() if context else 0,
+        attempt=context.taskAttemptId(),
         nonce=secrets.token_hex(8),
     )
 

@@ -1,0 +1,49 @@
+"""``clonos bench``: all measurements, or one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+
+from rich.console import Console
+
+from clonos.bench import latency, overhead, recovery, run, shuffle, spark
+
+_ALL: dict[str, tuple[ModuleType, str]] = {
+    "recovery": (recovery, "what killed workers and executors do to the output"),
+    "latency": (latency, "how late rows are when nothing fails"),
+    "overhead": (overhead, "what protection costs"),
+    "shuffle": (shuffle, "rows per second through two shuffles"),
+    "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One command per measurement; none means all, with their defaults."""
+    commands = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT")
+    for name, (module, summary) in _ALL.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Measure; 0 if all output was right (whether or not the aims are met)."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if arguments.measurement is not None:
+        return _measure(arguments.measurement, arguments, console)
+    codes = []
+    for name, (module, _) in _ALL.items():
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        codes.append(_measure(name, parser.parse_args([]), console))
+    return max(codes)
+
+
+def _measure(name: str, arguments: argparse.Namespace, console: Console) -> int:
+    report = _ALL[name][0].measure(arguments)
+    report.show(console)
+    settings = {k: v for k, v in vars(arguments).items() if k not in {"run", "command"}}
+    path = report.save(run.folder(arguments, name), settings)
+    console.print(f"details and pictures: {path.parent}", highlight=False)
+    return 0 if report.ok else 1

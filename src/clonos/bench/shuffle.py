@@ -1,0 +1,84 @@
+"""How many rows per second Arrow batches move through two shuffles."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any, Final
+
+from clonos.bench import jobs, plots, run
+from clonos.bench.processes import CpuMeter
+from clonos.bench.report import PERCENTILES, Aim, Report
+from clonos.bench.statistics import summarize
+from clonos.errors import ClonosError
+
+AIM: Final = Aim(3e6, at_least=True)
+RUN_S: Final = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos bench shuffle``."""
+    run.common_arguments(parser)
+    add = parser.add_argument
+    add("--rows", type=int, default=30_000_000, help="per run")
+    add("--runs", type=int, default=5)
+    add("--batch-rows", type=int, default=65_536, help="rows per batch of the source")
+    add("--keys", type=int, default=10_000, help="different keys")
+    add("--standbys", type=int, default=1)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Rows per second from when a tenth of them is counted until all are."""
+    out = run.folder(arguments, "shuffle")
+    report = Report("shuffle", "two shuffles of Arrow batches", PERCENTILES)
+    job = _job(arguments)
+    with run.profiled(arguments, out), run.session(f"local[{run.slots_of(job)}]") as spark:
+        done = [_run(arguments, spark) for _ in range(arguments.runs)]
+    rates = [rate for rate, _ in done]
+    report.summary("rows/s", summarize(rates), p50=AIM)
+    report.summary("CPU s of the slots per million rows", summarize([cpu for _, cpu in done]))
+    cores = len(os.sched_getaffinity(0))
+    report.notes.append(f"{arguments.parallelism} tasks per stage on {cores} cores")
+    report.data = {"rows_per_s": rates, "cpu_s_per_million_rows": [cpu for _, cpu in done]}
+    millions = {f"run {i + 1}": rate / 1e6 for i, rate in enumerate(rates)}
+    plots.bars(out / "rates.png", millions, "million rows per second", report.title)
+    return report
+
+
+def _job(arguments: argparse.Namespace) -> Any:
+    return jobs.shuffle(
+        rows=arguments.rows,
+        batch_rows=arguments.batch_rows,
+        keys=arguments.keys,
+        parallelism=arguments.parallelism,
+        standbys=arguments.standbys,
+    )
+
+
+def _run(arguments: argparse.Namespace, spark: Any) -> tuple[float, float]:
+    """Rows per second, and CPU seconds of the slots per million rows."""
+    cpu = CpuMeter()
+    marks: list[tuple[float, int]] = []
+    options = {"batch_rows_max": arguments.batch_rows}
+    with run.running(_job(arguments), spark, **options) as (started, watch):
+
+        def complete() -> bool:
+            counted = watch.counted
+            if counted >= arguments.rows / 10:
+                pids = [slot.pid for slot in started.slots()]
+                if not marks:
+                    cpu.begin(pids)
+                cpu.look(pids)
+                marks.append((time.monotonic(), counted))
+            return counted >= arguments.rows
+
+        run.until(started, watch, complete, RUN_S, "all rows are counted")
+        started.wait(60)
+    watch.drain()
+    if watch.counted != arguments.rows:
+        raise ClonosError(f"{watch.counted} rows were counted, not {arguments.rows}")
+    (began, before), (ended, after) = marks[0], marks[-1]
+    if after == before:
+        raise ClonosError("too short to measure", remedy="use more --rows")
+    return (after - before) / (ended - began), cpu.seconds / (after - before) * 1e6
