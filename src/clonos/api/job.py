@@ -102,6 +102,7 @@ class Job:
         name: str | None = None,
         parallelism: int | None = None,
         rows_per_second: float | None = None,
+        spool: bool = False,
     ) -> Stream:
         """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame.
 
@@ -109,6 +110,9 @@ class Job:
         ----------
         rows_per_second
             Admit at most so many rows, all tasks of the source together.
+        spool
+            Have Spark write the DataFrame to Parquet files under the checkpoint directory first,
+            and read those: for a DataFrame that comes in another order when it is computed again.
         """
         if not isinstance(source, SourceSpec):
             if not hasattr(source, "mapInArrow"):
@@ -117,6 +121,12 @@ class Job:
                     remedy="give a Spark DataFrame or one of clonos.sources",
                 )
             source = dataframe(source)
+        if spool:
+            if source.dataframe is None:
+                raise WrongType(
+                    f"a {source.kind} source cannot be spooled", remedy="spool only DataFrames"
+                )
+            source = replace(source, kind="spool")
         if rows_per_second is not None and not rows_per_second > 0:
             raise WrongType(f"rows_per_second={rows_per_second!r}", remedy="give a number above 0")
         source = replace(source, rows_per_second=rows_per_second)
@@ -180,8 +190,44 @@ class Job:
         """The plan and the code of the tasks."""
         return compile_graph(self._graph)
 
+    def start(self, spark: Any = None, **options: Any) -> Any:
+        """Start the job in a Spark session and return at once.
+
+        With a ``checkpoint_dir``, a job that was stopped, or whose driver died, is started again by
+        the same call and goes on where it was; one that is complete has the same result at once.
+
+        Parameters
+        ----------
+        spark
+            A session; a new local one by default.
+        options
+            Of :class:`~clonos.cluster.driver.RunningJob`: ``journal_dir``, ``standby_slots``,
+            ``durability``, ``allow_plaintext``, ``batch_rows_max``, ``linger_ms``,
+            ``silence_s``, ``answer_s``.
+
+        Returns
+        -------
+        RunningJob
+            To watch, stop or wait for.
+        """
+        from clonos.cluster.driver import start_job
+
+        return start_job(self.compile(), spark, **options)
+
     def run(self, spark: Any = None, **options: Any) -> Any:
-        """Run the job in a Spark session (the active one by default) until its input ends."""
+        """Run the job until its input ends.
+
+        Parameters
+        ----------
+        spark, options
+            As for :meth:`start`; also ``timeout_s``, after which the job is stopped and
+            `TimeoutError` raised.
+
+        Returns
+        -------
+        JobResult
+            Delivered rows, recoveries, warnings.
+        """
         from clonos.cluster.driver import run_job
 
         return run_job(self.compile(), spark, **options)

@@ -71,7 +71,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     _line(report, "CPU time of the driver's Python (%)", driver, None)
     logs = _logs(kept, arguments.rows)
     for operator, (entries, nbytes) in logs.items():
-        report.add(f"log of {operator}: bytes per row", f"{nbytes / arguments.rows:.3f}", "", "", "")
+        report.add(
+            f"log of {operator}: bytes per row", f"{nbytes / arguments.rows:.3f}", "", "", ""
+        )
         report.add(f"... per entry, {entries:,} entries", f"{nbytes / entries:.1f}", "", "", "")
     report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, bootstrap over pairs")
     report.data = {"pairs": pairs, "wall": wall, "cpu": cpu, "driver_cpu": driver, "logs": logs}
@@ -131,9 +133,7 @@ def _run(
     if faults or watch.ledger.rows != rows:
         raise ClonosError(f"wrong output: {'; '.join(faults) or f'{watch.ledger.rows} rows'}")
     millions = shares[0] / 1e6
-    cost = Cost(
-        (ended - began) / millions, slots.seconds / millions, driver.seconds / millions
-    )
+    cost = Cost((ended - began) / millions, slots.seconds / millions, driver.seconds / millions)
     return cost, started
 
 

@@ -33,8 +33,6 @@ from clonos.bench import jobs, plots, run
 from clonos.bench.kills import PATIENCE_S, Kill, kill_repeatedly
 from clonos.bench.report import PERCENTILES, Aim, Report
 from clonos.bench.statistics import Series, back_to_normal, output_gap, summarize
-from clonos.bench.watch import Watch
-from clonos.cluster.driver import RunningJob
 from clonos.cluster.progress import STAGES, Recovery
 
 GAP_P50: Final = Aim(50.0)

@@ -37,7 +37,9 @@ class Aim:
     def judge(self, value: float) -> str:
         if math.isnan(value):
             return "unknown"
-        return "met" if (value >= self.limit if self.at_least else value <= self.limit) else "missed"
+        return (
+            "met" if (value >= self.limit if self.at_least else value <= self.limit) else "missed"
+        )
 
     def __str__(self) -> str:
         return f"{'>=' if self.at_least else '<='} {self.limit:,g}"
@@ -78,7 +80,7 @@ class Report:
     def show(self, console: Console) -> None:
         table = Table(title=self.title, title_justify="left")
         for i, column in enumerate(self.columns):
-            numeric = 0 < i and column != "aim"
+            numeric = i > 0 and column != "aim"
             table.add_column(column, justify="right" if numeric else "left")
         for line in self.lines:
             table.add_row(*line)
@@ -107,7 +109,7 @@ PERCENTILES = ("", "n", "p50", "p90", "p99", "max", "aim")
 
 
 def machine() -> dict[str, Any]:
-    """Where the numbers are from. ``load``: what the machine did at the end, its average of 1 min."""
+    """Where the numbers are from. ``load``: average of the last minute, at the end."""
     return {
         "at": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cores": len(os.sched_getaffinity(0)),

@@ -26,14 +26,17 @@ tail that has come back only in part, the maximum is one unlucky batch."""
 
 
 def percentile(values: Sequence[float] | Series, q: float) -> float:
-    """The `q`-th percentile, interpolated; NaN of nothing.
+    """The `q`-th percentile, interpolated between finite values; NaN of nothing.
 
     Examples
     --------
     >>> percentile([1.0, 2.0, 3.0], 50), percentile([1.0, 2.0], 75)
     (2.0, 1.75)
     """
-    return float(np.percentile(np.asarray(values, float), q)) if len(values) else math.nan
+    array = np.asarray(values, float)
+    if not len(array):
+        return math.nan
+    return float(np.percentile(array, q, method="linear" if np.isfinite(array).all() else "higher"))
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,13 @@ class Gap:
         return max(0.0, self.pause_ms - self.usual_ms)
 
 
-def output_gap(times: Series, kill_s: float, until_s: float) -> tuple[Gap, float] | None:
+def output_gap(
+    times: Series, kill_s: float, until_s: float, *, usual_s: float = TYPICAL_S
+) -> tuple[Gap, float] | None:
     """The longest pause in one partition's output that a kill may have caused.
 
     Of all pauses between consecutive outputs that end after `kill_s` and begin before `until_s`
-    (the recovery's end), the longest. "Usual" is the median pause of the :data:`TYPICAL_S` before.
+    (the recovery's end), the longest. "Usual" is the median pause of the `usual_s` before.
 
     Parameters
     ----------
@@ -101,10 +106,10 @@ def output_gap(times: Series, kill_s: float, until_s: float) -> tuple[Gap, float
     if not around.any():
         return None
     pauses = ends - starts
-    before = pauses[(starts >= kill_s - TYPICAL_S) & (ends <= kill_s)]
-    usual_s = float(np.median(before)) if len(before) else 0.0
+    before = pauses[(starts >= kill_s - usual_s) & (ends <= kill_s)]
+    median_s = float(np.median(before)) if len(before) else 0.0
     longest = int(np.argmax(np.where(around, pauses, -1.0)))
-    return Gap(float(pauses[longest]) * 1000, usual_s * 1000), float(ends[longest])
+    return Gap(float(pauses[longest]) * 1000, median_s * 1000), float(ends[longest])
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,19 @@ class Normal:
 
 
 def back_to_normal(
-    times: Series, latencies_ms: Series, kill_s: float, gap_end_s: float, until_s: float
+    times: Series,
+    latencies_ms: Series,
+    kill_s: float,
+    gap_end_s: float,
+    until_s: float,
+    *,
+    usual_s: float = BASELINE_S,
+    hold_s: float = HOLD_S,
 ) -> Normal:
     """When the latency of one partition's output was what it had been.
 
-    Usual is the :data:`USUAL`-th percentile of the latencies in the :data:`BASELINE_S` before the
-    kill. Normal is the first output at or after `gap_end_s` from which on, for :data:`HOLD_S`,
+    Usual is the :data:`USUAL`-th percentile of the latencies in the `usual_s` before the
+    kill. Normal is the first output at or after `gap_end_s` from which on, for `hold_s`,
     the same percentile is at most :data:`TOLERANCE` above that. Outputs after `until_s` (the next
     kill) are not looked at.
 
@@ -136,15 +148,15 @@ def back_to_normal(
     >>> normal.usual_ms, round(normal.after_ms)
     (5.0, 250)
     """
-    before = (times >= kill_s - BASELINE_S) & (times < kill_s)
+    before = (times >= kill_s - usual_s) & (times < kill_s)
     usual_ms = percentile(latencies_ms[before], USUAL)
     limit_ms = usual_ms * (1 + TOLERANCE)
     first = int(np.searchsorted(times, gap_end_s))
-    last = int(np.searchsorted(times, until_s - HOLD_S, "right"))
+    last = int(np.searchsorted(times, until_s - hold_s, "right"))
     for i in range(first, last):
         if latencies_ms[i] > limit_ms:
             continue
-        held = int(np.searchsorted(times, times[i] + HOLD_S, "right"))
+        held = int(np.searchsorted(times, times[i] + hold_s, "right"))
         if percentile(latencies_ms[i:held], USUAL) <= limit_ms:
             return Normal(usual_ms, (float(times[i]) - kill_s) * 1000)
     return Normal(usual_ms, math.inf)

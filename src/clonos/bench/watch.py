@@ -38,7 +38,7 @@ class Ledger:
         self.rows = 0
 
     def add(self, keys: Any, ids: Any, seen: Any) -> None:
-        """Delivered rows: key, row number, how many rows of the key state had seen with this one."""
+        """Delivered rows: key, row number, and the how-manieth row of its key state says it is."""
         self._times = _fit(self._times, int(ids.max()))
         self._per_key = _fit(self._per_key, int(keys.max()))
         self._sums = _fit(self._sums, int(keys.max()))

@@ -6,32 +6,36 @@ decided is durable *before* any slot hears of it (:meth:`RunningJob._turn`).
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from clonos import errors
-from clonos.cluster import compaction
+from clonos.cluster.directory import JobDirectory
 from clonos.cluster.keeper_host import KeeperHost
-from clonos.cluster.outputs import Consumers, finish, read_all
+from clonos.cluster.layers import Layers
+from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
 from clonos.cluster.pool import SlotPool
-from clonos.cluster.progress import Observer, Recovery, Sample, SlotView, TaskView
+from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
+from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
+from clonos.cluster.spool import spooled
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
-from clonos.operators.state import merge_deltas
 from clonos.runtime.loop import SWITCH_S
-from clonos.storage.layers import LayerStore
+from clonos.spark.errors import SparkSetup
+from clonos.spark.slots import driver_address
+from clonos.storage.files import Durability
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -43,60 +47,61 @@ from clonos.transport.events import (
 from clonos.transport.plane import FlightPlane
 from clonos.transport.secret import JobSecret
 
-SILENCE_S: Final = 10.0
-"""A slot whose heartbeats stop for so long is taken for dead though its stream is open."""
-GARBAGE_S: Final = 30.0
-"""Layers that were merged away stay so long: a slot may have been told to read them."""
+LOGGER: Final = logging.getLogger("clonos")
+
 TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
-
-
-class JobResult:
-    """What a finished job leaves.
-
-    Attributes
-    ----------
-    recoveries
-        One per recovery of a task, in order.
-    rows
-        Delivered rows per sink.
-    generation
-        0, unless availability was chosen over consistency (so often).
-    """
-
-    def __init__(self, job: RunningJob) -> None:
-        self._job = job
-        self.recoveries: list[Recovery] = job.observer.recoveries
-        self.rows = dict(job.consumers.rows)
-        self.generation = job.observer.generation
-
-    def table(self, sink: str | None = None) -> pa.Table:
-        """Delivered rows of a sink (the only one, if not named) as an Arrow table."""
-        name = sink or next(iter(self._job.sinks))
-        return read_all(self._job.host.delivered, name, self._job.sink_schemas[name])
-
-    def dataframe(self, sink: str | None = None) -> Any:
-        """The same as a Spark DataFrame, read by Spark's own tasks."""
-        from clonos.cluster.outputs import as_dataframe
-
-        name = sink or next(iter(self._job.sinks))
-        schema = self._job.sink_schemas[name]
-        return as_dataframe(self._job.spark, self._job.host.delivered, name, schema)
+PAUSE_MAX_S: Final = 1.0
+"""A longer time between two looks was a sleep of the driver."""
+STOP_S: Final = 30.0
+"""How long stopping may take before its caller goes on."""
 
 
 class RunningJob:
-    """A job at work. Made by ``Job.start``; its loop is a thread of the driver."""
+    """A job at work. Made by ``Job.start``; its loop is a thread of the driver.
+
+    Parameters
+    ----------
+    compiled, spark
+        What to run and in which session.
+    journal_dir
+        A local folder for the house-keeper's journal and delivered output; the checkpoint's by
+        default, if that is local. Needed if it is not.
+    standby_slots
+        Slots beyond one per task (see :class:`~clonos.cluster.pool.SlotPool`).
+    durability
+        "fsync": what is delivered survives the driver's machine; "process": only its process.
+    allow_plaintext
+        Let streams leave this machine: they are authenticated, but not encrypted.
+    batch_rows_max, linger_ms
+        A source cuts a batch at so many rows, or waits no longer for more of them.
+    silence_s
+        A slot that has not been heard of for so long is given up, though its connection stands.
+    answer_s
+        So long a slot may stay in one call of user code while others wait for its answer in a
+        recovery; then it is given up, too.
+
+    Examples
+    --------
+    >>> running = job.start(spark)  # doctest: +SKIP
+    >>> [task.phase for task in running.tasks()]  # doctest: +SKIP
+    ['live', 'live', 'live']
+    >>> running.wait().table()  # doctest: +SKIP
+    """
 
     def __init__(
         self,
         compiled: CompiledJob,
         spark: Any,
         *,
+        journal_dir: str | Path | None = None,
         standby_slots: int | None = None,
-        durability: str = "fsync",
+        durability: Durability = "fsync",
         allow_plaintext: bool = False,
         batch_rows_max: int = 8192,
         linger_ms: float = 5.0,
+        silence_s: float = 10.0,
+        answer_s: float = 30.0,
     ) -> None:
         self.compiled = compiled
         self.plan = compiled.plan
@@ -108,64 +113,93 @@ class RunningJob:
             for c in compiled.codes
             if c.sink is not None
         }
-        directory = self.options.checkpoint_dir
-        self._scratch = None if directory else tempfile.TemporaryDirectory(prefix="clonos-")
-        base = directory or str(self._scratch.name if self._scratch else "")
-        self.directory = Path(base) if "://" not in base else Path(tempfile.mkdtemp())
-        self.layers_uri = f"{base.rstrip('/')}/layers"
-        self.store = LayerStore(self.layers_uri, durability)  # type: ignore[arg-type]
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
-        self.host = KeeperHost(self.plan, self.directory, durability, self.consumers)  # type: ignore[arg-type]
+        self.warnings: list[str] = []
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        secret = JobSecret.new()
-        job_id = f"{compiled.name}-{secrets.token_hex(6)}"
-        self._plane = FlightPlane(
-            "127.0.0.1", secret, job_id, self._inbox, allow_plaintext=allow_plaintext
+        self._silence_s = silence_s
+        address = driver_address(spark)
+        is_local = (spark.sparkContext.master or "").startswith("local")
+        self.directory = JobDirectory(
+            self.options.checkpoint_dir, journal_dir, on_one_machine=is_local
         )
-        for channel, schema in compiled.schemas.items():
-            self._plane.pin(channel, schema)
-        shipment = ship(
-            compiled,
-            job_id,
-            secret,
-            self._plane.address,
-            self.layers_uri,
-            layers_durability=durability,
-            allow_plaintext=allow_plaintext,
-            batch_rows_max=batch_rows_max,
-            linger_ms=linger_ms,
-        )
-        self.pool = SlotPool(spark, compiled, shipment, self._inbox, standby_slots)
-        self.coordinator = co.Coordinator(
-            self.plan,
-            self.host.keeper,
-            address=self._plane.address,
-            standbys=self.options.standbys,
-            availability=self.options.on_orphan == "availability",
-            bound=self.pool.bound,
-        )
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
-        self._compacting: set[int] = set()
-        self._garbage: list[tuple[float, str]] = []
+        self.directory.check(compiled)
+        with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
+            self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
+            undo.callback(self.host.close)
+            self._claim()
+            self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
+            secret = JobSecret.new()
+            job_id = f"{compiled.name}-{secrets.token_hex(6)}"
+            self._plane = _plane(address, secret, job_id, self._inbox, allow_plaintext)
+            undo.callback(self._plane.shutdown)
+            for channel, schema in compiled.schemas.items():
+                self._plane.pin(channel, schema)
+            shipment = ship(
+                spooled(compiled, spark, self.directory.spool_uri),
+                job_id,
+                secret,
+                self._plane.address,
+                self.directory.layers_uri,
+                layers_durability=durability,
+                allow_plaintext=allow_plaintext,
+                batch_rows_max=batch_rows_max,
+                linger_ms=linger_ms,
+            )
+            self.pool = SlotPool(spark, compiled, shipment, self._inbox, standby_slots)
+            self.coordinator = co.Coordinator(
+                self.plan,
+                self.host.keeper,
+                address=self._plane.address,
+                standbys=self.options.standbys,
+                availability=self.options.on_orphan == "availability",
+                bound=self.pool.bound,
+                fence_timeout_ms=int(answer_s * 1000),
+            )
+            self._undo = undo.pop_all()
         self._heard: dict[int, float] = {}
         self._next_epoch = 0.0
+        self._clock = 0.0
+        self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
         self._over = threading.Event()
         self._stop_asked = False
         self._pending: list[co.Action] = []
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
 
+    def _claim(self) -> None:
+        """The directory is ours now; what a new job finds in its outputs is another's."""
+        if self.host.keeper.term == 0:
+            for sink in self.sinks.values():
+                if sink.path is not None:
+                    ParquetWriter(sink.path).require_empty()
+        self.directory.claim(self.compiled)
+
     # --- for the user ---------------------------------------------------------------------------
 
     def start(self) -> RunningJob:
-        """Ask Spark for the slots and begin."""
-        self.pool.require()
+        """Ask Spark for the slots and begin.
+
+        Raises
+        ------
+        NotEnoughSlots
+            The application has too few cores.
+        SourceError
+            A DataFrame cannot be computed.
+        """
+        try:
+            if not self.host.keeper.complete:
+                self.pool.require()
+                self.pool.prepare()
+        except BaseException:
+            self._undo.close()
+            self._over.set()
+            raise
         self._thread.start()
         return self
 
     def wait(self, timeout_s: float | None = None) -> JobResult:
-        """Wait for the end.
+        """Wait for the end (of the input, or by :meth:`stop`).
 
         Raises
         ------
@@ -184,7 +218,14 @@ class RunningJob:
         """End the job now; with a checkpoint directory it can be started again where it was."""
         self._stop_asked = True
         self._inbox.put(None)
-        self._over.wait(30)
+        self._over.wait(STOP_S)
+
+    def on_event(self, listener: Callable[[JobEvent], Any]) -> None:
+        """Call `listener` with every event of the job from now on: recoveries, floors, ...
+
+        It is called in the driver's loop and must be quick. What it raises is logged.
+        """
+        self.observer.listeners.append(listener)
 
     @property
     def is_running(self) -> bool:
@@ -236,6 +277,7 @@ class RunningJob:
 
     def _run(self) -> None:
         try:
+            self.host.redeliver()
             self._pending += self.coordinator.start()
             self._carry_out()
             if not self.coordinator.done:
@@ -252,27 +294,49 @@ class RunningJob:
             self._finish()
 
     def _finish(self) -> None:
-        try:
-            for slot in list(self.coordinator.slots):
-                self.pool.command(slot, msg.Stop())
-            self.pool.shutdown()
-            self._background.shutdown(wait=True, cancel_futures=True)
-            self._plane.shutdown()
-            if self._error is None:
-                self.host.rotate()
-            if self.coordinator.done and self._error is None:
-                finish(self.spark, self.host.delivered, self.sinks, self.sink_schemas)
-            self.host.close()
-        except Exception as error:  # noqa: BLE001 - see _run
-            self._error = self._error or errors.ClonosError(f"ending the job failed: {error}")
-        finally:
-            self._over.set()
+        """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
+        for act in (self._dismiss, self._conclude, self._undo.close):
+            try:
+                act()
+            except errors.ClonosError as error:
+                self._error = self._error or error
+            except Exception as error:  # noqa: BLE001 - see _run
+                self._error = self._error or errors.ClonosError(f"ending the job failed: {error}")
+        self._over.set()
+
+    def _dismiss(self) -> None:
+        """Send the slots home."""
+        for slot in list(self.coordinator.slots):
+            self.pool.command(slot, msg.Stop())
+        self.pool.shutdown()
+        for thing in self._drain():  # the slots' last words
+            if isinstance(thing, tuple) and isinstance(thing[1], TaskStatistics):
+                self._handle(thing)
+        self.layers.close()
+        self._plane.shutdown()
+
+    def _conclude(self) -> None:
+        """Put what was delivered where it is read from."""
+        if self._error is not None:
+            return
+        self.host.rotate()
+        if not self.host.keeper.complete:
+            return
+        for operator, sink in self.sinks.items():
+            if sink.path is not None:
+                ParquetWriter(sink.path).sweep()
+            if sink.kind == "spark_write" and not self.directory.is_written(operator):
+                frame = as_dataframe(
+                    self.spark, self.host.delivered, operator, self.sink_schemas[operator]
+                )
+                write_with_spark(sink, operator, frame)
+                self.directory.set_written(operator, self.compiled)
 
     def _turn(self) -> None:
         """Handle what has come; make it durable; only then act on it."""
         for thing in self._drain():
             self._handle(thing)
-        now = time.monotonic()
+        now = self._listened()
         self._pending += self.coordinator.tick(self._now_ms())
         if now >= self._next_epoch:
             actions = self.coordinator.begin_epoch()
@@ -280,7 +344,15 @@ class RunningJob:
                 self._next_epoch = now + self.options.checkpoint_interval_ms / 1000
             self._pending += actions
         self._check_silence(now)
+        self.pool.tick()
         self._carry_out()
+
+    def _listened(self) -> float:
+        """For how long the driver has listened (s): silence while it slept is not the slots'."""
+        now = time.monotonic()
+        self._clock += min(now - self._looked, PAUSE_MAX_S)
+        self._looked = now
+        return self._clock
 
     def _drain(self) -> list[Any]:
         things: list[Any] = []
@@ -302,24 +374,38 @@ class RunningJob:
                 case co.Expel(slot=slot):
                     self.pool.expel(slot)
                 case co.Note():
-                    self.observer.note(action, time.monotonic())
-                    if action.what == "floor":
-                        self._after_floor()
+                    self._on_note(action)
                 case co.Fail():
                     self._error = self._failure(action)
                 case co.Done():
                     pass
 
+    def _on_note(self, note: co.Note) -> None:
+        self.observer.note(note, time.monotonic())
+        if note.what == "floor":
+            self.host.rotate_if_large()
+            self.layers.after_floor(self.host.keeper.layers)
+        elif note.what == "generation":
+            self._warn(
+                f"job {self.compiled.name!r}: a failure took log entries that nobody else held; "
+                f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
+                "have been delivered twice"
+            )
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+        LOGGER.warning(text)
+
     def _failure(self, fail: co.Fail) -> errors.ClonosError:
-        kind = getattr(errors, fail.error, None)
         where = self.plan.tasks[fail.task].name if fail.task >= 0 else ""
-        message = fail.message.removeprefix(f"{where}: ")
-        if not (isinstance(kind, type) and issubclass(kind, errors.ClonosError)):
-            return errors.TaskFailed(f"{fail.error}: {message}", where=where)
-        return kind(message, where=where)
+        message, _, remedy = fail.message.removeprefix(f"{where}: ").partition(" To do: ")
+        kind = _error_types().get(fail.error)
+        if kind is None:
+            return errors.TaskFailed(f"{fail.error}: {message}", where=where, remedy=remedy)
+        return kind(message, where=where, remedy=remedy)
 
     def _now_ms(self) -> int:
-        return int(time.monotonic() * 1000)
+        return int(self._clock * 1000)
 
     def _tell(self, event: co.Event) -> None:
         self._pending += self.coordinator.handle(event, self._now_ms())
@@ -329,7 +415,7 @@ class RunningJob:
     def _handle(self, thing: Any) -> None:
         match thing:
             case (int(conn), Heartbeat()):
-                self._heard[conn] = time.monotonic()
+                self._heard[conn] = self._clock
             case (int(), TaskStatistics(task=task, now_ms=now_ms, counters=counters)):
                 self.observer.sample(Sample(now_ms / 1000, task, counters))
             case (int(conn), msg.Data() | msg.Welcome()):
@@ -341,14 +427,18 @@ class RunningJob:
             case ChannelClosed():
                 self.host.closed(thing)
             case ControlOpened():
-                self._heard[thing.conn_id] = time.monotonic()
+                self._heard[thing.conn_id] = self._clock
+                for slot in self.pool.replaced(thing):
+                    self.pool.expel(slot, is_replaced=True)
+                    self._tell(co.SlotLost(slot))
                 self._tell(self.pool.registered(thing))
             case ControlLost():
                 self._heard.pop(thing.conn_id, None)
                 self._tell(co.SlotLost(thing.conn_id))
                 self.pool.lost(thing.conn_id)
             case co.Compacted():
-                self._on_compacted(thing)
+                self._tell(thing)
+                self.layers.compacted(thing)
             case errors.ClonosError():
                 self._error = thing
             case None:
@@ -358,42 +448,34 @@ class RunningJob:
 
     def _check_silence(self, now: float) -> None:
         for conn, heard in list(self._heard.items()):
-            if now - heard > SILENCE_S:
+            if now - heard > self._silence_s:
                 del self._heard[conn]
                 self.pool.expel(conn)
                 self._tell(co.SlotLost(conn))
 
-    # --- layers -----------------------------------------------------------------------------------
 
-    def _after_floor(self) -> None:
-        self.host.rotate_if_large()
-        due = time.monotonic() - GARBAGE_S
-        self.store.delete([path for since, path in self._garbage if since < due])
-        self._garbage = [(since, path) for since, path in self._garbage if since >= due]
-        for task, chain in self.host.keeper.layers.items():
-            chosen = compaction.choose(chain)
-            if chosen and task not in self._compacting:
-                self._compacting.add(task)
-                self._background.submit(self._compact, task, chain, tuple(chosen))
-
-    def _compact(
-        self, task: int, chain: tuple[msg.LayerRef, ...], chosen: tuple[msg.LayerRef, ...]
-    ) -> None:
-        try:
-            merged = compaction.merge(self.store, chain, chosen, merge_deltas)
-        except Exception as error:  # noqa: BLE001 - told to the loop
-            self._inbox.put(errors.ClonosError(f"merging layers of task {task} failed: {error}"))
-            return
-        self._inbox.put(co.Compacted(merged, chosen))
-
-    def _on_compacted(self, event: co.Compacted) -> None:
-        self._compacting.discard(event.merged.task)
-        self._tell(event)
-        now = time.monotonic()
-        self._garbage += [(now, ref.path) for ref in event.replaced]
+def _plane(
+    host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool
+) -> FlightPlane:
+    try:
+        return FlightPlane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
+    except (OSError, pa.ArrowException) as error:
+        raise SparkSetup(
+            f"the driver cannot listen on {host}: {error}",
+            remedy="set spark.driver.host to the address of an interface of the driver's machine",
+        ) from error
 
 
-Starter = Callable[..., RunningJob]
+def _error_types() -> dict[str, type[errors.ClonosError]]:
+    """Every error of clonos by its name: a slot tells what went wrong by name."""
+    found: dict[str, type[errors.ClonosError]] = {}
+    todo: list[type[errors.ClonosError]] = [errors.ClonosError]
+    while todo:
+        kind = todo.pop()
+        found[kind.__name__] = kind
+        todo += kind.__subclasses__()
+    del found["CallError"]  # made of other things than the rest
+    return found
 
 
 def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:
@@ -409,5 +491,10 @@ def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> Runni
 def run_job(
     compiled: CompiledJob, spark: Any = None, *, timeout_s: float | None = None, **options: Any
 ) -> JobResult:
-    """Start a job and wait for its end."""
-    return start_job(compiled, spark, **options).wait(timeout_s)
+    """Start a job and wait for its end; if the wait is broken off, so is the job."""
+    running = start_job(compiled, spark, **options)
+    try:
+        return running.wait(timeout_s)
+    finally:
+        if running.is_running:
+            running.stop()

@@ -58,7 +58,16 @@ class KeeperHost:
         self._journal = Journal(directory / "journal", durability)
         self._open: dict[int, tuple[int, Incoming]] = {}
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
-        for output in self.keeper.recover(self._journal.replay()):
+        try:
+            self._recovered = self.keeper.recover(self._journal.replay())
+        except BaseException:
+            self.close()
+            raise
+
+    def redeliver(self) -> None:
+        """Hand over again what is still in the journal: nobody knows how far it came before."""
+        recovered, self._recovered = self._recovered, []
+        for output in recovered:
             self._take(output)
 
     # --- streams ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
+from clonos.errors import OperatorError
+from clonos.operators.rows import describe
 from clonos.operators.specs import SinkSpec
 from clonos.storage.delivered import DeliveredStore
+from clonos.storage.files import UNFINISHED, unfinished_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,24 +28,69 @@ if TYPE_CHECKING:
 class ParquetWriter:
     """Writes one file per output, from the sink task; the same output gives the same file.
 
-    The name is the output's key, so a sink that is replayed writes over its own file.
+    The name is the output's key, so a sink that is replayed finds its own file. A file appears
+    whole or not at all; what a killed or frozen writer left has a hidden name of its own.
+
+    Raises
+    ------
+    SinkFailed
+        The folder cannot be used.
     """
 
     def __init__(self, path: str) -> None:
-        self._fs, self._root = pafs.FileSystem.from_uri(
-            path if "://" in path else Path(path).absolute().as_uri()
-        )
-        self._fs.create_dir(self._root, recursive=True)
+        self._path = path
+        try:
+            self._fs, self._root = pafs.FileSystem.from_uri(
+                path if "://" in path else Path(path).absolute().as_uri()
+            )
+            self._fs.create_dir(self._root, recursive=True)
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(error) from error
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
         path = f"{self._root}/{name}"
-        if self._fs.get_file_info(path).type == pafs.FileType.File:
-            return
-        hidden = f"{self._root}/.{name}.unfinished"
-        with self._fs.open_output_stream(hidden) as stream:
-            pq.write_table(pa.Table.from_batches([batch]), stream)
-        self._fs.move(hidden, path)
+        try:
+            if self._fs.get_file_info(path).is_file:
+                return
+            hidden = unfinished_name(f"{self._root}/.{name}")
+            with self._fs.open_output_stream(hidden) as stream:
+                pq.write_table(pa.Table.from_batches([batch]), stream)
+            self._fs.move(hidden, path)
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(error) from error
+
+    def require_empty(self) -> None:
+        """A new job must not take another's files for its own.
+
+        Raises
+        ------
+        OutputExists
+            There are some.
+        """
+        if any(info.base_name.startswith("part-") for info in self._list()):
+            raise OutputExists(
+                "the folder has output of another job (or of another run of this one)",
+                where=self._path,
+                remedy="give an empty folder; to continue a job, give its checkpoint_dir",
+            )
+
+    def sweep(self) -> None:
+        """Delete what killed writers left; only while nobody writes."""
+        for info in self._list():
+            if info.base_name.startswith(".part-") and info.base_name.endswith(UNFINISHED):
+                self._fs.delete_file(info.path)
+
+    def _list(self) -> list[Any]:
+        found: list[Any] = self._fs.get_file_info(pafs.FileSelector(self._root))
+        return found
+
+    def _failed(self, error: Exception) -> SinkFailed:
+        return SinkFailed(
+            f"cannot write: {error}",
+            where=self._path,
+            remedy="see that every executor reaches the folder and may write to it",
+        )
 
 
 class Consumers:
@@ -52,6 +101,7 @@ class Consumers:
         self._sinks = sinks
         self._watchers: list[Callable[[str, Deliver], None]] = []
         self.rows: dict[str, int] = dict.fromkeys(sinks, 0)
+        """Delivered rows per sink, in this run of the job."""
 
     def watch(self, watcher: Callable[[str, Deliver], None]) -> None:
         """Call ``watcher(operator, output)`` for everything delivered from now on."""
@@ -62,11 +112,11 @@ class Consumers:
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None:
             self.rows[operator] += batch.rows
-            self._consume(self._sinks[operator], batch.payload)
+            self._consume(operator, self._sinks[operator], batch.payload)
         for watcher in self._watchers:
             watcher(operator, output)
 
-    def _consume(self, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
+    def _consume(self, operator: str, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
         if batch is None:
             return
         if sink.kind == "console":
@@ -74,7 +124,14 @@ class Consumers:
                 sys.stdout.write(f"{row}\n")
             sys.stdout.flush()
         elif sink.kind == "callback" and sink.fn is not None:
-            sink.fn(batch)
+            try:
+                sink.fn(batch)
+            except Exception as error:
+                raise OperatorError(
+                    f"the callback raised {describe(error)}",
+                    where=operator,
+                    remedy="correct the function; with a checkpoint_dir the job then goes on",
+                ) from error
 
 
 def read_all(store: DeliveredStore, operator: str, schema: pa.Schema) -> pa.Table:
@@ -126,13 +183,15 @@ def _read_file(path: str, behind: int) -> Iterator[pa.RecordBatch]:
                 yield batch
 
 
-def finish(
-    spark: Any, store: DeliveredStore, sinks: Mapping[str, SinkSpec], schemas: Mapping[str, Any]
-) -> Sequence[str]:
-    """Run the sinks that write with Spark; returns which did."""
-    written = []
-    for operator, sink in sinks.items():
-        if sink.kind == "spark_write" and sink.fn is not None:
-            sink.fn(as_dataframe(spark, store, operator, schemas[operator]))
-            written.append(operator)
-    return written
+def write_with_spark(sink: SinkSpec, operator: str, frame: Any) -> None:
+    """Hand the rows of a finished job to a user's function."""
+    assert sink.fn is not None
+    try:
+        sink.fn(frame)
+    except Exception as error:
+        raise OperatorError(
+            f"writing with Spark failed: {describe(error)[:500]}",
+            where=operator,
+            remedy="correct the function and start the job again: with a checkpoint_dir nothing is "
+            "computed again",
+        ) from error

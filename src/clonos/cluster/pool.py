@@ -1,7 +1,8 @@
 """The job's slots: how many, launched on Spark, relaunched when they end, known by their streams.
 
-A *place* is a slot that the job wants to have; when its process dies it is launched again and
-registers as a new slot (its control stream's number is its name from then on).
+A *place* is a slot that the job wants to have; when its process dies (or someone cancels its job
+in Spark's UI) it is launched again and registers as a new slot: its control stream's number is its
+name from then on. Spark may also start the task of a place again by itself; the newest one counts.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 
+from clonos.cluster.errors import OtherVersion, SlotsLost
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
+from clonos.operators.specs import SourceSpec
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
-from clonos.transport.events import ControlOpened
+from clonos.spark.errors import SparkStopped
+from clonos.spark.slots import SlotHandle, SlotLauncher
+from clonos.transport.events import ControlOpened, Register
 from clonos.transport.streams import Incoming
 
 RELAUNCH_S: Final = 0.5
 """A place that fails again at once is launched again only after this time, doubled each time."""
-RELAUNCH_MAX: Final = 8
+RELAUNCH_MAX: Final = 6
 """... and so often in a row without ever registering."""
+EXPELLED_S: Final = 5.0
+"""An expelled slot has so long to leave by itself; then Spark is told to kill its process."""
 
 
 @dataclass
@@ -60,18 +68,19 @@ class SlotPool:
         inbox: queue.SimpleQueue[Any],
         standby_slots: int | None,
     ) -> None:
-        from clonos.spark.slots import SlotLauncher
-
         self._compiled = compiled
-        self._shipment = shipment
+        self._body = body(shipment)
         self._inbox = inbox
         self._launcher = SlotLauncher(spark, compiled.name, self._on_end)
         self._places = places(compiled, standby_slots)
+        self._frames: dict[str, Any] = {}
         self._seats: dict[int, Seat] = {}
+        self._expelled: list[tuple[float, SlotHandle]] = []
         self._failures: dict[int, int] = {}
         self._closing = False
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, SlotHandle] = {}
         self._lock = threading.Lock()
+        self._first: Register | None = None
         self.bound = frozenset(task for task in self._places if task is not None)
 
     @staticmethod
@@ -79,11 +88,34 @@ class SlotPool:
         """How many slots, and so cores of Spark, a job needs."""
         return len(places(compiled, standby_slots))
 
-    # --- Spark ----------------------------------------------------------------------------------
+    # --- launching ------------------------------------------------------------------------------
 
     def require(self) -> None:
-        """Raise NotEnoughSlots unless Spark can run them all."""
+        """Raise if the application has too few cores."""
         self._launcher.require(len(self._places))
+
+    def prepare(self) -> None:
+        """Have Spark plan, once, what the slots will read.
+
+        Raises
+        ------
+        SourceError
+            A DataFrame cannot be computed.
+        """
+        self._launcher.prepare(self._body)
+        for code in self._compiled.codes:
+            operator = code.task.operator
+            if code.source is None or not is_bound(code.source) or operator in self._frames:
+                continue
+            try:
+                frame = _partitioned(code.source.dataframe, code.parallelism)
+                self._launcher.prepare(self._body, frame)
+            except PySparkException as error:
+                raise SourceError(
+                    f"the DataFrame cannot be read: {str(error).splitlines()[0][:300]}",
+                    where=operator,
+                ) from error
+            self._frames[operator] = frame
 
     def launch_all(self) -> None:
         for place in range(len(self._places)):
@@ -95,29 +127,46 @@ class SlotPool:
             if self._closing:
                 return
             if task is None:
-                handle = self._launcher.launch(
-                    place, body(self._shipment), description="standby or task"
-                )
+                handle = self._launcher.launch(place, self._body, description="task or standby")
             else:
-                code = self._compiled.codes[task]
-                assert code.source is not None
+                spec = self._compiled.codes[task].task
                 handle = self._launcher.launch(
                     place,
-                    body(self._shipment),
-                    dataframe=_partitioned(code.source.dataframe, code.parallelism),
-                    partition=code.task.index,
-                    description=code.task.name,
+                    self._body,
+                    dataframe=self._frames[spec.operator],
+                    partition=spec.index,
+                    description=f"{spec.name} or its standby",
                 )
             self._handles[place] = handle
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
+        try:
+            self._relaunch(place, error)
+        except Exception as failure:  # noqa: BLE001 - nobody else would notice
+            self._inbox.put(ClonosError(f"slot {place} cannot be launched again: {failure}"))
+
+    def _relaunch(self, place: int, error: ClonosError | None) -> None:
         if self._closing:
+            return
+        if self._launcher.is_stopped:
+            self._inbox.put(
+                SparkStopped(
+                    "the Spark application was stopped while the job ran",
+                    where=self._compiled.name,
+                    remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
+                )
+            )
             return
         failures = self._failures[place] = self._failures.get(place, 0) + 1
         if failures > RELAUNCH_MAX:
             self._inbox.put(
-                error or ClonosError("a slot ends again and again", where=f"slot {place}")
+                SlotsLost(
+                    f"the slot has ended {failures} times in a row before it registered: "
+                    f"{error.what if error else 'it left without an error'}",
+                    where=f"{self._compiled.name}: slot {place}",
+                    remedy="see the executors' logs, and whether they reach the driver's address",
+                )
             )
             return
         if failures > 1:
@@ -128,12 +177,14 @@ class SlotPool:
         """Wait for the slots to leave; cancel those that do not."""
         with self._lock:
             self._closing = True
+        handles = list(self._handles.values())
         until = time.monotonic() + patience_s
-        for handle in self._handles.values():
+        for handle in handles:
             if not handle.join(max(0.0, until - time.monotonic())):
                 handle.cancel()
-        for handle in self._handles.values():
-            handle.join(patience_s)
+        until = time.monotonic() + patience_s
+        for handle in handles:
+            handle.join(max(0.0, until - time.monotonic()))
 
     # --- registered slots -----------------------------------------------------------------------
 
@@ -142,19 +193,11 @@ class SlotPool:
 
         Raises
         ------
-        ClonosError
-            It runs other versions than the driver.
+        OtherVersion
+            It does not run what the driver or the other slots run.
         """
         register = event.register
-        mine = sys.version_info[:2]
-        theirs = tuple(int(part) for part in register.python.split(".")[:2])
-        if theirs != mine or register.pyarrow != pa.__version__:
-            raise ClonosError(
-                f"the executor runs Python {register.python} and PyArrow {register.pyarrow}, the "
-                f"driver {'.'.join(map(str, mine))} and {pa.__version__}",
-                where=f"slot {register.slot} on {register.host}",
-                remedy="make both the same (spark.pyspark.python): a replay has to be bit-exact",
-            )
+        self._check_versions(register)
         self._failures[register.slot] = 0
         group = f"{register.host}/{register.jvm_pid}"
         self._seats[event.conn_id] = Seat(
@@ -162,14 +205,51 @@ class SlotPool:
         )
         return co.SlotReady(event.conn_id, register.address, group, self._places[register.slot])
 
+    def _check_versions(self, register: Register) -> None:
+        mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+        theirs = ".".join(register.python.split(".")[:2])
+        first = self._first = self._first or register
+        for what, is_, should_be in (
+            ("Python", theirs, mine),
+            ("PyArrow", register.pyarrow, pa.__version__),
+            ("PYTHONHASHSEED", register.hash_seed, first.hash_seed),
+        ):
+            if is_ != should_be:
+                raise OtherVersion(
+                    f"the executor runs {what} {is_}; it should be {should_be}",
+                    where=f"slot {register.slot} on {register.host}",
+                    remedy="use the same environment everywhere (spark.pyspark.python)",
+                )
+
+    def replaced(self, event: ControlOpened) -> list[int]:
+        """The slots whose place the new one takes: Spark has started their task again."""
+        place = event.register.slot
+        return [s for s, seat in self._seats.items() if seat.place == place and s != event.conn_id]
+
     def lost(self, slot: int) -> None:
         self._seats.pop(slot, None)
 
-    def expel(self, slot: int) -> None:
-        """Cut off a slot that does not answer: it leaves when it sees its stream end."""
+    def expel(self, slot: int, *, is_replaced: bool = False) -> None:
+        """Cut off a slot that does not answer: it leaves when it sees its stream end.
+
+        If it does not see even that, Spark has to end its process, so that another can be started
+        in its place.
+        """
         seat = self._seats.pop(slot, None)
-        if seat is not None:
-            seat.incoming.close()
+        if seat is None:
+            return
+        seat.incoming.close()
+        handle = self._handles.get(seat.place)
+        if handle is not None and not is_replaced:
+            self._expelled.append((time.monotonic() + EXPELLED_S, handle))
+
+    def tick(self) -> None:
+        """End the processes of slots that were expelled and have not left."""
+        now = time.monotonic()
+        for due, handle in self._expelled:
+            if due <= now:
+                handle.cancel()
+        self._expelled = [e for e in self._expelled if e[0] > now]
 
     def command(self, slot: int, command: msg.Command) -> None:
         seat = self._seats.get(slot)
@@ -180,10 +260,15 @@ class SlotPool:
         return self._seats.get(slot) if slot is not None else None
 
 
+def is_bound(source: SourceSpec) -> bool:
+    """Whether Spark brings the rows to a slot of the task's own."""
+    return source.dataframe is not None and source.kind != "spool"
+
+
 def places(compiled: CompiledJob, standby_slots: int | None) -> list[int | None]:
     """One entry per slot that the job wants: the only task it can run, or None for any."""
     copies = compiled.options.standbys
-    bound = [c.task.id for c in compiled.codes if c.source and c.source.dataframe is not None]
+    bound = [c.task.id for c in compiled.codes if c.source and is_bound(c.source)]
     free = len(compiled.codes) - len(bound)
     if standby_slots is None:
         standby_slots = max(copies, -(-free * copies // 2)) if copies else 0
@@ -192,14 +277,9 @@ def places(compiled: CompiledJob, standby_slots: int | None) -> list[int | None]
 
 def _partitioned(frame: Any, parallelism: int) -> Any:
     """A DataFrame with one partition per task."""
-    if frame.rdd.getNumPartitions() == parallelism:
+    partitions = frame.rdd.getNumPartitions()
+    if partitions == parallelism:
         return frame
     return (
-        frame.coalesce(parallelism)
-        if _has_more(frame, parallelism)
-        else frame.repartition(parallelism)
+        frame.coalesce(parallelism) if partitions > parallelism else frame.repartition(parallelism)
     )
-
-
-def _has_more(frame: Any, parallelism: int) -> bool:
-    return bool(frame.rdd.getNumPartitions() > parallelism)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from clonos.core.coordinator import Note
 from clonos.core.plan import Incarnation
+
+_LOGGER: Final = logging.getLogger("clonos")
 
 SAMPLES_MAX: Final = 100_000
 """An hour of four samples a second for seven tasks; older ones go."""
@@ -22,8 +25,8 @@ class Recovery:
     """One recovery of one task, with the moment (s, monotonic) that each stage was reached.
 
     ``detected``: the control stream ended. ``fenced``: every live holder refuses the old life.
-    ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot has been
-    told. ``restored``: state and log are loaded there. ``live``: the log is replayed.
+    ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot has
+    been told. ``restored``: state and log are loaded there. ``live``: the log is replayed.
     """
 
     task: int
@@ -77,6 +80,21 @@ class SlotView:
     keeps: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class JobEvent:
+    """Something that happened to a job, for :meth:`RunningJob.on_event`.
+
+    ``what``: the stages of a recovery ("detected" to "live"); "floor": the checkpoint `value` is
+    complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
+    go back with a failed one; "generation": rows may have been delivered twice from here on.
+    """
+
+    what: str
+    task: str
+    value: int
+    at_s: float
+
+
 class Observer:
     """Collects notes and samples; read by other threads."""
 
@@ -86,12 +104,23 @@ class Observer:
         self._open: dict[int, Recovery] = {}
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._latest: dict[int, tuple[Sample, Sample]] = {}
+        self.listeners: list[Callable[[JobEvent], Any]] = []
         self.recoveries: list[Recovery] = []
         self.floors = 0
         self.generation = 0
         self.orphans = 0
 
     def note(self, note: Note, now_s: float) -> None:
+        """Take a note of the coordinator."""
+        self._collect(note, now_s)
+        event = JobEvent(note.what, self._names.get(note.task, ""), note.value, now_s)
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:  # a listener's mistake must not end the job
+                _LOGGER.exception("a listener of the job raised at %s", event)
+
+    def _collect(self, note: Note, now_s: float) -> None:
         with self._lock:
             if note.what == "floor":
                 self.floors = note.value
@@ -115,6 +144,17 @@ class Observer:
         recovery = Recovery(note.task, name, note.incarnation, {"detected": now_s})
         self._open[note.task] = recovery
         self.recoveries.append(recovery)
+
+    def dropped(self) -> dict[str, int]:
+        """Rows left out so far, by operator and reason, over all tasks."""
+        with self._lock:
+            latest = [pair[1].counters for pair in self._latest.values()]
+        result: dict[str, int] = {}
+        for counters in latest:
+            for name, count in counters.items():
+                if name.endswith((": bad_records", ": late_rows")):
+                    result[name] = result.get(name, 0) + count
+        return result
 
     def sample(self, sample: Sample) -> None:
         with self._lock:

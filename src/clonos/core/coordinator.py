@@ -18,15 +18,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from clonos.core import messages as msg
 from clonos.core.cuts import consistent_cut
+from clonos.core.decisions import (
+    Action,
+    Compacted,
+    Done,
+    Event,
+    Expel,
+    Fail,
+    Note,
+    Order,
+    Reported,
+    SlotLost,
+    SlotReady,
+)
 from clonos.core.fences import depends_on_lost
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
 from clonos.core.placement import Slot, best_slot, place_standbys
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+
+__all__ = [
+    "Action", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail", "Note", "Order",
+    "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
+]  # fmt: skip
 
 POISON_DEATHS = 4
 """A task that dies so often in a row, at nearly the same place, dies of its input."""
@@ -47,7 +65,6 @@ class TaskPhase(Enum):
     FINISHED = "finished"
 
 
-NOBODY = Incarnation(0, 0)
 ACTIVE = frozenset({TaskPhase.RESTORING, TaskPhase.REPLAYING, TaskPhase.LIVE, TaskPhase.FINISHED})
 RUNNING = frozenset({TaskPhase.LIVE, TaskPhase.FINISHED})
 
@@ -67,88 +84,6 @@ class TaskState:
     # of the current round:
     awaited: set[int] = field(default_factory=set)
     answers: dict[int, msg.FenceAnswer] = field(default_factory=dict)
-
-
-# --- what the host tells and does ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReady:
-    """A slot has registered. ``group``: its executor; ``bound``: the only task it can run."""
-
-    slot: int
-    address: str
-    group: str = ""
-    bound: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLost:
-    """A slot's control stream has ended (or it has been silent for too long)."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A slot says something."""
-
-    slot: int
-    report: msg.Report
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """Some of a task's layers were merged into one."""
-
-    merged: LayerRef
-    replaced: tuple[LayerRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Send a command to a slot."""
-
-    slot: int
-    command: msg.Command
-
-
-@dataclass(frozen=True, slots=True)
-class Expel:
-    """End a slot that does not answer."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something worth showing: a recovery's progress, a floor, a warning."""
-
-    what: Literal[
-        "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
-        "generation", "standby",
-    ]  # fmt: skip
-    task: int = -1
-    incarnation: Incarnation = NOBODY
-    value: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The job cannot go on."""
-
-    error: str
-    message: str
-    task: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Everything is delivered."""
-
-
-Event = SlotReady | SlotLost | Reported | Compacted
-Action = Order | Expel | Note | Fail | Done
 
 
 class Coordinator:
@@ -189,7 +124,9 @@ class Coordinator:
         self.slots: dict[int, Slot] = {}
         self.tasks = {t.id: TaskState(t.id, Incarnation(self.term, 0)) for t in plan.tasks}
         self.pending_epoch = 0
-        self.acks: dict[int, LayerRef] = {}
+        self.next_epoch = keeper.epoch + 1
+        self.acks: dict[int, dict[int, LayerRef]] = {}  # by epoch, then by task
+        self._is_mixed = False  # the next epoch has layers from before and after a reset
         self.failed = False
         self.done = False
         self.reading: set[int] = set()
@@ -314,7 +251,8 @@ class Coordinator:
     def _begin_recovery(self, task: TaskState) -> None:
         """Fence the dead life everywhere; everybody answers how much of its log they hold."""
         self._do(Note("detected", task.id, task.incarnation))
-        self.acks.pop(task.id, None)
+        for acks in self.acks.values():
+            acks.pop(task.id, None)
         task.incarnation = Incarnation(self.term, task.incarnation.n + 1)
         task.phase = TaskPhase.FENCING
         task.answers.clear()
@@ -389,26 +327,28 @@ class Coordinator:
             for t in failed
             if self.keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
         ]
-        if not self.availability:
-            if lost_output:
-                self._fail(
-                    "OrphanedOutput",
-                    "output that has left the job depends on log entries that nobody holds any "
-                    "more, and the policy is consistency",
-                    lost_output[0].id,
-                )
-                return
-            orphans += [  # waiting for a slot since an earlier round, and cut by this one
-                t
-                for t in failed
-                if t.phase is TaskPhase.WAITING and lengths[t.id] < self.keeper.length(t.id)
-            ]
-            if orphans:
-                for orphan in orphans:
-                    self._do(Note("orphan", orphan.id, orphan.incarnation))
-                    self._begin_recovery(orphan)
-                self._advance_round()
-                return
+        if lost_output and not self.availability:
+            self._fail(
+                "OrphanedOutput",
+                "output that has left the job depends on log entries that nobody holds any "
+                "more, and the policy is consistency",
+                lost_output[0].id,
+            )
+            return
+        roll_back = [  # availability spares who is alive; a log yet to be replayed must be true
+            t for t in orphans if not self.availability or t.phase not in RUNNING
+        ]
+        roll_back += [  # waiting for a slot since an earlier round, and cut by this one
+            t
+            for t in failed
+            if t.phase is TaskPhase.WAITING and lengths[t.id] < self.keeper.length(t.id)
+        ]
+        if roll_back:
+            for orphan in roll_back:
+                self._do(Note("orphan", orphan.id, orphan.incarnation))
+                self._begin_recovery(orphan)
+            self._advance_round()
+            return
         for task in failed:
             self._note_death(task, lengths[task.id])
         if self.failed:
@@ -416,6 +356,7 @@ class Coordinator:
         reset = bool(self.availability and (orphans or lost_output))
         generation = self.keeper.generation + reset
         if reset:
+            self._is_mixed = self._is_mixed or bool(self.pending_epoch)
             self._do(Note("generation", value=generation))
         self._in_round = False
         for task in failed:
@@ -431,6 +372,7 @@ class Coordinator:
             self.plan,
             {t.id: keeper.book.runs(t.id, 1) for t in failed},
             {t.id: (t.incarnation, keeper.length(t.id)) for t in failed},
+            keeper.resolved,
         )
 
     def _orphans(self, failed: list[TaskState], lengths: dict[int, int]) -> list[TaskState]:
@@ -530,8 +472,7 @@ class Coordinator:
             return []
         if any(t.phase not in RUNNING for t in self.tasks.values()):
             return []
-        self.pending_epoch = self.keeper.epoch + 1
-        self.acks.clear()
+        self.pending_epoch = self.next_epoch
         for task in self.tasks.values():
             self._order(task.id, msg.Inject(self.pending_epoch))
         return self._take_actions()
@@ -539,19 +480,28 @@ class Coordinator:
     def _on_layer_ack(self, slot: int, report: msg.LayerAck) -> None:
         """Acknowledgements of a superseded life are void."""
         task = self.tasks[report.task]
-        if report.epoch != self.pending_epoch or report.incarnation != task.incarnation:
+        if report.epoch <= self.keeper.epoch or report.incarnation != task.incarnation:
             return
         if task.phase not in ACTIVE:
             return
-        self.acks[task.id] = report.ref
-        if len(self.acks) == len(self.tasks):
-            self._complete_epoch()
+        # The marker may be in the logs from an earlier term: no matter who has injected it.
+        self.acks.setdefault(report.epoch, {})[task.id] = report.ref
+        self._complete_epoch()
 
     def _complete_epoch(self) -> None:
-        positions = {task: ref.position for task, ref in self.acks.items()}
-        layers = {task: (*self.keeper.layers[task], ref) for task, ref in self.acks.items()}
-        epoch, self.pending_epoch = self.pending_epoch, 0
-        self.acks.clear()
+        """Deltas build on each other: every layer since the last floor is needed."""
+        epoch = self.next_epoch
+        acks = [self.acks.get(e, {}) for e in range(self.keeper.epoch + 1, epoch + 1)]
+        if any(len(of_epoch) < len(self.tasks) for of_epoch in acks):
+            return
+        self.next_epoch += 1
+        self.pending_epoch = 0
+        if self._is_mixed:
+            self._is_mixed = False  # channels may be numbered differently at their two ends
+            return
+        positions = {task: ref.position for task, ref in acks[-1].items()}
+        layers = {t: (*self.keeper.layers[t], *(a[t] for a in acks)) for t in self.tasks}
+        self.acks = {e: of_epoch for e, of_epoch in self.acks.items() if e > epoch}
         self.keeper.advance(epoch, positions, layers)
         self._do(Note("floor", value=epoch))
         for task in self._active():

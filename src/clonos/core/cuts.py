@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from clonos.core.determinants import Order, decode_record
-from clonos.core.messages import Run
+from clonos.core.messages import Resolve, Run
 from clonos.core.plan import Incarnation, Plan
 
 Fence = tuple[Incarnation, int]
 """(incarnation, length): what lives below the incarnation wrote after `length` is lost."""
 
 
-def valid_length(plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[int, Fence]) -> int:
+def valid_length(
+    plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[int, Iterable[Fence]]
+) -> int:
     """The longest prefix of a log whose entries took only items that still exist.
 
     Parameters
@@ -27,7 +29,7 @@ def valid_length(plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[i
     length
         Entries after this one do not count anyway.
     fences
-        Of the tasks that failed together.
+        Of each task: how often its log was cut, and where.
     """
     for run in runs:
         for position, record in enumerate(run.records, run.start):
@@ -36,14 +38,17 @@ def valid_length(plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[i
             cause = decode_record(record)[0]
             if not isinstance(cause, Order):
                 continue
-            fence = fences.get(plan.channels[cause.channel].sender)
-            if fence and cause.incarnation < fence[0] and cause.position > fence[1]:
-                return position - 1
+            for incarnation, end in fences.get(plan.channels[cause.channel].sender, ()):
+                if cause.incarnation < incarnation and cause.position > end:
+                    return position - 1
     return length
 
 
 def consistent_cut(
-    plan: Plan, logs: Mapping[int, list[Run]], fences: Mapping[int, Fence]
+    plan: Plan,
+    logs: Mapping[int, list[Run]],
+    fences: Mapping[int, Fence],
+    earlier: Iterable[Resolve] = (),
 ) -> dict[int, int]:
     """Lengths to which the logs of tasks that failed together must be cut.
 
@@ -53,12 +58,20 @@ def consistent_cut(
         Of each failed task: its surviving log from the floor on.
     fences
         Of each failed task: its next incarnation, and the length of its surviving log.
+    earlier
+        Cuts of earlier failures: a loss that was forgiven then (availability) still voids the
+        entries that were spared.
     """
+    known: dict[int, list[Fence]] = {}
+    for cut in earlier:
+        known.setdefault(cut.task, []).append((cut.incarnation, cut.length))
     lengths = {task: length for task, (_, length) in fences.items()}
     changed = True
     while changed:
         changed = False
-        now = {task: (fence[0], lengths[task]) for task, fence in fences.items()}
+        now: dict[int, list[Fence]] = dict(known)
+        for task, fence in fences.items():
+            now[task] = [*known.get(task, ()), (fence[0], lengths[task])]
         for task, runs in logs.items():
             length = valid_length(plan, runs, lengths[task], now)
             if length < lengths[task]:

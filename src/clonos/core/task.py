@@ -283,7 +283,7 @@ class TaskMachine(Connections):
     def _choose(self, now_ms: int) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
         if self._inject > self.epoch and (self.spec.is_source or self.ended):
-            return Marker(self._inject), []
+            return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.wake_ms is not None and self.wake_ms <= now_ms and not self.ended:
             return Timer(max(now_ms, self.clock_ms)), []
         if self._blocked():

@@ -252,13 +252,27 @@ class SlotLoop:
     def _command(self, command: msg.Command) -> None:
         match command:
             case msg.Activate():
-                self._activate(command)
+                try:
+                    self._activate(command)
+                except ClonosError as error:
+                    self._machine = None
+                    self._control.send(
+                        msg.TaskError(
+                            command.task,
+                            command.incarnation,
+                            type(error).__name__,
+                            str(error),
+                            position=0,
+                        )
+                    )
             case msg.Feed():
                 self._feed_standby(command)
             case msg.Drop():
                 self._standbys.drop(command.task)
                 self._close_feeder(self._warm.pop(command.task, None))
             case msg.Stop():
+                if self._machine is not None:
+                    self._control.send(self._statistics(self._machine))
                 self._stopped = True
             case _:
                 self._feed(command)
@@ -269,16 +283,9 @@ class SlotLoop:
         shipment = self._shipment
         standby = self._standbys.promote(command.task)
         missing = list(standby.missing(self._store, command.layers))
-        try:
-            machine = TaskMachine(
-                shipment.plan, command, standby.program, missing, self._world, floor=standby.floor
-            )
-        except ClonosError as error:
-            name, told = type(error).__name__, str(error)
-            self._control.send(
-                msg.TaskError(command.task, command.incarnation, name, told, position=0)
-            )
-            return
+        machine = TaskMachine(
+            shipment.plan, command, standby.program, missing, self._world, floor=standby.floor
+        )
         if command.task in shipment.writers:
             self._writer = shipment.writers[command.task]()
         if machine.spec.is_source and not machine.source_ended:

@@ -14,7 +14,6 @@ from clonos.core.program import Program
 from clonos.operators.readers import Reader
 from clonos.transport.secret import JobSecret
 
-
 PROFILE_VARIABLE: Final = "CLONOS_PROFILE_DIR"
 """If the driver has this environment variable, slots write a profile of themselves there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -39,6 +40,7 @@ class Options:
     rotate_records: int = 150
     detect_ms: float = 5.0
     step_ms: float = 0.3
+    floors_at_end: int = 0
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Cluster:
         self.recorder = Recorder(job, self.layers)
         self.slots: list[Slot] = []
         self.outcome = Outcome()
-        self.on_note: list[object] = []
+        self.on_note: list[Callable[[co.Note], None]] = []
         self.slow: dict[int, float] = {}
         self.deaths = 0
         self.poisonings = 0
@@ -84,7 +86,8 @@ class Cluster:
         self._names = 0
         self._next_number = 0
         self._trace = trace
-        self.faults: object | None = None
+        self.heals_at = 0.0
+        self.floors_since = 0
         self.driver = self._new_driver()
 
     def trace(self, what: str) -> None:
@@ -108,6 +111,10 @@ class Cluster:
     def step_cost(self, slot: Slot) -> float:
         slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
         return self._about(self.options.step_ms) + slow
+
+    def may_end(self) -> bool:
+        """Sources go on until so many checkpoints have completed after the last fault."""
+        return self.floors_since >= self.options.floors_at_end
 
     @staticmethod
     def encode_rows(batch: Batch) -> bytes:
@@ -246,10 +253,12 @@ class Cluster:
 
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
+        if note.what == "floor" and self.scheduler.now > self.heals_at:
+            self.floors_since += 1
         if note.what == "fetched":
             self.recorder.fenced[note.task] = note.incarnation
         for listener in self.on_note:
-            listener(note)  # type: ignore[operator]
+            listener(note)
 
     def fail(self, action: co.Fail) -> None:
         self.trace(f"failed: {action}")
@@ -269,6 +278,22 @@ class Cluster:
             if self.scheduler.now > deadline_ms or self.scheduler.steps > steps_max:
                 raise Violation("liveness", self.stuck())
         return self.outcome
+
+    def run_until(self, condition: Callable[[], object], deadline_ms: float = 5_000.0) -> None:
+        """Scripted scenarios: go on until something is the case."""
+        while not condition():
+            if not self.scheduler.run_next() or self.scheduler.now > deadline_ms:
+                raise Violation("liveness", f"what the scenario waits for never came\n{self.stuck()}")
+            if self.outcome.state != "running":
+                raise Violation("liveness", f"the job ended too early: {self.outcome}")
+
+    def slot_of(self, task: int) -> Slot | None:
+        """Where the newest life of a task runs."""
+        for slot in self.slots:
+            machine = slot.machine
+            if machine is not None and machine.id == task and slot.is_controlled:
+                return slot
+        return None
 
     def stuck(self) -> str:
         """What everybody waits for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
@@ -14,7 +13,7 @@ from clonos.core.connections import Phase
 from clonos.core.determinants import Call, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind
-from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.programs import Job
 from clonos.simulator.world import NoWorld, Service
@@ -36,12 +35,14 @@ def require(condition: object, invariant: str, what: str) -> None:
         raise Violation(invariant, what)
 
 
-def log_before_effect(machine: TaskMachine, durable: dict[int, int]) -> None:
+def log_before_effect(
+    machine: TaskMachine, durable: dict[int, int], paths: dict[int, dict[int, int]]
+) -> None:
     """Invariant 1 inside the job: a task holds every log entry that its state depends on, if no
     path to it is longer than the sharing depth (or the journal holds it, or a floor has passed)."""
     plan = machine.plan
     for task, dependency in machine.dep.items():
-        hops = longest_path(plan, task, machine.id)
+        hops = paths[machine.id].get(task, 0)
         if not 0 < hops <= plan.sharing_depth or not plan.causal_log:
             continue
         held = max(machine.book.length(task), durable.get(task, 0))
@@ -53,17 +54,27 @@ def log_before_effect(machine: TaskMachine, durable: dict[int, int]) -> None:
         )
 
 
-@lru_cache(maxsize=4096)
-def _longest_path(channels: tuple[ChannelSpec, ...], start: int, end: int) -> int:
-    if start == end:
-        return 0
-    after = {c.receiver for c in channels if c.sender == start and c.receiver != HOUSE_KEEPER}
-    return max((1 + _longest_path(channels, n, end) for n in after), default=-1000)
+def gated_source(machine: TaskMachine, item: Item, durable: dict[int, int]) -> None:
+    """Invariant 1 for sources that cannot be read again: content is in the journal before any of
+    it leaves."""
+    if machine.plan.causal_log and machine.spec.is_gated:
+        position = item.dep[machine.id].position
+        require(
+            position <= durable.get(machine.id, 0),
+            "log before effect",
+            f"{machine.spec.name} sends entry {position}, the journal has {durable}",
+        )
 
 
-def longest_path(plan: Plan, start: int, end: int) -> int:
-    """The number of hops on the longest way from one task to another (below 0: there is none)."""
-    return _longest_path(plan.channels, start, end)
+def longest_paths(plan: Plan) -> dict[int, dict[int, int]]:
+    """For each task: the hops on the longest way to it from every task before it."""
+    paths: dict[int, dict[int, int]] = {task.id: {} for task in plan.tasks}
+    for task in plan.tasks:  # numbered from the sources to the sinks
+        for channel in task.inputs:
+            sender = plan.channels[channel].sender
+            for origin, hops in ({sender: 0} | paths[sender]).items():
+                paths[task.id][origin] = max(paths[task.id].get(origin, 0), hops + 1)
+    return paths
 
 
 def log_before_output(keeper: HouseKeeper, deliver: Deliver) -> None:

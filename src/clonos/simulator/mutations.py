@@ -13,6 +13,7 @@ from typing import Any
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core import task as task_module
 from clonos.core.channels import Input
 from clonos.core.connections import Connections
 from clonos.core.coordinator import Coordinator, TaskState
@@ -27,23 +28,35 @@ from clonos.core.task import TaskMachine
 from clonos.simulator.driver import Driver
 
 
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""The owner and the name of a function, and what makes the wrong function of the right one."""
+
+
 @dataclass(frozen=True)
 class Mutation:
-    """``apply(original)`` makes the wrong function that takes the place of ``owner.name``."""
+    """What is done wrong; ``near`` is a seed from which on the simulator soon finds it."""
 
     breaks: str
-    owner: Any
-    name: str
-    apply: Callable[[Any], Any]
+    patches: tuple[Patch, ...]
+    near: int = 0
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        original = getattr(self.owner, self.name)
-        setattr(self.owner, self.name, self.apply(original))
+        originals = [getattr(owner, name) for owner, name, _ in self.patches]
+        for (owner, name, make), original in zip(self.patches, originals, strict=True):
+            setattr(owner, name, make(original))
         try:
             yield
         finally:
-            setattr(self.owner, self.name, original)
+            for (owner, name, _), original in zip(self.patches, originals, strict=True):
+                setattr(owner, name, original)
+
+
+def mutation(
+    breaks: str, owner: Any, name: str, make: Callable[[Any], Any], *more: Patch, near: int = 0
+) -> Mutation:
+    """A mutation of one function, or of `more`."""
+    return Mutation(breaks, ((owner, name, make), *more), near)
 
 
 def constant(value: Any) -> Callable[[Any], Any]:
@@ -64,17 +77,16 @@ def _enqueue_anything(original: Any) -> Any:
     return enqueue
 
 
+def _start_over(original: Any) -> Any:
+    def resume(self: InFlightLog, next_seq: int, known_chain: int) -> None:
+        original(self, next_seq, known_chain)
+        self.cursor = min(self.first, next_seq)
+
+    return resume
+
+
 def _fence_without_effect(original: Any) -> Any:
     return lambda self, task, incarnation: self.length(task)
-
-
-def _answer_too_late(original: Any) -> Any:
-    def handle(self: Coordinator, slot: int, report: msg.FenceAnswer) -> None:
-        task = self.tasks[report.task]
-        shortest = min((a.length for a in task.answers.values()), default=report.length)
-        original(self, slot, replace(report, length=min(report.length, shortest)))
-
-    return handle
 
 
 def _first_answer(original: Any) -> Any:
@@ -98,32 +110,23 @@ def _truncate_when_stored(original: Any) -> Any:
 
 
 def _nearly_complete(original: Any) -> Any:
-    def acked(self: Coordinator, slot: int, report: msg.LayerAck) -> None:
-        original(self, slot, report)
-        missing = self.tasks.keys() - self.acks.keys()
+    def complete(self: Coordinator) -> None:
+        acks = self.acks.get(self.next_epoch, {})
+        missing = self.tasks.keys() - acks.keys()
         if self.pending_epoch and len(missing) == 1 and len(self.tasks) > 2:
             (task,) = missing
-            chain = self.keeper.layers[task]
-            if chain:
-                self.acks[task] = chain[-1]
-                self._complete_epoch()
+            if self.keeper.layers[task]:
+                acks[task] = self.keeper.layers[task][-1]
+        original(self)
 
-    return acked
-
-
-def _any_life_acknowledges(original: Any) -> Any:
-    def acked(self: Coordinator, slot: int, report: msg.LayerAck) -> None:
-        incarnation = self.tasks[report.task].incarnation
-        original(self, slot, replace(report, incarnation=incarnation))
-
-    return acked
+    return complete
 
 
 def _keep_acks(original: Any) -> Any:
     def begin(self: Coordinator, task: TaskState) -> None:
-        acks = dict(self.acks)
+        acks = {epoch: dict(of_epoch) for epoch, of_epoch in self.acks.items()}
         original(self, task)
-        self.acks.update(acks)
+        self.acks = acks
 
     return begin
 
@@ -245,30 +248,12 @@ def _forget_items(original: Any) -> Any:
     return lambda self, channel, item: None
 
 
-def _never_aligned(original: Any) -> Any:
-    def take(self: TaskMachine, step: Any, channel: int, items: list[Item]) -> Any:
-        result = original(self, step, channel, items)
-        if not result[0]:
-            self._was_aligned = getattr(self, "_was_aligned", set()) | {
-                c for c, i in self.inputs.items() if i.aligned
-            }
-            if not any(i.aligned for i in self.inputs.values()):
-                self._was_aligned = set()
-        return result
-
-    return take
-
-
 def _deaf_while_away(original: Any) -> Any:
     def connect(self: Connections, command: Any) -> None:
         if not self.outputs[command.peer.channel].attempt:
             original(self, command)
 
     return connect
-
-
-def _forget_fences(original: Any) -> Any:
-    return lambda self: ()
 
 
 def _floor_of_next(original: Any) -> Any:
@@ -290,79 +275,87 @@ def _cut_nothing(original: Any) -> Any:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "the delta is not stored": Mutation("log before effect", Input, "take", _without_delta),
-    "dependencies are not transitive": Mutation(
+    "the delta is not stored": mutation("log before effect", Input, "take", _without_delta),
+    "dependencies are not transitive": mutation(
         "log before effect", InFlightLog, "append", _own_dependency_only
     ),
-    "output is delivered before its log is held": Mutation(
+    "output is delivered before its log is held": mutation(
         "log before effect", HouseKeeper, "holds", constant(True)
     ),
-    "a gated source does not wait": Mutation(
+    "a gated source does not wait": mutation(
         "log before effect", Connections, "_gate_closed", constant(False)
     ),
-    "answers leave before the commit": Mutation(
+    "answers leave before the commit": mutation(
         "stable output", Driver, "_process", _answer_before_commit
     ),
-    "deliveries are not in the journal": Mutation(
+    "deliveries are not in the journal": mutation(
         "stable output", HouseKeeper, "_write_item", _forget_items
     ),
-    "output is released before it is acknowledged": Mutation(
+    "output is released before it is acknowledged": mutation(
         "stable output", Connections, "_settle", _release_at_once
     ),
-    "no duplicate is dropped": Mutation("gap-free FIFO", Input, "_enqueue", _enqueue_anything),
-    "a receiver's move is not heard": Mutation(
+    "items sent again are taken again": mutation(
+        "gap-free FIFO", Input, "_enqueue", _enqueue_anything,
+        (InFlightLog, "resume", _start_over),
+    ),
+    "what is merely held is said to be stable": mutation(
+        "bounded memory and liveness", HouseKeeper, "_rests_on_stable", constant(True)
+    ),
+    "deliveries wait for nothing on resolution": mutation(
+        "log before effect", HouseKeeper, "_journal_new", constant(None)
+    ),
+    "a receiver's move is not heard": mutation(
         "gap-free FIFO", Connections, "_on_connect", _deaf_while_away
     ),
-    "no life is refused": Mutation("fencing", Fences, "refuses", constant(False)),
-    "a fence has no effect on logs": Mutation("fencing", LogBook, "fence", _fence_without_effect),
-    "acknowledgements of dead lives count": Mutation(
-        "fencing", Coordinator, "_on_layer_ack", _any_life_acknowledges
+    "no life is refused": mutation("fencing", Fences, "refuses", constant(False)),
+    "a fence is answered and forgotten": mutation(
+        "fencing", LogBook, "fence", _fence_without_effect, (Fences, "judge", _never_unknown)
     ),
-    "acknowledgements outlive their task": Mutation(
+    "acknowledgements outlive their task": mutation(
         "no early truncation", Coordinator, "_begin_recovery", _keep_acks
     ),
-    "in-flight items go when the layer is stored": Mutation(
+    "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
     ),
-    "a checkpoint lacks one layer": Mutation(
-        "no early truncation", Coordinator, "_on_layer_ack", _nearly_complete
+    "a checkpoint lacks one layer": mutation(
+        "no early truncation", Coordinator, "_complete_epoch", _nearly_complete
     ),
-    "a layer does not wait for delivery": Mutation(
+    "a layer does not wait for delivery": mutation(
         "no early truncation", TaskMachine, "_if_acknowledged", _acknowledge_unsettled
     ),
-    "logs are truncated past the floor": Mutation(
+    "logs are truncated past the floor": mutation(
         "no early truncation", TaskMachine, "_on_floor", _floor_of_next
     ),
-    "the first answer counts, not the longest": Mutation(
+    "the first answer counts, not the longest": mutation(
         "log before effect", Coordinator, "_read_longest", _first_answer
     ),
-    "orphans are left alone": Mutation(
+    "orphans are left alone": mutation(
         "log before effect", Coordinator, "_orphans", constant([])
     ),
-    "logs are not cut to what is consistent": Mutation(
+    "logs are not cut to what is consistent": mutation(
         "equivalence", co, "consistent_cut", _lengths_only
     ),
-    "lost entries are kept": Mutation("equivalence", LogBook, "resolve", _cut_nothing),
-    "received orphans are kept": Mutation(
+    "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
+    "received orphans are kept": mutation(
         "equivalence", Input, "drop_orphans", constant(False)
     ),
-    "pending fences are ignored": Mutation(
+    "pending fences are ignored": mutation(
         "log before effect", Fences, "judge", _never_unknown
     ),
-    "the clock is read on replay": Mutation("equivalence", RunningStep, "clock_ms", _live_clock),
-    "the clock is not logged": Mutation(
-        "equivalence", __import__("clonos.core.task", fromlist=["task"]), "encode_record",
+    "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
+    "the clock is not logged": mutation(
+        "equivalence", task_module, "encode_record",
         _unlogged_clock,
     ),  # fmt: skip
-    "a timer's time is not logged": Mutation("equivalence", TaskMachine, "_run", _timer_of_now),
-    "calls are made again on replay": Mutation("equivalence", RunningStep, "call", _call_again),
-    "a lost marker is not injected again": Mutation(
+    "a timer's time is not logged": mutation("equivalence", TaskMachine, "_run", _timer_of_now),
+    "calls are made again on replay": mutation("equivalence", RunningStep, "call", _call_again),
+    "a lost marker is not injected again": mutation(
         "bounded memory and liveness", Coordinator, "_on_live", _live_without_inject
     ),
-    "backlog is not bounded": Mutation(
+    "backlog is not bounded": mutation(
         "bounded memory and liveness", TaskMachine, "_blocked", constant(False)
     ),
-    "deaths are not counted": Mutation(
+    "deaths are not counted": mutation(
         "bounded memory and liveness", Coordinator, "_note_death", _count_no_death
     ),
 }

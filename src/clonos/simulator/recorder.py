@@ -40,6 +40,7 @@ class Recorder:
         self._last: dict[tuple[int, int], int] = {}
         self._durable: dict[int, int] = {}
         self._floor_epoch = 0
+        self._paths = invariants.longest_paths(job.plan)
         self._behind: dict[tuple[int, Incarnation], dict[int, int]] = {}
         self._channel_floors: dict[int, int] = invariants.floors_of_channels(job, {})
 
@@ -97,7 +98,7 @@ class Recorder:
             return
         self._append(machine)
         if machine.phase is not Phase.FENCED:
-            invariants.log_before_effect(machine, self._durable)
+            invariants.log_before_effect(machine, self._durable, self._paths)
             invariants.gap_free_input(machine, {})
             behind = self._behind.setdefault((machine.id, machine.incarnation), {})
             invariants.bounded_memory(machine, behind, spare=6)
@@ -108,6 +109,10 @@ class Recorder:
         if owner == machine.incarnation and machine.position == len(entries) + 1:
             record = machine.book.record(machine.id, machine.position)
             entries.append((machine.incarnation, record))
+
+    def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:
+        if isinstance(data, msg.Data) and data.item is not None:
+            invariants.gated_source(machine, data.item, self._durable)
 
     def receives(
         self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome
@@ -163,7 +168,7 @@ class Recorder:
                 for task, refs in keeper.layers.items()
             }
             self._channel_floors = invariants.floors_of_channels(self.job, newest)
-        invariants.logs_kept(keeper)
+            invariants.logs_kept(keeper)
 
     def kept(self, machine: TaskMachine) -> None:
         """Called after a floor has reached a task."""

@@ -69,6 +69,7 @@ def random_options(random: Random, job: Job) -> Options:
         relaunch_ms=random.choice((10.0, 40.0, 150.0)),
         rotate_records=random.choice((40, 100_000)),
         step_ms=random.choice((0.05, 0.3, 1.0)),
+        floors_at_end=random.choice((0, 0, 2)),
     )
 
 
@@ -106,6 +107,7 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
             ends_at=random.choice((30.0, 80.0, 200.0)),
             eagerness=random.choice((0.0, 0.05, 0.3)),
         )
+        cluster.heals_at = faults.ends_at
         try:
             cluster.start()
             outcome = cluster.run(faults.ends_at + PATIENCE_MS)

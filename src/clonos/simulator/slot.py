@@ -221,7 +221,11 @@ class Slot:
         count = self.cluster.random.choice((1, 1, 2, 3))
         batch = source.read(machine.source_rows, count)
         if not batch.rows:
-            self.handle(ev.SourceEnded())
+            if self.cluster.may_end():
+                self.handle(ev.SourceEnded())
+            else:
+                self._rows_due = True
+                self.cluster.scheduler.after(20.0, self._offer_rows, self.life)
             return
         content = None
         if machine.spec.is_gated:
@@ -241,6 +245,7 @@ class Slot:
             case ev.Send():
                 stream = self._dialled.get(action.data.channel)
                 if stream is not None and stream.attempt == action.attempt:
+                    self.cluster.recorder.sends(machine, action.data)
                     network.send(stream, action.data)
             case ev.Reply():
                 accepted = self._accepted.get(action.conn)

@@ -6,9 +6,9 @@ is lost) never ends another, whatever the session's failure limits are. Where a 
 ``spark.task.maxFailures`` lets Spark start the task of a failed slot again by itself, the body
 runs anew with another ``attempt`` and ``nonce``; when Spark gives up, `on_end` is called.
 
-All slots that read the same DataFrame run the same RDD, one partition each: what Spark shuffles for
-it is computed once, however often slots are launched again. Which slot a task is, it learns from a
-local property of its job.
+All slots that read the same DataFrame share its RDD, of which each runs one partition: what Spark
+shuffles for it is computed once, however often slots are launched again. Which slot a task is, it
+learns from a local property of its job.
 
 The body runs in the worker process itself, which Spark forked from a daemon that never loads
 gRPC. A slot without a DataFrame leaves its input unread, so its worker exits after it; one that
@@ -297,7 +297,10 @@ class SlotLauncher:
         jvm, java_context = self._context._jvm, self._context._jsc  # noqa: SLF001 - see above
         if jvm is None or java_context is None:
             raise OSError("the SparkContext has been stopped")
-        jvm.PythonRDD.runJob(java_context.sc(), rows, [partition])
+        # The union (with nothing) is an RDD of this job's own: when a job fails, Spark also fails
+        # all others that contain its last RDD.
+        own = rows.union(java_context.emptyRDD())
+        jvm.PythonRDD.runJob(java_context.sc(), own, [partition])
 
 
 @contextlib.contextmanager

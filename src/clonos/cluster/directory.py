@@ -1,0 +1,223 @@
+"""Where a job keeps what must survive it, and whether that was written by the same job.
+
+::
+
+    <checkpoint_dir>/layers/           state of the tasks: any file system that pyarrow knows
+    <checkpoint_dir>/spool/            sources that were spooled
+    <journal_dir>/journal/             the house-keeper's journal: a local file system
+    <journal_dir>/delivered/           delivered output, out of the journal
+    <journal_dir>/job.json             the graph that wrote all this, and what is done
+
+The journal's folder is the checkpoint's, if that is local.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.files_reader import FileList
+from clonos.storage.files import write_atomically
+
+_FORMAT: Final = 1
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
+class JobDirectory:
+    """The folders of one job.
+
+    Parameters
+    ----------
+    checkpoint_dir
+        A local path or a URI; None: a temporary folder that goes with this object.
+    journal_dir
+        A local path; needed if `checkpoint_dir` is not local.
+    on_one_machine
+        Whether all executors are on the driver's machine.
+
+    Raises
+    ------
+    BadDirectory
+        The journal has no local folder, or the executors would not reach the layers.
+    """
+
+    def __init__(
+        self, checkpoint_dir: str | None, journal_dir: str | Path | None, *, on_one_machine: bool
+    ) -> None:
+        if checkpoint_dir is None and not on_one_machine:
+            raise BadDirectory(
+                "executors on other machines cannot reach a temporary folder of the driver",
+                remedy="give a checkpoint_dir that all of them reach, such as hdfs://... or s3://...",
+            )
+        self._scratch = None
+        if checkpoint_dir is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="clonos-")
+            checkpoint_dir = self._scratch.name
+        base = checkpoint_dir.rstrip("/")
+        local = _local(base)
+        if journal_dir is None and local is None:
+            raise BadDirectory(
+                f"the journal cannot be kept in {checkpoint_dir}: it needs a local file system",
+                remedy="give journal_dir=, a folder on a disk of the driver that outlives it",
+            )
+        self.layers_uri = f"{base}/layers"
+        self.spool_uri = f"{base}/spool"
+        self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
+        self._written: list[str] = []
+
+    @property
+    def _about(self) -> Path:
+        return self.journal / "job.json"
+
+    def check(self, compiled: CompiledJob) -> None:
+        """Compare the job with the one that was here before, if one was.
+
+        Raises
+        ------
+        OtherJob
+            It had another graph.
+        UnreadableCheckpoint
+            Nobody can tell.
+        """
+        try:
+            about = json.loads(self._about.read_text())
+            before, self._written = about["graph"], list(about["written"])
+        except FileNotFoundError:
+            if any(self.journal.glob("journal/*.journal")):
+                raise self._unreadable("it is missing, but there is a journal") from None
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(f"{type(error).__name__}: {error}") from error
+        now = json.loads(json.dumps(describe(compiled)))
+        for where, was, became in differences(before, now):
+            raise OtherJob(
+                f"the checkpoint was written by another graph: {where} was {was}, is {became}",
+                where=str(self._about),
+                remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
+            )
+
+    def claim(self, compiled: CompiledJob) -> None:
+        """Say whose checkpoint this is. Called by the holder of the journal's lock."""
+        about = {"format": _FORMAT, "graph": describe(compiled), "written": self._written}
+        text = json.dumps(about, indent=1)
+        write_atomically(self._about, lambda path: _write(path, text), "fsync")
+
+    def is_written(self, sink: str) -> bool:
+        """Whether the rows of a sink have been written with Spark already."""
+        return sink in self._written
+
+    def set_written(self, sink: str, compiled: CompiledJob) -> None:
+        """Remember it."""
+        self._written.append(sink)
+        self.claim(compiled)
+
+    def _unreadable(self, why: str) -> UnreadableCheckpoint:
+        return UnreadableCheckpoint(
+            f"the description of the job cannot be read: {why}",
+            where=str(self._about),
+            remedy="restore the file from a copy, or start the job afresh in another folder",
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _local(base: str) -> Path | None:
+    """The path of a folder of this machine, or None."""
+    if "://" not in base:
+        return Path(base).absolute()
+    parts = urlsplit(base)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
+
+
+# --- the graph, as far as a checkpoint depends on it ---------------------------------------------
+
+
+def describe(compiled: CompiledJob) -> dict[str, Any]:
+    """A graph as plain data: what must be equal for a journal and layers to fit.
+
+    The users' functions are no part of it: a bug in one may be corrected between two runs.
+    """
+    plan = compiled.plan
+    tasks = {code.task.name: _task(code) for code in compiled.codes}
+    names = {code.task.id: code.task.name for code in compiled.codes}
+    return {
+        "job": compiled.name,
+        "sharing_depth": plan.sharing_depth,
+        "causal_log": plan.causal_log,
+        "seed": plan.job_seed,
+        "tasks": tasks,
+        "channels": [
+            [names[c.sender], names.get(c.receiver, "house-keeper"), c.port] for c in plan.channels
+        ],
+    }
+
+
+def _task(code: TaskCode) -> dict[str, Any]:
+    task = code.task
+    return {
+        "parallelism": code.parallelism,
+        "inputs": task.inputs,
+        "outputs": task.outputs,
+        "flags": [task.is_source, task.is_sink, task.is_gated, task.writes_itself],
+        "bad_records": "drop" if code.drop_bad_records else "fail",
+        "operators": [
+            [name, type(make()).__name__, *_plain(make)] for name, make in code.operators
+        ],
+        "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
+        "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
+        "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
+    }
+
+
+def _plain(make: Any) -> list[Any]:
+    """The settings of an operator's factory, as far as they are plain values."""
+    if not isinstance(make, partial):
+        return []
+    values = [*make.args, *make.keywords.values()]
+    plain = [v if isinstance(v, _PLAIN) else _names(v) for v in values]
+    return [v for v in plain if v != ()]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Sequence) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    return ()
+
+
+def _files(factory: Any) -> list[Any]:
+    """The files of a source: other files have other rows at the same numbers."""
+    found = [a for a in getattr(factory, "args", ()) if isinstance(a, FileList)]
+    return [[list(files.paths), list(files.sizes)] for files in found]
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, str, str]]:
+    """Where two pieces of plain data differ, the innermost places first.
+
+    Examples
+    --------
+    >>> list(differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}))
+    [('a.1.b', '2', '3')]
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*before, *(k for k in now if k not in before)]:
+            place = f"{where}.{key}" if where else str(key)
+            yield from differences(before.get(key), now.get(key), place)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, pair in enumerate(zip(before, now, strict=True)):
+            yield from differences(*pair, f"{where}.{number}")
+    elif before != now:
+        yield where, _short(before), _short(now)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,33 @@
+"""What can go wrong in the driver of a job."""
+
+from __future__ import annotations
+
+from clonos.errors import ClonosError, DefinitionError
+
+
+class BadDirectory(DefinitionError):
+    """The folders that are given for a job do not suffice for it."""
+
+
+class OtherJob(ClonosError):
+    """A checkpoint was written by a job with another graph."""
+
+
+class UnreadableCheckpoint(ClonosError):
+    """What a checkpoint says about its job cannot be read."""
+
+
+class OutputExists(ClonosError):
+    """A new job would write into a folder that has another job's output."""
+
+
+class SinkFailed(ClonosError):
+    """A sink could not put its rows where they belong."""
+
+
+class SlotsLost(ClonosError):
+    """A slot ends again and again before it has registered."""
+
+
+class OtherVersion(ClonosError):
+    """An executor runs other versions than the driver: a replay would not be bit-exact."""

@@ -1,0 +1,96 @@
+"""What the coordinator's host tells it (events), and what it decides (actions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clonos.core import messages as msg
+from clonos.core.messages import LayerRef
+from clonos.core.plan import Incarnation
+
+NOBODY = Incarnation(0, 0)
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReady:
+    """A slot has registered. ``group``: its executor; ``bound``: the only task it can run."""
+
+    slot: int
+    address: str
+    group: str = ""
+    bound: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """A slot's control stream has ended (or it has been silent for too long)."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A slot says something."""
+
+    slot: int
+    report: msg.Report
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Some of a task's layers were merged into one."""
+
+    merged: LayerRef
+    replaced: tuple[LayerRef, ...]
+
+
+# --- actions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Send a command to a slot."""
+
+    slot: int
+    command: msg.Command
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """End a slot that does not answer."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth showing: a recovery's progress, a floor, a warning."""
+
+    what: Literal[
+        "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
+        "generation", "standby",
+    ]  # fmt: skip
+    task: int = -1
+    incarnation: Incarnation = NOBODY
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job cannot go on."""
+
+    error: str
+    message: str
+    task: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Everything is delivered."""
+
+
+Event = SlotReady | SlotLost | Reported | Compacted
+Action = Order | Expel | Note | Fail | Done

@@ -1,0 +1,337 @@
+"""Named scenarios: each broke an earlier version of the protocol."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from clonos.core.connections import Phase
+from clonos.core.coordinator import POISON_DEATHS, TaskPhase
+from clonos.core.determinants import Marker, decode_record
+from clonos.core.plan import FULL_DEPTH
+from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.seeds import limits
+
+PLAIN = Behaviour()
+SEEDS = range(4)
+
+
+def source(name="source", parallelism=1, **options):
+    return Stage(name, parallelism, (), options.pop("behaviour", PLAIN), **options)
+
+
+def stage(name, *reads, parallelism=1, behaviour=PLAIN):
+    return Stage(name, parallelism, reads, behaviour)
+
+
+def sink(*reads, name="sink", parallelism=1, behaviour=PLAIN, **options):
+    return Stage(name, parallelism, reads, behaviour, is_sink=True, **options)
+
+
+class Play:
+    """A cluster, its script, and what must hold at the end."""
+
+    def __init__(self, stages, seed, *, depth=1, rows=60, **options):
+        self.job = build_job(stages, sharing_depth=depth, rows=rows)
+        tasks = len(self.job.plan.tasks)
+        settings = {"slots": 2 * tasks, "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
+        self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
+        self.cluster.heals_at = float("inf")  # sources do not end before the script does
+        self.notes = []
+        self.cluster.on_note.append(self.notes.append)
+        self.cluster.start()
+
+    @property
+    def coordinator(self):
+        return self.cluster.driver.coordinator
+
+    @property
+    def keeper(self):
+        return self.cluster.driver.keeper
+
+    def machine(self, task):
+        slot = self.cluster.slot_of(task)
+        return slot.machine if slot else None
+
+    def until(self, condition):
+        self.cluster.run_until(condition)
+
+    def all_live(self):
+        self.until(lambda: all(t.phase is TaskPhase.LIVE for t in self.coordinator.tasks.values()))
+
+    def at(self, task, position):
+        self.until(lambda: (m := self.machine(task)) and m.position >= position)
+
+    def kill(self, *tasks):
+        for slot in [self.cluster.slot_of(task) for task in tasks]:
+            assert slot is not None
+            self.cluster.kill(slot, "script")
+
+    def noted(self, what, task=None):
+        return [n for n in self.notes if n.what == what and task in (None, n.task)]
+
+    def acked(self):
+        return self.coordinator.acks.get(self.coordinator.next_epoch, {}).keys()
+
+    def finish(self):
+        self.cluster.heals_at = self.cluster.scheduler.now
+        outcome = self.cluster.run(self.cluster.scheduler.now + 30_000)
+        assert outcome.state == "done", outcome
+        self.cluster.recorder.check_end(self.cluster.service)
+        return self
+
+
+CHAIN = (source(), stage("first", 0), stage("second", 1), sink(2))
+"""Tasks 0 -> 1 -> 2 -> 3."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fast_and_slow_receiver_with_a_mid_epoch_restore(seed):
+    play = Play((source(), sink(0, name="fast"), sink(0, name="slow")), seed)
+    play.all_live()
+    play.cluster.slow[play.cluster.slot_of(2).number] = 6.0
+    play.until(lambda: play.acked() >= {0, 1} and 2 not in play.acked())
+    play.at(1, play.machine(1).position + 2)
+    play.kill(1)
+    play.until(lambda: play.noted("live", 1)[1:])
+    play.kill(1)
+    play.finish()
+    assert play.keeper.epoch
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_restored_sealed_but_incomplete_checkpoint(seed):
+    play = Play(CHAIN, seed)
+    play.all_live()
+    play.until(lambda: play.keeper.epoch == 1)
+    play.cluster.slow[play.cluster.slot_of(3).number] = 20.0
+    play.until(lambda: 1 in play.acked() and 3 not in play.acked())
+    floor = play.keeper.epoch
+    play.kill(1)
+    play.until(lambda: (m := play.machine(1)) and m.incarnation.n == 1)
+    assert play.keeper.epoch == floor
+    assert play.machine(1).incarnation.n == 1
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_task_and_its_only_first_hop_holder_die_while_a_second_hop_survivor_depends_on_it(seed):
+    play = Play(CHAIN, seed, epoch_ms=10_000, floors_at_end=0)
+    play.all_live()
+    play.at(2, 2)
+    first = play.cluster.slot_of(1)
+    play.cluster.network.cut(first, play.cluster.driver)  # so the house-keeper hears nothing
+    play.until(lambda: play.machine(2).dep[0].position > play.keeper.length(0) + 3)
+    play.kill(0, 1)
+    play.finish()
+    assert play.noted("orphan", 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_zombie_delivers_a_longer_delta_after_the_prefix_was_fetched(seed):
+    play = Play(CHAIN, seed, depth=FULL_DEPTH)
+    play.at(1, 5)
+    zombie = play.cluster.slot_of(1)
+    play.cluster.suspect(zombie, lives_for=500.0)
+    zombie.slowness = 60.0
+    play.until(lambda: play.noted("fetched", 1)[1:])
+    before = zombie.machine.position
+    play.until(lambda: play.noted("live", 1)[1:])
+    play.finish()
+    assert zombie.machine.position >= before
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sink_and_its_upstream_die_together_with_output_already_in_the_world(seed):
+    play = Play(CHAIN, seed)
+    play.until(lambda: len(play.cluster.recorder.output(3)) > 5)
+    before = play.cluster.recorder.output(3)
+    play.kill(2, 3)
+    play.finish()
+    assert play.cluster.recorder.output(3)[: len(before)] == before
+    assert not play.keeper.generation
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_log_full_of_received_items_while_the_marker_waits_behind(seed):
+    with limits(6, 2, 2):
+        play = Play(CHAIN, seed, rows_ms=0.2)
+        play.all_live()
+        play.cluster.slow[play.cluster.slot_of(3).number] = 3.0
+        play.until(lambda: play.machine(2)._blocked() and play.coordinator.pending_epoch)
+        play.kill(2)
+        play.finish()
+        assert play.keeper.epoch
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_full_queue_on_one_side_while_the_other_is_demanded(seed):
+    """X -> A -> T and X -> B -> T: T replays and wants B's items while A's queue is full."""
+    diamond = (source(), stage("x", 0), stage("a", 1), stage("b", 1), sink(2, 3))
+    with limits(6, 2, 2):
+        play = Play(diamond, seed, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
+        play.at(4, 25)
+        play.cluster.slow[play.cluster.slot_of(3).number] = 4.0
+        play.kill(4)
+        play.until(lambda: (m := play.machine(4)) and m.phase is Phase.REPLAYING)
+        play.kill(1)
+        play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_source_dies_right_after_injecting_a_marker(seed):
+    play = Play((source(), source("other"), sink(0, 1)), seed)
+    play.all_live()
+
+    def injected():
+        machine = play.machine(0)
+        if machine is None or machine.position == 0:
+            return False
+        record = machine.book.record(0, machine.position)
+        return isinstance(decode_record(record)[0], Marker)
+
+    play.until(injected)
+    for stream in list(play.cluster.network.streams):
+        if stream.sender is play.cluster.slot_of(0):
+            stream.is_lost = True
+    play.kill(0)
+    play.finish()
+    assert play.keeper.epoch >= 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
+    play = Play(CHAIN, seed, store_ms=0.2, latency_ms=0.3)
+    play.at(1, 4)
+    upstream = play.cluster.slot_of(1)
+    streams = [s for s in play.cluster.network.streams if s.sender is upstream and s.channel == 1]
+    play.until(lambda: play.coordinator.pending_epoch)
+    for stream in streams:
+        stream.is_lost = True  # nobody hears of the marker
+    play.until(lambda: 1 in play.acked())
+    position = play.coordinator.acks[play.coordinator.next_epoch][1].position
+    play.kill(1)
+    play.until(lambda: play.noted("fetched", 1)[1:])
+    assert play.noted("fetched", 1)[1].value < position
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_upstream_truncates_while_a_task_is_restored_one_checkpoint_earlier(seed):
+    play = Play(CHAIN, seed, store_ms=15.0, epoch_ms=5.0)
+    play.until(lambda: play.keeper.epoch >= 1)
+    play.until(lambda: len(play.acked()) == 3 and 2 not in play.acked())
+    play.kill(2)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_finished_tasks_receiver_dies(seed):
+    play = Play(CHAIN, seed, rows=20, rows_ms=0.2, floors_at_end=0)
+    play.all_live()
+    play.cluster.slow[play.cluster.slot_of(2).number] = 8.0
+    play.until(lambda: play.coordinator.tasks[1].phase is TaskPhase.FINISHED)
+    play.kill(2)
+    play.until(lambda: (m := play.machine(3)) and m.position > 2)
+    play.kill(3)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_two_neighbours_recover_together(seed, standbys):
+    play = Play(CHAIN, seed, standbys=standbys)
+    play.at(2, 8)
+    play.kill(1, 2)
+    play.until(lambda: (m := play.machine(2)) and m.incarnation.n == 1)
+    play.kill(2)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_socket_source_dies(seed):
+    """What has left it is in the house-keeper; it cannot be read again."""
+    play = Play((source(is_gated=True), stage("first", 0), sink(1)), seed, depth=1)
+    play.at(2, 6)
+    delivered = len(play.cluster.recorder.output(2))
+    play.kill(0)
+    play.until(lambda: play.noted("live", 0)[1:])
+    play.kill(0, 1)
+    play.finish()
+    assert len(play.cluster.recorder.output(2)) >= delivered
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_poison_record_does_not_burn_all_standbys(seed):
+    poison = Behaviour(poison_id=20)
+    stages = (source(), stage("first", 0, behaviour=poison), sink(1))
+    play = Play(stages, seed, standbys=2)
+    outcome = play.cluster.run(30_000)
+    assert (outcome.state, outcome.error, outcome.task) == ("failed", "PoisonRecord", 1)
+    assert play.cluster.poisonings <= POISON_DEATHS + 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_coordinator_restarts_with_the_same_numbers_while_orphaned_workers_still_write(seed):
+    stages = (source(), stage("first", 0, behaviour=Behaviour(call_every=2)))
+    play = Play((*stages, sink(1, writes_itself=True)), seed, rotate_records=40)
+    play.at(2, 10)
+    workers = list(play.cluster.slots)
+    play.cluster.kill_driver()
+    play.until(lambda: play.cluster.driver.alive and play.coordinator.term == 2)
+    assert any(worker.alive for worker in workers)
+    assert {w.number for w in workers} & play.cluster.driver.slots.keys()
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_driver_pauses_for_seconds(seed):
+    play = Play(CHAIN, seed)
+    play.at(2, 8)
+    play.cluster.driver.paused_until = play.cluster.scheduler.now + 4_000
+    play.kill(1)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_standbys_of_one_lost_executor_kept_in_one_slot_activate_in_two(seed):
+    play = Play((source(), sink(0)), seed, slots=3, groups=1, standbys=1)
+    play.at(1, 5)
+    play.until(lambda: any(s.standbys.keys() >= {0, 1} for s in play.cluster.slots))
+    play.kill(0, 1)
+    play.finish()
+    slots = [task.slot for task in play.coordinator.tasks.values()]
+    assert len(set(slots)) == len(slots)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_holder_that_stays_silent_is_given_up(seed):
+    play = Play(CHAIN, seed)
+    play.at(2, 8)
+    silent = play.cluster.slot_of(2)
+    silent.stalled_until = play.cluster.scheduler.now + 3_000
+    play.kill(1)
+    play.finish()
+    assert play.noted("detected", 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_epochs_go_on_after_the_driver_died_with_a_marker_on_its_way(seed):
+    """The marker is in the logs that the next term replays: nobody injects it again."""
+    play = Play(CHAIN, seed)
+    play.until(lambda: play.keeper.epoch >= 1)
+    play.until(lambda: {0, 1} <= play.acked() and 3 not in play.acked())
+    play.until(lambda: play.keeper.length(0) > play.keeper.positions[0] + 2)
+    play.cluster.kill_driver()
+    play.until(lambda: play.cluster.driver.alive)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_failures_than_slots(seed):
+    play = Play(CHAIN, seed, slots=4, standbys=0)
+    play.at(2, 8)
+    play.kill(0, 1, 2, 3)
+    play.finish()
