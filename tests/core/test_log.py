@@ -1,0 +1,87 @@
+"""Holders: append, fence, read, truncate, cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clonos.core.log import Log, LogBook
+from clonos.core.messages import Run
+from clonos.core.plan import Incarnation
+from clonos.errors import ProtocolError
+
+FIRST, SECOND = Incarnation(1, 0), Incarnation(1, 1)
+
+
+def run(start: int, *records: bytes, by: Incarnation = FIRST, stable: int = 0) -> Run:
+    return Run(7, by, start, records, stable)
+
+
+def test_overlaps_are_dropped_by_position():
+    book = LogBook()
+    book.append(run(1, b"a", b"b"))
+    book.append(run(1, b"a", b"b", b"c"))
+    book.append(run(3, b"c", b"d"))
+    assert book.runs(7, 1) == [run(1, b"a", b"b", b"c", b"d")]
+
+
+def test_a_gap_is_legal_only_below_what_is_stable():
+    book = LogBook()
+    book.append(run(1, b"a"))
+    with pytest.raises(ProtocolError, match="gap"):
+        book.append(run(3, b"c"))
+    book.append(run(3, b"c", stable=2))
+    assert (book.base(7), book.length(7)) == (2, 3)
+
+
+def test_a_fenced_life_adds_nothing_but_what_a_holder_had_may_be_admitted():
+    book = LogBook()
+    book.append(run(1, b"a", b"b"))
+    assert book.fence(7, SECOND) == 2
+    zombie = run(2, b"b", b"zombie")
+    assert book.refuses(zombie)
+    book.append(zombie)
+    assert book.length(7) == 2
+    book.admit(run(3, b"c"))
+    book.resolve(7, SECOND, 3)
+    book.append(run(4, b"d", by=SECOND))
+    assert book.runs(7, 3) == [run(3, b"c"), run(4, b"d", by=SECOND)]
+
+
+def test_every_fence_stays_in_force():
+    book = LogBook()
+    book.append(run(1, b"a", b"b"))
+    book.fence(7, SECOND)
+    book.resolve(7, SECOND, 1)
+    third = Incarnation(1, 2)
+    book.append(run(2, b"B", b"C", by=SECOND))
+    book.fence(7, third)
+    book.resolve(7, third, 3)
+    assert book.refuses(run(3, b"zombie"))
+    assert book.writer(7, 1) == FIRST
+    assert book.writer(7, 3) == SECOND
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=12),
+    st.integers(0, 30),
+    st.integers(0, 30),
+)
+def test_runs_give_back_what_was_written_and_by_whom(pieces, floor, cut):
+    log = Log()
+    expected: list[tuple[Incarnation, bytes]] = []
+    life = 0
+    for step, count in pieces:
+        life = max(life, life + step - 1)
+        writer = Incarnation(1, life)
+        records = tuple(bytes([len(expected) + i]) for i in range(count))
+        log.extend(Run(0, writer, len(expected) + 1, records))
+        expected += [(writer, record) for record in records]
+    log.truncate(floor := min(floor, len(expected)))
+    log.cut(cut := max(min(cut, len(expected)), floor))
+    got = [(r.incarnation, record) for r in log.runs(0, 1) for record in r.records]
+    assert got == expected[floor:cut]
+    assert (log.base, log.length) == (floor, cut)
+    for position in range(floor + 1, cut + 1):
+        assert log.writer(position) == expected[position - 1][0]

@@ -1,0 +1,119 @@
+"""A step, live and replayed: the world is asked once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clonos.core.determinants import (
+    Call,
+    Clock,
+    Marker,
+    Order,
+    Source,
+    SourceEnd,
+    Timer,
+    decode_record,
+    encode_record,
+)
+from clonos.core.step import RunningStep
+from clonos.errors import Divergence, ProtocolError
+
+
+class World:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def clock_ms(self) -> int:
+        self.asked += 1
+        return 1000 + self.asked
+
+    def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        self.asked += 1
+        return fn(*args, **kwargs)
+
+    def decode_rows(self, content: bytes) -> Any:
+        raise AssertionError(content)
+
+
+def step(world: World, logged=None, clock_ms=0) -> RunningStep:
+    cause = Order(0, 1, 1, 1, 0)
+    return RunningStep(1, cause, world, clock_ms=clock_ms, wake_ms=None, logged=logged)
+
+
+def use(live: RunningStep) -> list[Any]:
+    answers: list[Any] = [live.clock_ms(), live.clock_ms(), live.call(len, ["abc"], {})]
+    try:
+        live.call(int, ["x"], {})
+    except ValueError as error:
+        answers.append(str(error))
+    return answers
+
+
+def test_a_replay_gives_the_same_answers_and_asks_nobody():
+    world, nobody = World(), World()
+    live = step(world)
+    answers = use(live)
+    logged = decode_record(encode_record(live.record))[1:]
+    again = step(nobody, logged)
+    assert use(again) == answers
+    again.finish()
+    assert (world.asked, nobody.asked) == (3, 0)
+
+
+def test_the_clock_never_goes_back():
+    assert step(World(), clock_ms=9_999).clock_ms() == 9_999
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda s: s.call(len, ["abc"], {}),  # the log has a clock reading first
+        lambda s: (s.clock_ms(), s.call(len, ["abcd"], {})),  # other arguments
+        lambda s: s.finish(),  # something is left
+        lambda s: (use(s), s.call(len, ["abc"], {})),  # one call too many
+    ],
+)
+def test_another_use_of_the_services_is_a_divergence(do):
+    live = step(World())
+    use(live)
+    with pytest.raises(Divergence):
+        do(step(World(), live.record[1:]))
+
+
+def test_two_batches_for_a_channel_are_refused():
+    live = step(World())
+    live.emit(1, None)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        live.emit(1, None)  # type: ignore[arg-type]
+
+
+CAUSES = st.one_of(
+    st.builds(Order, *[st.integers(0, 2**40)] * 5),
+    st.builds(Source, st.integers(0, 2**31), st.integers(0, 2**63), st.none() | st.binary()),
+    st.just(SourceEnd()),
+    st.builds(Timer, st.integers(0, 2**45)),
+    st.builds(Marker, st.integers(0, 2**31)),
+)
+INNER = st.one_of(
+    st.builds(Clock, st.integers(0, 2**45)),
+    st.builds(Call, st.integers(0, 2**64 - 1), st.booleans(), st.binary()),
+)
+
+
+@given(CAUSES, st.lists(INNER))
+def test_records_are_read_as_they_were_written(cause, inner):
+    assert decode_record(encode_record([cause, *inner])) == [cause, *inner]
+
+
+@given(st.binary(max_size=40))
+def test_garbage_is_read_or_refused(data):
+    try:
+        decode_record(data)
+    except ProtocolError:
+        pass

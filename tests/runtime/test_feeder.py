@@ -1,0 +1,83 @@
+"""Reading a source in a thread: ahead, exactly, from where a standby's task stands."""
+
+from __future__ import annotations
+
+import time
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from clonos.core.events import SourceEnded, SourceRows
+from clonos.errors import SourceError
+from clonos.operators.readers import BatchesReader
+from clonos.runtime.feeder import Feeder
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def reader(count: int = 10) -> BatchesReader:
+    batch = pa.RecordBatch.from_pydict({"n": list(range(count))}, schema=SCHEMA)
+    return BatchesReader([batch], SCHEMA)
+
+
+class Fed:
+    """A feeder and what it has woken us for."""
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        self.woken: SimpleQueue[None] = SimpleQueue()
+        options = {"batch_rows_max": 4, "linger_s": 0.0, **options}
+        self.feeder = Feeder(source, lambda: self.woken.put(None), **options)
+
+    def get(self, take: Any) -> Any:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            ready = take()
+            if ready is not None:
+                return ready
+            self.woken.get(timeout=5)
+        raise AssertionError("nothing came")
+
+    def rows(self, take: Any) -> Any:
+        ready = self.get(take)
+        if isinstance(ready, SourceEnded):
+            return "end"
+        assert isinstance(ready, SourceRows)
+        return ready.batch.payload.column("n").to_pylist()
+
+
+def test_reads_ahead_from_where_the_task_stands():
+    fed = Fed(reader())
+    fed.feeder.advance(3)
+    assert fed.rows(fed.feeder.take) == [3, 4, 5, 6]
+    assert fed.rows(fed.feeder.take) == [7, 8, 9]
+    assert fed.rows(fed.feeder.take) == "end"
+    fed.feeder.close()
+
+
+def test_a_standby_follows_and_then_replays_exactly():
+    fed = Fed(reader())
+    for floor in (0, 2, 5):
+        fed.feeder.advance(floor)
+    fed.feeder.ask(2)
+    assert fed.rows(fed.feeder.taken) == [5, 6]
+    assert fed.rows(fed.feeder.take) == [7, 8, 9]
+    fed.feeder.close()
+
+
+def test_what_reading_raises_reaches_the_task():
+    fed = Fed(reader(2))
+    fed.feeder.advance(5)
+    with pytest.raises(SourceError, match="rows less"):
+        fed.get(fed.feeder.take)
+
+
+def test_no_more_than_the_rate_is_admitted():
+    fed = Fed(reader(1000), rows_per_s=200.0, linger_s=0.02, batch_rows_max=100)
+    fed.feeder.advance(0)
+    start, rows = time.monotonic(), 0
+    while rows < 40:
+        rows += len(fed.rows(fed.feeder.take))
+    assert rows / 200.0 <= time.monotonic() - start + 0.1
+    fed.feeder.close()
