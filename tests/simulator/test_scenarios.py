@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from clonos.core.connections import Phase
 from clonos.core.coordinator import POISON_DEATHS, TaskPhase
+from clonos.core.decisions import Note
 from clonos.core.determinants import Marker, decode_record
 from clonos.core.plan import FULL_DEPTH
 from clonos.simulator.cluster import Cluster, Options
@@ -39,7 +41,7 @@ class Play:
         settings = {"slots": 2 * tasks, "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
         self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
         self.cluster.heals_at = float("inf")  # sources do not end before the script does
-        self.notes = []
+        self.notes: list[Note] = []
         self.cluster.on_note.append(self.notes.append)
         self.cluster.start()
 
@@ -51,8 +53,11 @@ class Play:
     def keeper(self):
         return self.cluster.driver.keeper
 
-    def machine(self, task):
-        slot = self.cluster.slot_of(task)
+    def slot(self, task) -> Any:
+        return self.cluster.slot_of(task)
+
+    def machine(self, task) -> Any:
+        slot = self.slot(task)
         return slot.machine if slot else None
 
     def until(self, condition):
@@ -65,7 +70,7 @@ class Play:
         self.until(lambda: (m := self.machine(task)) and m.position >= position)
 
     def kill(self, *tasks):
-        for slot in [self.cluster.slot_of(task) for task in tasks]:
+        for slot in [self.slot(task) for task in tasks]:
             assert slot is not None
             self.cluster.kill(slot, "script")
 
@@ -91,7 +96,7 @@ CHAIN = (source(), stage("first", 0), stage("second", 1), sink(2))
 def test_fast_and_slow_receiver_with_a_mid_epoch_restore(seed):
     play = Play((source(), sink(0, name="fast"), sink(0, name="slow")), seed)
     play.all_live()
-    play.cluster.slow[play.cluster.slot_of(2).number] = 6.0
+    play.cluster.slow[play.slot(2).number] = 6.0
     play.until(lambda: play.acked() >= {0, 1} and 2 not in play.acked())
     play.at(1, play.machine(1).position + 2)
     play.kill(1)
@@ -106,7 +111,7 @@ def test_restored_sealed_but_incomplete_checkpoint(seed):
     play = Play(CHAIN, seed)
     play.all_live()
     play.until(lambda: play.keeper.epoch == 1)
-    play.cluster.slow[play.cluster.slot_of(3).number] = 20.0
+    play.cluster.slow[play.slot(3).number] = 20.0
     play.until(lambda: 1 in play.acked() and 3 not in play.acked())
     floor = play.keeper.epoch
     play.kill(1)
@@ -121,7 +126,7 @@ def test_a_task_and_its_only_first_hop_holder_die_while_a_second_hop_survivor_de
     play = Play(CHAIN, seed, epoch_ms=10_000, floors_at_end=0)
     play.all_live()
     play.at(2, 2)
-    first = play.cluster.slot_of(1)
+    first = play.slot(1)
     play.cluster.network.cut(first, play.cluster.driver)  # so the house-keeper hears nothing
     play.until(lambda: play.machine(2).dep[0].position > play.keeper.length(0) + 3)
     play.kill(0, 1)
@@ -133,7 +138,7 @@ def test_a_task_and_its_only_first_hop_holder_die_while_a_second_hop_survivor_de
 def test_a_zombie_delivers_a_longer_delta_after_the_prefix_was_fetched(seed):
     play = Play(CHAIN, seed, depth=FULL_DEPTH)
     play.at(1, 5)
-    zombie = play.cluster.slot_of(1)
+    zombie = play.slot(1)
     play.cluster.suspect(zombie, lives_for=500.0)
     zombie.slowness = 60.0
     play.until(lambda: play.noted("fetched", 1)[1:])
@@ -159,7 +164,7 @@ def test_log_full_of_received_items_while_the_marker_waits_behind(seed):
     with limits(6, 2, 2):
         play = Play(CHAIN, seed, rows_ms=0.2)
         play.all_live()
-        play.cluster.slow[play.cluster.slot_of(3).number] = 3.0
+        play.cluster.slow[play.slot(3).number] = 3.0
         play.until(lambda: play.machine(2)._blocked() and play.coordinator.pending_epoch)
         play.kill(2)
         play.finish()
@@ -173,7 +178,7 @@ def test_a_full_queue_on_one_side_while_the_other_is_demanded(seed):
     with limits(6, 2, 2):
         play = Play(diamond, seed, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
         play.at(4, 25)
-        play.cluster.slow[play.cluster.slot_of(3).number] = 4.0
+        play.cluster.slow[play.slot(3).number] = 4.0
         play.kill(4)
         play.until(lambda: (m := play.machine(4)) and m.phase is Phase.REPLAYING)
         play.kill(1)
@@ -194,7 +199,7 @@ def test_a_source_dies_right_after_injecting_a_marker(seed):
 
     play.until(injected)
     for stream in list(play.cluster.network.streams):
-        if stream.sender is play.cluster.slot_of(0):
+        if stream.sender is play.slot(0):
             stream.is_lost = True
     play.kill(0)
     play.finish()
@@ -205,7 +210,7 @@ def test_a_source_dies_right_after_injecting_a_marker(seed):
 def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
     play = Play(CHAIN, seed, store_ms=0.2, latency_ms=0.3)
     play.at(1, 4)
-    upstream = play.cluster.slot_of(1)
+    upstream = play.slot(1)
     streams = [s for s in play.cluster.network.streams if s.sender is upstream and s.channel == 1]
     play.until(lambda: play.coordinator.pending_epoch)
     for stream in streams:
@@ -231,7 +236,7 @@ def test_upstream_truncates_while_a_task_is_restored_one_checkpoint_earlier(seed
 def test_a_finished_tasks_receiver_dies(seed):
     play = Play(CHAIN, seed, rows=20, rows_ms=0.2, floors_at_end=0)
     play.all_live()
-    play.cluster.slow[play.cluster.slot_of(2).number] = 8.0
+    play.cluster.slow[play.slot(2).number] = 8.0
     play.until(lambda: play.coordinator.tasks[1].phase is TaskPhase.FINISHED)
     play.kill(2)
     play.until(lambda: (m := play.machine(3)) and m.position > 2)
@@ -310,7 +315,7 @@ def test_standbys_of_one_lost_executor_kept_in_one_slot_activate_in_two(seed):
 def test_a_holder_that_stays_silent_is_given_up(seed):
     play = Play(CHAIN, seed)
     play.at(2, 8)
-    silent = play.cluster.slot_of(2)
+    silent = play.slot(2)
     silent.stalled_until = play.cluster.scheduler.now + 3_000
     play.kill(1)
     play.finish()

@@ -196,8 +196,9 @@ def rekey(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def count_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One row: how many there were."""
-    return pa.RecordBatch.from_arrays([pa.array([batch.num_rows])], ["rows"])
+    """One row: how many there were (and one of their keys, as the stream stays keyed)."""
+    columns = [batch.column(0).slice(0, 1), pa.array([batch.num_rows])]
+    return pa.RecordBatch.from_arrays(columns, ["key", "rows"])
 
 
 def shuffle(
@@ -209,7 +210,7 @@ def shuffle(
     job = clonos.Job("shuffle", parallelism=parallelism, standbys=standbys)
     first = job.source(source, name="source").key_by("key")
     second = first.map_batches(rekey, schema="key long, value long", name="rekey").key_by("key")
-    counts = second.map_batches(count_rows, schema="rows long", name="count")
+    counts = second.map_batches(count_rows, schema="key long, rows long", name="count")
     counts.sink(clonos.sinks.callback(nothing), name="sink")
     return job
 

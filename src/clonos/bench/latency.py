@@ -12,6 +12,7 @@ from clonos.bench import jobs, plots, run
 from clonos.bench.recovery import FILL_S
 from clonos.bench.report import PERCENTILES, Aim, Report
 from clonos.bench.statistics import percentile, summarize
+from clonos.bench.watch import Watch
 from clonos.cluster.driver import RunningJob
 
 P50: Final = Aim(10.0)
@@ -84,7 +85,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     return report
 
 
-def _wait(job: RunningJob, watch: run.Watch, seconds: float) -> tuple[float, float]:
+def _wait(job: RunningJob, watch: Watch, seconds: float) -> tuple[float, float]:
     """Wait and return both clocks: monotonic, and that of the samples."""
     over = time.monotonic() + seconds
     run.until(job, watch, lambda: time.monotonic() >= over, seconds + 10, "measuring")

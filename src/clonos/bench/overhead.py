@@ -3,7 +3,8 @@
 Both kinds run in turn in one Spark session, as fast as they can, over the same rows; a pair's ratio
 has most of the machine's moods cancelled. Wall time is what users see; CPU time of all slot
 processes, standbys included, says the same with less noise, and on a machine with idle cores
-more. Measured from when a tenth of the rows is delivered until all are.
+more. Measured from when all tasks are live until all rows are
+delivered.
 
 In-flight logs cannot be switched off, they are the output queues; without checkpoints they only
 grow.
@@ -13,12 +14,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.bench import jobs, plots, run
-from clonos.bench.processes import CpuMeter
 from clonos.bench.report import Aim, Report
 from clonos.bench.statistics import Interval, paired_ratio
 from clonos.cluster.driver import RunningJob
@@ -28,15 +26,6 @@ AIM: Final = Aim(5.0)
 """Percent."""
 RUN_S: Final = 600.0
 """One run has to end within this time."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one run: seconds per million rows."""
-
-    wall_s: float
-    cpu_s: float
-    driver_cpu_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     columns = ("", "value", "low", "high", "aim")
     report = Report("overhead", "overhead of causal log, checkpoints, standbys", columns)
     slots = run.slots_of(_job(arguments, protected=True, checkpoint_ms=1))
-    pairs: list[tuple[Cost, Cost]] = []
+    pairs: list[tuple[run.Used, run.Used]] = []
     with run.profiled(arguments, out), run.session(f"local[{slots}]") as spark:
         for _ in range(arguments.pairs):
             ms = arguments.checkpoint_ms
@@ -66,10 +55,13 @@ def measure(arguments: argparse.Namespace) -> Report:
     wall = paired_ratio([(on.wall_s, off.wall_s) for on, off in pairs])
     cpu = paired_ratio([(on.cpu_s, off.cpu_s) for on, off in pairs])
     driver = paired_ratio([(on.driver_cpu_s, off.driver_cpu_s) for on, off in pairs])
+    rates = [(arguments.rows / on.wall_s, arguments.rows / off.wall_s) for on, off in pairs]
+    means = [sum(each) / len(pairs) for each in zip(*rates, strict=True)]
+    report.notes.append(f"rows/s: {means[0]:,.0f} protected, {means[1]:,.0f} unprotected")
     _line(report, "wall time (%)", wall, AIM)
     _line(report, "CPU time of the slots (%)", cpu, AIM)
     _line(report, "CPU time of the driver's Python (%)", driver, None)
-    logs = _logs(kept, arguments.rows)
+    logs = _logs(kept)
     for operator, (entries, nbytes) in logs.items():
         report.add(
             f"log of {operator}: bytes per row", f"{nbytes / arguments.rows:.3f}", "", "", ""
@@ -79,8 +71,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     report.data = {"pairs": pairs, "wall": wall, "cpu": cpu, "driver_cpu": driver, "logs": logs}
     seconds = {}
     for i, (on, off) in enumerate(pairs):
-        seconds[f"{i + 1} protected"] = on.cpu_s
-        seconds[f"{i + 1} unprotected"] = off.cpu_s
+        seconds[f"{i + 1} protected"] = on.cpu_s / arguments.rows * 1e6
+        seconds[f"{i + 1} unprotected"] = off.cpu_s / arguments.rows * 1e6
     plots.bars(out / "cpu.png", seconds, "CPU seconds per million rows", report.title)
     return report
 
@@ -105,39 +97,18 @@ def _job(arguments: argparse.Namespace, *, protected: bool, checkpoint_ms: int |
 
 def _run(
     arguments: argparse.Namespace, spark: Any, *, protected: bool, checkpoint_ms: int | None
-) -> tuple[Cost, RunningJob]:
+) -> tuple[run.Used, RunningJob]:
     job = _job(arguments, protected=protected, checkpoint_ms=checkpoint_ms)
-    rows = arguments.rows
-    slots, driver = CpuMeter(), CpuMeter()
-    began = ended = 0.0
+    rows: int = arguments.rows
     with run.running(job, spark, linger_ms=arguments.linger_ms) as (started, watch):
-
-        def complete() -> bool:
-            nonlocal began, ended
-            pids = [slot.pid for slot in started.slots()]
-            if not began and watch.ledger.rows >= rows / 10:
-                began, before = time.monotonic(), watch.ledger.rows
-                shares.append(rows - before)
-                slots.begin(pids)
-                driver.begin([os.getpid()])
-            slots.look(pids)
-            driver.look([os.getpid()])
-            ended = time.monotonic()
-            return watch.ledger.rows >= rows
-
-        shares: list[int] = []
-        run.until(started, watch, complete, RUN_S, "all rows are delivered")
-        started.wait(60)
-    watch.drain()
+        used = run.time_all(started, watch, lambda: watch.ledger.rows, rows, RUN_S)
     faults = watch.ledger.faults(arguments.parallelism)
-    if faults or watch.ledger.rows != rows:
-        raise ClonosError(f"wrong output: {'; '.join(faults) or f'{watch.ledger.rows} rows'}")
-    millions = shares[0] / 1e6
-    cost = Cost((ended - began) / millions, slots.seconds / millions, driver.seconds / millions)
-    return cost, started
+    if faults:
+        raise ClonosError(f"wrong output: {'; '.join(faults)}")
+    return used, started
 
 
-def _logs(job: RunningJob, rows: int) -> dict[str, tuple[int, int]]:
+def _logs(job: RunningJob) -> dict[str, tuple[int, int]]:
     """Per operator: log entries written, and bytes kept of the logs that its tasks hold.
 
     A task holds its own log and, with a sharing depth of 1, those of the tasks before it; as

@@ -52,17 +52,11 @@ def descendants(pid: int) -> list[int]:
 
 
 class CpuMeter:
-    """CPU seconds of a changing set of processes since :meth:`begin`."""
+    """CPU seconds of a changing set of processes, each from when it was first looked at."""
 
     def __init__(self) -> None:
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
-
-    def begin(self, pids: Iterable[int]) -> None:
-        """Forget what was used before."""
-        self._first.clear()
-        self._last.clear()
-        self.look(pids)
 
     def look(self, pids: Iterable[int]) -> None:
         """Called now and then; what a process used after the last look is not seen."""

@@ -112,9 +112,13 @@ def _run(arguments: argparse.Namespace, kind: str, count: int) -> Run:
             checkpoint_ms=arguments.checkpoint_ms,
         )
         victims = [f"state[{i}]" for i in range(arguments.parallelism)]
+        # Half of the slots go with an executor, and every task of it needs a place at once.
+        spare = len(job.compile().plan.tasks) if kind == "executor" else None
+        master = _master(arguments, kind, run.slots_of(job, spare))
+        options = {"linger_ms": arguments.linger_ms, "standby_slots": spare}
         with (
-            run.session(_master(arguments, kind, run.slots_of(job))) as spark,
-            run.running(job, spark, linger_ms=arguments.linger_ms) as (started, watch),
+            run.session(master) as spark,
+            run.running(job, spark, **options) as (started, watch),
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
             run.until(started, watch, filled, FILL_S, "the state is filled")

@@ -8,10 +8,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import clonos
+from clonos.bench.processes import CpuMeter
 from clonos.bench.watch import Watch
 from clonos.cluster.driver import RunningJob
 from clonos.cluster.pool import SlotPool
@@ -38,9 +40,9 @@ def session(master: str) -> Iterator[Any]:
         spark.stop()
 
 
-def slots_of(job: clonos.Job) -> int:
+def slots_of(job: clonos.Job, standby_slots: int | None = None) -> int:
     """How many cores of Spark a job needs."""
-    return SlotPool.count(job.compile())
+    return SlotPool.count(job.compile(), standby_slots)
 
 
 @contextlib.contextmanager
@@ -99,6 +101,42 @@ def all_live(job: RunningJob) -> bool:
     return all(t.phase == "live" and kept.count(t.name) >= wanted for t in tasks)
 
 
+@dataclass(frozen=True)
+class Used:
+    """What it took to deliver some rows, in seconds. ``cpu_s``: of all slots, standbys included."""
+
+    wall_s: float
+    cpu_s: float
+    driver_cpu_s: float
+
+
+def time_all(
+    job: RunningJob, watch: Watch, delivered: Callable[[], int], rows: int, timeout_s: float
+) -> Used:
+    """Measure from when all tasks are live until all `rows` are delivered.
+
+    To begin later, with the first rows delivered, would leave out what the source and the tasks
+    behind it had done by then: their queues hold millions of rows.
+    """
+    live = lambda: all(task.phase == "live" for task in job.tasks())  # noqa: E731
+    until(job, watch, live, timeout_s, "all tasks are live")
+    slots, driver = CpuMeter(), CpuMeter()
+    began = time.monotonic()
+
+    def complete() -> bool:
+        slots.look(slot.pid for slot in job.slots())
+        driver.look([os.getpid()])
+        return delivered() >= rows
+
+    until(job, watch, complete, timeout_s, "all rows are delivered")
+    used = Used(time.monotonic() - began, slots.seconds, driver.seconds)
+    job.wait(60)
+    watch.drain()
+    if delivered() != rows:
+        raise ClonosError(f"{delivered()} rows were delivered, not {rows}")
+    return used
+
+
 def common_arguments(parser: argparse.ArgumentParser) -> None:
     """What all measurements of jobs understand."""
     add = parser.add_argument
@@ -118,7 +156,8 @@ def state_arguments(parser: argparse.ArgumentParser, *, state_mb: float) -> None
 
 def keys_of(arguments: argparse.Namespace) -> int:
     """How many keys make up the state that was asked for."""
-    return max(1, round(arguments.state_mb * 1e6 / arguments.value_bytes))
+    keys: int = round(arguments.state_mb * 1e6 / arguments.value_bytes)
+    return max(1, keys)
 
 
 def folder(arguments: argparse.Namespace, name: str) -> Path:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from typing import Any, Final
 
 from clonos.bench import jobs, plots, run
-from clonos.bench.processes import CpuMeter
 from clonos.bench.report import PERCENTILES, Aim, Report
 from clonos.bench.statistics import summarize
-from clonos.errors import ClonosError
 
 AIM: Final = Aim(3e6, at_least=True)
 RUN_S: Final = 600.0
@@ -29,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Rows per second from when a tenth of them is counted until all are."""
+    """Rows per second, from when all tasks are live until all rows are counted."""
     out = run.folder(arguments, "shuffle")
     report = Report("shuffle", "two shuffles of Arrow batches", PERCENTILES)
     job = _job(arguments)
@@ -58,27 +55,8 @@ def _job(arguments: argparse.Namespace) -> Any:
 
 def _run(arguments: argparse.Namespace, spark: Any) -> tuple[float, float]:
     """Rows per second, and CPU seconds of the slots per million rows."""
-    cpu = CpuMeter()
-    marks: list[tuple[float, int]] = []
+    rows: int = arguments.rows
     options = {"batch_rows_max": arguments.batch_rows}
     with run.running(_job(arguments), spark, **options) as (started, watch):
-
-        def complete() -> bool:
-            counted = watch.counted
-            if counted >= arguments.rows / 10:
-                pids = [slot.pid for slot in started.slots()]
-                if not marks:
-                    cpu.begin(pids)
-                cpu.look(pids)
-                marks.append((time.monotonic(), counted))
-            return counted >= arguments.rows
-
-        run.until(started, watch, complete, RUN_S, "all rows are counted")
-        started.wait(60)
-    watch.drain()
-    if watch.counted != arguments.rows:
-        raise ClonosError(f"{watch.counted} rows were counted, not {arguments.rows}")
-    (began, before), (ended, after) = marks[0], marks[-1]
-    if after == before:
-        raise ClonosError("too short to measure", remedy="use more --rows")
-    return (after - before) / (ended - began), cpu.seconds / (after - before) * 1e6
+        used = run.time_all(started, watch, lambda: watch.counted, rows, RUN_S)
+    return rows / used.wall_s, used.cpu_s / rows * 1e6

@@ -86,7 +86,7 @@ class Watch:
     ledger
         Of rows ``(key, id, seen)``.
     counted
-        Sum of rows ``(rows,)``.
+        Sum of ``rows`` in rows ``(key, rows)``.
     """
 
     def __init__(self, job: RunningJob) -> None:
@@ -113,8 +113,8 @@ class Watch:
             self._latencies.setdefault(output.task, []).append(late_ms)
             if batch.payload.schema.names == ["key", "id", "seen"]:
                 self.ledger.add(*(column.to_numpy() for column in batch.payload.columns))
-            elif batch.payload.schema.names == ["rows"]:
-                self.counted += int(batch.payload.column(0).to_numpy().sum())
+            elif batch.payload.schema.names == ["key", "rows"]:
+                self.counted += int(batch.payload.column(1).to_numpy().sum())
 
     def series(self, task: int) -> tuple[Series, Series]:
         """When a sink task's outputs were delivered (s, monotonic), and how late (ms)."""

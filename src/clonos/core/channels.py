@@ -161,7 +161,7 @@ class Input:
 
     def credit(self, *, relaxed: bool, force: bool = False) -> Credit | None:
         """Progress worth telling the sender."""
-        if not self.greeted:
+        if not self.greeted or self.reset:  # after a reset the old numbers mean nothing
             return None
         due = (
             self.consumed - self._credited >= CREDIT_ITEMS

@@ -3,8 +3,8 @@
 It stands at the end of every channel that leads out of the job. To its senders it is a
 receiver like any other (same handshake, same delta, same digests); what makes it special is that
 it answers only after its journal has what it answers for, and that it takes an output only once
-every log entry that the output depends on is held here. Then the output is *delivered*: whatever dies, the
-logs from the last floor on reproduce exactly this output.
+every log entry that the output depends on is held here. Then the output is *delivered*: whatever
+dies, the logs from the last floor on reproduce exactly this output.
 
 It is sans-I/O: :meth:`HouseKeeper.take_records` gives what to append to the journal,
 :meth:`HouseKeeper.committed` is called when that is durable, :meth:`HouseKeeper.recover` reads
@@ -128,7 +128,13 @@ class HouseKeeper:
         cause = decode_record(self.book.record(task, position))[0]
         if not isinstance(cause, Order):
             return True
-        return cause.position <= self.stable[self.plan.channels[cause.channel].sender]
+        sender = self.plan.channels[cause.channel].sender
+        is_void = any(  # forgiven, so the entry is still here
+            sender == cut.task and cause.incarnation < cut.incarnation
+            for cut in self.resolved
+            if cause.position > cut.length
+        )
+        return not is_void and cause.position <= self.stable[sender]
 
     def snapshot(self) -> list[bytes]:
         """Records that stand for the whole journal so far, but for delivered content."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from clonos.core.task import TaskMachine
     from clonos.transport.plane import FlightPlane
     from clonos.transport.streams import Incoming, Outgoing
 
@@ -76,12 +77,13 @@ class Links:
         if known is not None:
             known[1].close()
 
-    def opened(self, event: ChannelOpened, incarnation: Incarnation | None) -> ev.Opened | None:
+    def opened(self, event: ChannelOpened, machine: TaskMachine | None) -> ev.Opened | None:
         """A sender has come; early ones wait, late ones go."""
-        if incarnation is None or event.receiver_incarnation > incarnation:
+        incarnation = machine.incarnation if machine else None
+        if machine is None or incarnation is None or event.receiver_incarnation > incarnation:
             self._early.append(event)
             return None
-        if event.receiver_incarnation < incarnation:
+        if event.receiver_incarnation < incarnation or event.channel not in machine.inputs:
             event.incoming.close()
             return None
         self._in[event.conn_id] = (event.channel, event.incoming)

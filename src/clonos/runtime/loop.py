@@ -20,13 +20,14 @@ from clonos.core.connections import Phase
 from clonos.core.layer import encode_layer, layer_path
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.task import TaskMachine
-from clonos.errors import ClonosError, OperatorError
+from clonos.errors import ClonosError, MalformedMessage, OperatorError
 from clonos.runtime.feeder import Feeder
 from clonos.runtime.links import Links
 from clonos.runtime.shipment import OutputWriter, Shipment
 from clonos.runtime.standby import Standbys
 from clonos.runtime.world import RealWorld
 from clonos.storage.layers import LayerStore
+from clonos.transport.errors import SchemaMismatch
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -124,12 +125,8 @@ class SlotLoop:
         """Whatever goes wrong in a task is reported with its place; the slot itself stays."""
         try:
             do(*args)
-        except ClonosError as error:
-            self._report(type(error).__name__, str(error))
         except Exception as error:  # noqa: BLE001 - reported, and the job ends with it
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-            self._report("InternalError", f"{type(error).__name__}: {error} ({where})")
+            self._report(*_describe(error))
 
     def _report(self, kind: str, message: str) -> None:
         machine, self._machine = self._machine, None
@@ -167,7 +164,7 @@ class SlotLoop:
         if self._busy:
             return 0.0
         until = self._next_tick - time.monotonic()
-        if machine.wake_ms is not None and machine.phase is Phase.LIVE:
+        if machine.wake_ms is not None and machine.phase is Phase.LIVE and not machine.ended:
             until = min(until, (machine.wake_ms - self._world.clock_ms()) / 1000)
         return max(until, 0.0005)
 
@@ -232,10 +229,11 @@ class SlotLoop:
             else:
                 self._feed(self._links.heard(conn, message))
         elif isinstance(thing, ChannelOpened):
-            incarnation = self._machine.incarnation if self._machine else None
-            self._feed(self._links.opened(thing, incarnation))
+            self._feed(self._links.opened(thing, self._machine))
         elif isinstance(thing, ChannelClosed):
             self._feed(self._links.closed(thing))
+            if isinstance(thing.error, (MalformedMessage, SchemaMismatch)):
+                raise thing.error  # it would be sent again, and again be refused
         elif isinstance(thing, ControlLost):
             self._stopped = True  # without a coordinator we may be fenced already
         elif callable(thing):
@@ -252,21 +250,9 @@ class SlotLoop:
     def _command(self, command: msg.Command) -> None:
         match command:
             case msg.Activate():
-                try:
-                    self._activate(command)
-                except ClonosError as error:
-                    self._machine = None
-                    self._control.send(
-                        msg.TaskError(
-                            command.task,
-                            command.incarnation,
-                            type(error).__name__,
-                            str(error),
-                            position=0,
-                        )
-                    )
+                self._activate_or_tell(command)
             case msg.Feed():
-                self._feed_standby(command)
+                self._feed_or_drop(command)
             case msg.Drop():
                 self._standbys.drop(command.task)
                 self._close_feeder(self._warm.pop(command.task, None))
@@ -276,6 +262,23 @@ class SlotLoop:
                 self._stopped = True
             case _:
                 self._feed(command)
+
+    def _activate_or_tell(self, command: msg.Activate) -> None:
+        try:
+            self._activate(command)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator waits for us
+            self._machine = None
+            name, told = _describe(error)
+            self._control.send(
+                msg.TaskError(command.task, command.incarnation, name, told, position=0)
+            )
+
+    def _feed_or_drop(self, command: msg.Feed) -> None:
+        try:
+            self._feed_standby(command)
+        except Exception:  # noqa: BLE001 - a standby that cannot follow is none; it starts over
+            self._standbys.drop(command.task)
+            self._control.send(msg.Fed(command.task, -1))
 
     def _activate(self, command: msg.Activate) -> None:
         """Become a task, or another life of it."""
@@ -296,7 +299,7 @@ class SlotLoop:
         self._machine = machine
         self._perform(machine.start())
         for opened in self._links.waiting():
-            self._feed(self._links.opened(opened, machine.incarnation))
+            self._feed(self._links.opened(opened, machine))
 
     def _new_feeder(self, task: int) -> Feeder:
         shipment = self._shipment
@@ -389,3 +392,12 @@ class SlotLoop:
 
 def _nothing() -> None:
     """Wakes the loop."""
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    """Name and text of an error, with its place if it is none of ours."""
+    if isinstance(error, ClonosError):
+        return type(error).__name__, str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+    return "InternalError", f"{type(error).__name__}: {error} ({where})"

@@ -249,7 +249,7 @@ class Cluster:
             self.trace(f"<- {slot.address} {report}"[:300])
             driver.happened(co.Reported(slot.number, report))
 
-    # --- what the driver says -----------------------------------------------------------------------
+    # --- what the driver says ---------------------------------------------------------------------
 
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
@@ -283,7 +283,7 @@ class Cluster:
         """Scripted scenarios: go on until something is the case."""
         while not condition():
             if not self.scheduler.run_next() or self.scheduler.now > deadline_ms:
-                raise Violation("liveness", f"what the scenario waits for never came\n{self.stuck()}")
+                raise Violation("liveness", f"what is waited for never came\n{self.stuck()}")
             if self.outcome.state != "running":
                 raise Violation("liveness", f"the job ended too early: {self.outcome}")
 

@@ -58,7 +58,7 @@ class Driver:
     def now_ms(self) -> int:
         return EPOCH_MS + int(self.cluster.scheduler.now)
 
-    # --- one thing after the other ------------------------------------------------------------------
+    # --- one thing after the other ----------------------------------------------------------------
 
     def post(self, work: Work) -> None:
         self._inbox.append(work)
@@ -114,7 +114,7 @@ class Driver:
         if self._committing and self.cluster.random.random() < 0.5:
             self.cluster.journal.extend(self._committing)
 
-    # --- coordinator --------------------------------------------------------------------------------
+    # --- coordinator ------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         if self.alive:
@@ -146,7 +146,7 @@ class Driver:
             case co.Done():
                 self.cluster.finished()
 
-    # --- house-keeper -------------------------------------------------------------------------------
+    # --- house-keeper -----------------------------------------------------------------------------
 
     def _answer(self, action: ev.Action) -> None:
         if isinstance(action, ev.Reply):

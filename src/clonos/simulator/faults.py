@@ -24,7 +24,8 @@ class Faults:
     """
 
     KINDS = (
-        ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3), ("kill standby", 2),
+        ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
+        ("kill standby", 2),
         ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2), ("stall", 3),
         ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
     )  # fmt: skip
@@ -129,7 +130,10 @@ class Faults:
         if slot is not None:
             self.cluster.slow[slot.number] = 4.0
             duration = self.cluster.random.random() * 80
-            self.cluster.scheduler.after(duration, self.cluster.slow.pop, slot.number, None)
+            self.cluster.scheduler.after(duration, self._hurry, slot.number)
+
+    def _hurry(self, number: int) -> None:
+        self.cluster.slow.pop(number, None)
 
     def _stall(self) -> None:
         """The process stands still: long enough, at times, to be given up."""

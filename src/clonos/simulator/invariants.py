@@ -10,7 +10,7 @@ from clonos.core import messages as msg
 from clonos.core import task as task_module
 from clonos.core.channels import Output
 from clonos.core.connections import Phase
-from clonos.core.determinants import Call, decode_record
+from clonos.core.determinants import Call, Source, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
@@ -31,6 +31,7 @@ class Violation(AssertionError):
 
 
 def require(condition: object, invariant: str, what: str) -> None:
+    """Raise a `Violation` unless `condition` holds."""
     if not condition:
         raise Violation(invariant, what)
 
@@ -254,11 +255,8 @@ def rows_in(job: Job, recorder: Recorder) -> dict[int, list[int]]:
     result: dict[int, list[int]] = {}
     for task in job.plan.tasks:
         if task.is_source:
-            count = sum(
-                cause.rows
-                for record in recorder.history(task.id)
-                if hasattr(cause := decode_record(record)[0], "rows")
-            )
+            causes = [decode_record(record)[0] for record in recorder.history(task.id)]
+            count = sum(cause.rows for cause in causes if isinstance(cause, Source))
             ids = [row[0] for row in job.sources[task.id].rows[:count]]
             result.setdefault(job.stage_of[task.id], []).extend(ids)
     return result

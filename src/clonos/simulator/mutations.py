@@ -7,7 +7,7 @@ names say what is done wrong; :data:`MUTATIONS` says which invariant it breaks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from clonos.core.messages import Dependencies, Item
 from clonos.core.step import RunningStep
 from clonos.core.task import TaskMachine
 from clonos.simulator.driver import Driver
-
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """The owner and the name of a function, and what makes the wrong function of the right one."""
@@ -61,14 +60,14 @@ def mutation(
 
 def constant(value: Any) -> Callable[[Any], Any]:
     """Whatever is asked, the answer is `value`."""
-    return lambda original: lambda *args, **kwargs: value
+    return lambda _: lambda *_, **__: value
 
 
 def _without_delta(original: Any) -> Any:
     return lambda self, data, book: original(self, replace(data, runs=()), book)
 
 
-def _enqueue_anything(original: Any) -> Any:
+def _enqueue_anything(_: Any) -> Any:
     def enqueue(self: Input, item: Item) -> None:
         self._next_seq = max(self._next_seq, item.seq + 1)
         self._chain = item.chain
@@ -85,8 +84,8 @@ def _start_over(original: Any) -> Any:
     return resume
 
 
-def _fence_without_effect(original: Any) -> Any:
-    return lambda self, task, incarnation: self.length(task)
+def _fence_without_effect(_: Any) -> Any:
+    return lambda self, task, *_: self.length(task)
 
 
 def _first_answer(original: Any) -> Any:
@@ -169,25 +168,20 @@ def _unlogged_clock(original: Any) -> Any:
 def _call_again(original: Any) -> Any:
     def call(self: RunningStep, fn: Any, args: Any, kwargs: Any) -> Any:
         if self._replayed is not None:
-            try:
+            with suppress(ValueError):
                 self._world.call(fn, args, kwargs)
-            except ValueError:
-                pass
         return original(self, fn, args, kwargs)
 
     return call
 
 
-def _own_dependency_only(original: Any) -> Any:
-    def append(
-        self: InFlightLog, kind: Any, epoch: int, value: int, batch: Any, dep: Dependencies, *rest: Any
-    ) -> Item:
-        newest = list(dep)[-1:] if len(dep) > 1 else list(dep)
-        mine = {task: dep[task] for task in newest}
-        result: Item = original(self, kind, epoch, value, batch, mine, *rest)
-        return result
+def _direct_dependency_only(original: Any) -> Any:
+    def take(self: TaskMachine, step: Any, channel: int, items: list[Item]) -> Any:
+        sender = self.plan.channels[channel].sender
+        direct = [replace(item, dep={sender: item.dep[sender]}) for item in items]
+        return original(self, step, channel, direct)
 
-    return append
+    return take
 
 
 def _never_unknown(original: Any) -> Any:
@@ -198,8 +192,8 @@ def _never_unknown(original: Any) -> Any:
     return judge
 
 
-def _lengths_only(original: Any) -> Any:
-    return lambda plan, logs, fences, *more: {t: fence[1] for t, fence in fences.items()}
+def _lengths_only(_: Any) -> Any:
+    return lambda _plan, _logs, fences, *_: {t: fence[1] for t, fence in fences.items()}
 
 
 def _acknowledge_unsettled(original: Any) -> Any:
@@ -244,10 +238,6 @@ def _answer_before_commit(original: Any) -> Any:
     return process
 
 
-def _forget_items(original: Any) -> Any:
-    return lambda self, channel, item: None
-
-
 def _deaf_while_away(original: Any) -> Any:
     def connect(self: Connections, command: Any) -> None:
         if not self.outputs[command.peer.channel].attempt:
@@ -277,7 +267,7 @@ def _cut_nothing(original: Any) -> Any:
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation("log before effect", Input, "take", _without_delta),
     "dependencies are not transitive": mutation(
-        "log before effect", InFlightLog, "append", _own_dependency_only
+        "log before effect", TaskMachine, "_take_items", _direct_dependency_only
     ),
     "output is delivered before its log is held": mutation(
         "log before effect", HouseKeeper, "holds", constant(True)
@@ -289,7 +279,7 @@ MUTATIONS: dict[str, Mutation] = {
         "stable output", Driver, "_process", _answer_before_commit
     ),
     "deliveries are not in the journal": mutation(
-        "stable output", HouseKeeper, "_write_item", _forget_items
+        "stable output", HouseKeeper, "_write_item", constant(None)
     ),
     "output is released before it is acknowledged": mutation(
         "stable output", Connections, "_settle", _release_at_once
@@ -309,10 +299,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "no life is refused": mutation("fencing", Fences, "refuses", constant(False)),
     "a fence is answered and forgotten": mutation(
-        "fencing", LogBook, "fence", _fence_without_effect, (Fences, "judge", _never_unknown)
+        "fencing", LogBook, "fence", _fence_without_effect, (Fences, "judge", _never_unknown),
+        near=260,
     ),
     "acknowledgements outlive their task": mutation(
-        "no early truncation", Coordinator, "_begin_recovery", _keep_acks
+        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=240
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
@@ -340,13 +331,13 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", Input, "drop_orphans", constant(False)
     ),
     "pending fences are ignored": mutation(
-        "log before effect", Fences, "judge", _never_unknown
+        "log before effect", Fences, "judge", _never_unknown, near=260
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(
         "equivalence", task_module, "encode_record",
         _unlogged_clock,
-    ),  # fmt: skip
+    ),
     "a timer's time is not logged": mutation("equivalence", TaskMachine, "_run", _timer_of_now),
     "calls are made again on replay": mutation("equivalence", RunningStep, "call", _call_again),
     "a lost marker is not injected again": mutation(

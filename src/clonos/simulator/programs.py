@@ -257,6 +257,7 @@ def build_job(
 
 
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
+    """Whatever a stage can do, in any combination that makes sense."""
     window = random.random()
     return Behaviour(
         clock=random.random() < 0.3,

@@ -132,7 +132,7 @@ class Recorder:
         key = (action.generation, machine.id, action.item.seq)
         invariants.stable_output(self._written, key, action.item, "written")
 
-    # --- the house-keeper ---------------------------------------------------------------------------
+    # --- the house-keeper -------------------------------------------------------------------------
 
     def keeper_receives(
         self, keeper: HouseKeeper, stream: Stream, data: msg.Data | msg.Welcome
@@ -190,7 +190,7 @@ class Recorder:
         if is_new:
             invariants.gap_free_output(self._last, deliver)
 
-    # --- the end ------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def check_end(self, service: Any) -> None:
         """After the job is done."""

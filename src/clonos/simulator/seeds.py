@@ -40,20 +40,21 @@ class Result:
 def limits(backlog: int, credit: int, coalesce: int) -> Iterator[None]:
     """Small limits, so that a small simulation runs into them."""
     before = task_module.BACKLOG_ITEMS, channels_module.CREDIT_ITEMS, task_module.COALESCE_BATCHES
-    task_module.BACKLOG_ITEMS = backlog  # type: ignore[misc]
-    channels_module.CREDIT_ITEMS = credit  # type: ignore[misc]
-    task_module.COALESCE_BATCHES = coalesce  # type: ignore[misc]
+    task_module.BACKLOG_ITEMS = backlog
+    channels_module.CREDIT_ITEMS = credit
+    task_module.COALESCE_BATCHES = coalesce
     try:
         yield
     finally:
         (
-            task_module.BACKLOG_ITEMS,  # type: ignore[misc]
-            channels_module.CREDIT_ITEMS,  # type: ignore[misc]
-            task_module.COALESCE_BATCHES,  # type: ignore[misc]
+            task_module.BACKLOG_ITEMS,
+            channels_module.CREDIT_ITEMS,
+            task_module.COALESCE_BATCHES,
         ) = before
 
 
 def random_options(random: Random, job: Job) -> Options:
+    """Slots, standbys and how long things take, from comfortable to hopeless."""
     tasks = len(job.plan.tasks)
     standbys = random.choice((0, 0, 1, 1, 2))
     return Options(

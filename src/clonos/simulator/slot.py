@@ -102,7 +102,7 @@ class Slot:
         applied = standby.applied.epoch if standby.applied else 0
         return [decode_layer(self.cluster.layers[r.path]) for r in refs if r.epoch > applied]
 
-    # --- becoming a task ----------------------------------------------------------------------------
+    # --- becoming a task --------------------------------------------------------------------------
 
     def _activate(self, command: msg.Activate) -> None:
         for stream in self._dialled.values():
@@ -310,7 +310,7 @@ class Slot:
             source = self.cluster.job.sources[self.machine.id]
             self.handle(ev.SourceRows(source.read(self.machine.source_rows, rows)))
 
-    # --- the end of streams -------------------------------------------------------------------------
+    # --- the end of streams -----------------------------------------------------------------------
 
     def accepts(self, stream: Stream) -> bool:
         machine = self.machine

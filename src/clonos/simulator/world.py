@@ -52,11 +52,13 @@ def batch_of(rows: tuple[tuple[int, int], ...]) -> Batch:
 
 
 def encode_batch(batch: Batch) -> bytes:
+    """What the journal and the logs of gated sources keep of a batch."""
     packed: bytes = msgpack.packb(batch.payload)
     return packed
 
 
 def decode_payload(content: bytes) -> tuple[tuple[int, int], ...]:
+    """Inverse of :func:`encode_batch`."""
     return tuple(tuple(row) for row in msgpack.unpackb(content))
 
 

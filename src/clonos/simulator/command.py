@@ -1,0 +1,104 @@
+"""``clonos sim``: run many seeds, or one that failed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from itertools import count, islice
+
+from clonos.simulator.coverage import Coverage, table
+from clonos.simulator.mutations import MUTATIONS
+from clonos.simulator.seeds import Result, simulate
+
+CHUNK = 20
+"""Seeds that a process runs before it reports."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``clonos sim`` understands."""
+    parser.add_argument("--seeds", type=int, default=1000, help="how many to run")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="S")
+    parser.add_argument("--seconds", type=float, help="stop after this long, whatever --seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seed", type=int, metavar="S", help="run only this one")
+    parser.add_argument("--trace", action="store_true", help="with --seed: say all that happens")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this mistake built in")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 if no invariant was violated."""
+    with ExitStack() as stack:
+        if args.mutation:
+            stack.enter_context(MUTATIONS[args.mutation].active())
+        if args.seed is not None:
+            return _run_one(args.seed, trace=args.trace)
+        return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs)
+
+
+def main(
+    seeds: int, first_seed: int | None = None, seconds: float | None = None, *, jobs: int = 1
+) -> int:
+    """Run `seeds` simulations, print how it went; 0 if no invariant was violated."""
+    started = time.monotonic()
+    coverage: Coverage = Counter()
+    verdicts: Counter[str] = Counter()
+    failures: list[Result] = []
+    for result in _results(seeds, first_seed or 0, seconds, jobs):
+        coverage.update(result.coverage)
+        verdicts[result.verdict] += 1
+        done = verdicts.total()
+        if result.verdict == "violation":
+            failures.append(result)
+            _say(f"seed {result.seed}: {result.failure}")
+            _say(f"  to see it again: clonos sim --seed {result.seed} --trace")
+        elif done % 500 == 0:
+            _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
+    elapsed = time.monotonic() - started
+    _say(table(coverage))
+    ends = ", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
+    rate = verdicts.total() / elapsed
+    _say(f"{verdicts.total()} seeds in {elapsed:.1f} s ({rate:.0f} seeds/s); {ends}")
+    return 1 if failures else 0
+
+
+def _results(seeds: int, first: int, seconds: float | None, jobs: int) -> Iterator[Result]:
+    deadline = time.monotonic() + seconds if seconds is not None else float("inf")
+    chunks = [range(s, min(s + CHUNK, first + seeds)) for s in range(first, first + seeds, CHUNK)]
+    if jobs <= 1:
+        for chunk in chunks:
+            for seed in chunk:
+                if time.monotonic() > deadline:
+                    return
+                yield simulate(seed)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        remaining = iter(chunks)
+        running = [pool.submit(_chunk, chunk) for chunk in islice(remaining, 2 * jobs)]
+        for i in count():
+            if i >= len(running):
+                return
+            yield from running[i].result()
+            more = islice(remaining, 1 if time.monotonic() < deadline else 0)
+            running.extend(pool.submit(_chunk, chunk) for chunk in more)
+
+
+def _chunk(seeds: range) -> list[Result]:
+    return [simulate(seed) for seed in seeds]
+
+
+def _run_one(seed: int, *, trace: bool) -> int:
+    result = simulate(seed, trace=trace)
+    _say(f"seed {seed}: {result.verdict}, {result.steps} steps, {result.events} events")
+    if result.failure:
+        _say(result.failure)
+    return 1 if result.verdict == "violation" else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

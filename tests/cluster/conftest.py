@@ -1,0 +1,160 @@
+"""A job whose output is known beforehand, and the means to kill parts of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import clonos
+from clonos.cluster.driver import RunningJob
+from clonos.spark.session import get_or_create
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+START = datetime(2024, 1, 1, tzinfo=timezone.utc)
+KEYS = 7
+ROW_STEP = timedelta(milliseconds=10)
+WINDOW = timedelta(seconds=2)
+WAIT_S = 60.0
+
+
+class Running(clonos.Process):
+    """Adds up `n` per key."""
+
+    def open(self, ctx: Any) -> None:
+        self.total = ctx.state("total", "long")
+
+    def on_row(self, row: Any, ctx: Any) -> Iterator[Any]:
+        total = self.total.get(0) + row.n
+        self.total.set(total)
+        yield (row.at, row.key, row.n, total)
+
+
+def row(i: int) -> tuple[datetime, str, int]:
+    return (START + i * ROW_STEP, f"k{i * 31 % KEYS}", i % 13)
+
+
+class Kit:
+    """What the tests of this folder share."""
+
+    SCHEMA = "at timestamp, key string, n long"
+
+    def write_input(self, path: Path, rows: int) -> str:
+        lines = (f"{at:%Y-%m-%dT%H:%M:%S.%fZ},{key},{n}\n" for at, key, n in map(row, range(rows)))
+        path.write_text("at,key,n\n" + "".join(lines))
+        return str(path)
+
+    def dataframe(self, spark: SparkSession, rows: int) -> Any:
+        """The same rows, in order, from one partition."""
+        return spark.range(0, rows, 1, 1).selectExpr(
+            "timestamp_millis(1704067200000 + id * 10) AS at",
+            f"concat('k', id * 31 % {KEYS}) AS key",
+            "id % 13 AS n",
+        )
+
+    def build(
+        self, source: Any, *, sink: Any = None, rate: float | None = 2000.0, **settings: Any
+    ) -> clonos.Job:
+        """Per key, running totals, and their sum and maximum in windows of event time."""
+        settings = {"parallelism": 2, "checkpoint_interval": "300 ms", **settings}
+        job = clonos.Job("windows", **settings)
+        spool = settings.pop("spool", False)
+        events = job.source(source, name="events", parallelism=1, rows_per_second=rate, spool=spool)
+        totals = (
+            events.with_watermark("at", "1 second")
+            .key_by("key")
+            .process(Running(), "at timestamp, key string, n long, total long", name="running")
+        )
+        windows = (
+            totals.key_by("key")
+            .window(clonos.tumbling(WINDOW, on="at"))
+            .agg(name="windows", n=clonos.sum("n"), top=clonos.max("total"), rows=clonos.count())
+        )
+        windows.sink(sink or clonos.sinks.collect(), name="out")
+        return job
+
+    def expected(self, rows: int) -> list[tuple[Any, ...]]:
+        totals: dict[str, int] = defaultdict(int)
+        windows: dict[tuple[str, datetime], list[int]] = {}
+        for i in range(rows):
+            at, key, n = row(i)
+            totals[key] += n
+            number = (at - START) // WINDOW
+            window = windows.setdefault((key, START + number * WINDOW), [0, 0, 0])
+            window[:] = window[0] + n, totals[key], window[2] + 1
+        return sorted((k, s, s + WINDOW, *values) for (k, s), values in windows.items())
+
+    def rows_of(self, table: pa.Table) -> list[tuple[Any, ...]]:
+        return sorted(tuple(r.values()) for r in table.to_pylist())
+
+    def check(self, table: pa.Table, rows: int) -> None:
+        """Every row exactly once, none changed."""
+        assert self.rows_of(table) == self.expected(rows)
+
+    # --- a running job ---
+
+    def wait_for(self, condition: Callable[[], Any], wait_s: float = WAIT_S) -> None:
+        until = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < until, "it has not come about"
+            time.sleep(0.01)
+
+    def is_quiet(self, job: RunningJob) -> bool:
+        """All tasks are live and all standbys are there."""
+        kept = [name for slot in job.slots() for name in slot.keeps]
+        return all(
+            task.phase == "live" and kept.count(task.name) >= job.options.standbys
+            for task in job.tasks()
+        )
+
+    def wait_quiet(self, job: RunningJob, floors: int = 1) -> None:
+        """... and so many checkpoints have been taken since."""
+        self.wait_for(lambda: not job.is_running or self.is_quiet(job))
+        floor = job.observer.floors + floors
+        self.wait_for(lambda: not job.is_running or job.observer.floors >= floor)
+        if not job.is_running:
+            job.wait(0)
+        assert job.is_running, "the job ended too soon"
+
+    def wait_recovered(self, job: RunningJob, count: int) -> None:
+        def recovered() -> bool:
+            return sum(r.finished for r in job.observer.recoveries) >= count
+
+        self.wait_for(lambda: not job.is_running or recovered())
+        if not recovered():
+            job.wait(0)
+        assert recovered(), "the job ended too soon"
+
+    def pids(self, job: RunningJob, *tasks: str) -> list[int]:
+        by_name = {slot.runs: slot.pid for slot in job.slots()}
+        return [by_name[task] for task in tasks]
+
+    def kill(self, job: RunningJob, *tasks: str) -> None:
+        for pid in self.pids(job, *tasks):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def kit() -> Kit:
+    return Kit()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    if (other := SparkSession.getActiveSession()) is not None:
+        other.stop()
+    session = get_or_create("local[18]", "cluster tests")
+    yield session
+    session.stop()

@@ -1,0 +1,228 @@
+"""Real processes of real jobs, killed with SIGKILL: the output is as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+
+import clonos
+from clonos.core.plan import FULL_DEPTH
+from clonos.demo.client import check_words
+from clonos.demo.process import LOOPBACK, ServerProcess
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(180),
+]
+
+
+def test_one_after_the_other(kit, spark, tmp_path):
+    """Source, stateful, sink, standby, neighbours, one task twice, and one during a recovery."""
+    rows = 28_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    job = kit.build(source, rate=1000).start(spark)
+    for victims in (["events[0]"], ["running[1]"], ["out[0]"], ["running[0]", "windows[0]"]):
+        kit.wait_quiet(job)
+        before = len(job.observer.recoveries)
+        kit.kill(job, *victims)
+        kit.wait_recovered(job, before + len(victims))
+    # A standby: nobody recovers, but a new one is there afterwards.
+    kit.wait_quiet(job)
+    before = len(job.observer.recoveries)
+    os.kill(next(slot.pid for slot in job.slots() if slot.runs is None), signal.SIGKILL)
+    kit.wait_quiet(job, floors=2)
+    assert len(job.observer.recoveries) == before
+    # The same task as soon as it is live again, and its neighbour as soon as it is activated.
+    kit.kill(job, "windows[1]")
+    kit.wait_recovered(job, before + 1)
+    kit.kill(job, "windows[1]")
+    kit.wait_for(lambda: "activated" in job.observer.recoveries[-1].stages)
+    kit.kill(job, "running[1]")
+    result = job.wait(60)
+    kit.check(result.table(), rows)
+    assert result.is_complete
+    assert not result.generation
+    assert not result.warnings
+    assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
+
+
+@pytest.mark.parametrize(
+    ("depth", "standbys", "victims"),
+    [
+        (0, 1, [["running[0]"], ["events[0]"]]),
+        (2, 2, [["windows[0]", "running[0]"], ["out[1]", "windows[1]"]]),
+        ("full", 1, [["events[0]", "running[0]", "windows[0]", "out[0]"]]),
+        (1, 0, [["windows[1]"], ["events[0]"]]),
+    ],
+)
+def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
+    rows = 9_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    job = kit.build(source, sharing_depth=depth, standbys=standbys).start(spark)
+    assert job.plan.sharing_depth == (FULL_DEPTH if depth == "full" else depth)
+    for group in victims:
+        kit.wait_quiet(job)
+        before = len(job.observer.recoveries)
+        kit.kill(job, *group)
+        kit.wait_recovered(job, before + len(group))
+    kit.check(job.wait(60).table(), rows)
+
+
+def test_without_failures_the_order_is_the_same_too(kit, spark, tmp_path):
+    """With one task per operator the output is equal row by row, killed or not."""
+    rows = 6_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    quiet = kit.build(source, rate=None, parallelism=1).run(spark, timeout_s=60)
+    job = kit.build(source, parallelism=1).start(spark)
+    for victim in ("running[0]", "windows[0]"):
+        kit.wait_quiet(job)
+        kit.kill(job, victim)
+    assert job.wait(60).table().equals(quiet.table())
+    kit.check(quiet.table(), rows)
+
+
+def test_dataframe_source(kit, spark):
+    rows = 8_000
+    job = kit.build(kit.dataframe(spark, rows)).start(spark)
+    for count in (1, 2):
+        kit.wait_quiet(job)
+        kit.kill(job, "events[0]")
+        kit.wait_recovered(job, count)
+    kit.check(job.wait(60).table(), rows)
+
+
+def test_direct_parquet_sink(kit, spark, tmp_path):
+    rows = 9_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    out = tmp_path / "out"
+    sink = clonos.sinks.parquet(str(out), rows_per_file=10, linger="50 ms")
+    job = kit.build(clonos.sources.files(path, "csv", kit.SCHEMA), sink=sink).start(spark)
+    for count, victim in enumerate(("out[0]", "out[1]", "out[0]"), 1):
+        kit.wait_quiet(job)
+        kit.kill(job, victim)
+        kit.wait_recovered(job, count)
+    job.wait(60)
+    kit.check(pq.read_table(out), rows)
+    assert not [p for p in out.iterdir() if p.name.startswith(".")]
+
+
+def test_socket_source(spark, tmp_path):
+    lines = [f"line {i}" for i in range(6_000)]
+    text = tmp_path / "text"
+    text.write_text("\n".join(lines) + "\n")
+    with ServerProcess("clonos.demo.lines", [str(text), "--rate", "1500"]) as server:
+        job = clonos.Job("socket", checkpoint_interval="300 ms")
+        source = clonos.sources.socket_lines(LOOPBACK, server.port, resume=True)
+        job.source(source, name="lines").key_by("value").filter(lambda row: True).sink(
+            clonos.sinks.collect(), name="out"
+        )
+        running = job.start(spark)
+        for count, victim in enumerate(("lines[0]", "filter[0]", "lines[0]"), 1):
+            _wait(lambda: all(t.phase == "live" for t in running.tasks()))
+            time.sleep(0.7)
+            by_name = {slot.runs: slot.pid for slot in running.slots()}
+            os.kill(by_name[victim], signal.SIGKILL)
+            _wait(lambda n=count: sum(r.finished for r in running.observer.recoveries) >= n)
+        result = running.wait(60)
+    assert result.table().column(0).to_pylist() == lines
+
+
+def test_answers_of_a_service_are_asked_once(spark, tmp_path):
+    """What is in the output rests on an answer that the service has given, and given once."""
+    journal = tmp_path / "service.jsonl"
+    words = [("alpha",), ("beta",), ("gamma",), ("delta",)]
+    with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
+        url = service.url
+
+        def ask(row: Any, ctx: clonos.Context) -> tuple[str, str]:
+            answer = ctx.call(check_words, url, [row.word], ctx.idempotency_key())
+            return row.word, answer["nonce"]
+
+        job = clonos.Job("service", checkpoint_interval="300 ms")
+        source = clonos.sources.from_batches([words] * 250, schema="word string")
+        job.source(source, name="words", rows_per_second=250).map(
+            ask, "word string, nonce string", name="asked", parallelism=2
+        ).sink(clonos.sinks.collect(), name="out")
+        running = job.start(spark)
+        for count, victim in enumerate(("asked[0]", "asked[1]"), 1):
+            _wait(lambda: all(t.phase == "live" for t in running.tasks()))
+            time.sleep(1.0)
+            by_name = {slot.runs: slot.pid for slot in running.slots()}
+            os.kill(by_name[victim], signal.SIGKILL)
+            _wait(lambda n=count: sum(r.finished for r in running.observer.recoveries) >= n)
+        table = running.wait(60).table()
+    assert table.num_rows == 1000
+    nonces = table.column("nonce").to_pylist()
+    assert len(set(nonces)) == 1000
+    given = {json.loads(line)["nonce"] for line in journal.read_text().splitlines()}
+    assert set(nonces) <= given
+
+
+def test_at_least_once_runs_to_its_end(kit, spark, tmp_path):
+    rows = 6_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    job = kit.build(source, guarantee="at_least_once").start(spark)
+    kit.wait_quiet(job)
+    kit.kill(job, "running[0]")
+    table = job.wait(60).table()
+    keys = {row[:2] for row in kit.rows_of(table)}
+    assert keys == {row[:2] for row in kit.expected(rows)}
+
+
+def test_availability_goes_on(kit, spark, tmp_path):
+    """With depth 1, two neighbours at once may take a log with them; the job ends all the same."""
+    rows = 8_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    job = kit.build(source, on_orphan="availability").start(spark)
+    kit.wait_quiet(job)
+    kit.kill(job, "events[0]", "running[0]", "running[1]")
+    result = job.wait(60)
+    keys = {row[:2] for row in kit.rows_of(result.table())}
+    assert keys == {row[:2] for row in kit.expected(rows)}
+    assert len(result.warnings) == result.generation
+    if not result.generation:
+        kit.check(result.table(), rows)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_fifty_random_kills(kit, spark, tmp_path):
+    rows = 200_000
+    path = kit.write_input(tmp_path / "in.csv", rows)
+    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    job = kit.build(source, rate=1500).start(spark)
+    draw = random.Random(7)
+    kills = 0
+    while kills < 50 and job.is_running:
+        time.sleep(draw.uniform(0.0, 3.0))
+        slots = job.slots()
+        if not slots:
+            continue
+        os.kill(draw.choice(slots).pid, signal.SIGKILL)
+        kills += 1
+        kit.wait_for(lambda: not job.is_running or all(t.phase != "waiting" for t in job.tasks()))
+    assert kills == 50
+    kit.check(job.wait(600).table(), rows)
+
+
+def _wait(condition: Any, wait_s: float = 60.0) -> None:
+    until = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < until, "it has not come about"
+        time.sleep(0.01)

@@ -1,0 +1,59 @@
+"""Random graphs, random faults: no invariant is violated."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import pytest
+
+from clonos.simulator import command, main
+from clonos.simulator.seeds import simulate
+
+SEEDS = 2_000
+PARTS = 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_violates_an_invariant(part):
+    failures = []
+    for seed in range(part, SEEDS, PARTS):
+        result = simulate(seed)
+        if result.verdict == "violation":
+            failures.append(f"clonos sim --seed {seed}: {result.failure}")
+    assert not failures, "\n".join(failures)
+
+
+def test_a_seed_is_the_same_simulation_every_time():
+    first, second = simulate(7), simulate(7)
+    assert first == second
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def test_the_command_says_how_to_repeat_a_failure(capsys):
+    assert run("--seeds", "3", "--mutation", "the delta is not stored") == 1
+    said = capsys.readouterr().out
+    assert "clonos sim --seed 0 --trace" in said
+    assert "log before effect" in said
+
+
+def test_the_command_reports_coverage(capsys):
+    assert main(30, 100, jobs=min(2, os.cpu_count() or 1)) == 0
+    said = capsys.readouterr().out
+    assert "seeds/s" in said
+    assert "checkpoint" in said
+
+
+def test_one_seed_can_be_traced(capsys):
+    assert run("--seed", "3", "--trace") == 0
+    assert "Activate" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_many_more_seeds():
+    assert main(20_000, 1_000_000, jobs=2) == 0
