@@ -89,11 +89,12 @@ def test_the_paced_source_gives_the_same_rows_again(tmp_path):
 
     first, second = reader(), reader()
     first.open(0)
-    ids = []
+    ids: list[int] = []
+    while len(ids) < 15:
+        batch = first.read(7, 0.002)
+        ids += [] if batch is None else batch.column(0).to_pylist()
     with pytest.raises(EndOfInput):
-        while True:
-            batch = first.read(7, 0.002)
-            ids += [] if batch is None else batch.column(0).to_pylist()
+        first.read(7, 0.002)
     assert ids == list(range(1, 30, 2))
     second.open(4)
     assert second.read_exactly(3).column(0).to_pylist() == ids[4:7]

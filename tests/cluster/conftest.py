@@ -8,7 +8,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.cluster.driver import RunningJob
+from clonos.operators.readers import BaseReader, Reader
 from clonos.spark.session import get_or_create
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -46,6 +49,38 @@ def row(i: int) -> tuple[datetime, str, int]:
     return (START + i * ROW_STEP, f"k{i * 31 % KEYS}", i % 13)
 
 
+class Gated(BaseReader):
+    """Keeps the rows from number `hold` on back until there is a file `tap`."""
+
+    def __init__(self, reader: Reader, hold: int, tap: Path) -> None:
+        self.schema = reader.schema
+        self._reader, self._hold, self._tap = reader, hold, tap
+        self._next = 0
+
+    def open(self, rows_consumed: int) -> None:
+        self._next = rows_consumed
+        self._reader.open(rows_consumed)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        if self._next < self._hold:
+            max_rows = min(max_rows, self._hold - self._next)
+        elif not self._tap.exists():
+            time.sleep(max_wait_s)
+            return None
+        return self._counted(self._reader.read(max_rows, max_wait_s))
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        return self._counted(self._reader.read_exactly(rows))
+
+    def _counted(self, batch: Any) -> Any:
+        self._next += batch.num_rows if batch is not None else 0
+        return batch
+
+
+def gated(factory: Any, hold: int, tap: Path, index: int, parallelism: int) -> Reader:
+    return Gated(factory(index, parallelism), hold, tap)
+
+
 class Kit:
     """What the tests of this folder share."""
 
@@ -55,6 +90,15 @@ class Kit:
         lines = (f"{at:%Y-%m-%dT%H:%M:%S.%fZ},{key},{n}\n" for at, key, n in map(row, range(rows)))
         path.write_text("at,key,n\n" + "".join(lines))
         return str(path)
+
+    def gated(self, folder: Path, rows: int) -> Any:
+        """A source of so many rows, the last fifth of which comes after :meth:`open_tap`."""
+        source = clonos.sources.files(self.write_input(folder / "in.csv", rows), "csv", self.SCHEMA)
+        factory = partial(gated, source.factory, rows * 4 // 5, folder / "tap")
+        return replace(source, factory=factory)
+
+    def open_tap(self, folder: Path) -> None:
+        (folder / "tap").touch()
 
     def dataframe(self, spark: SparkSession, rows: int) -> Any:
         """The same rows, in order, from one partition."""
@@ -69,8 +113,8 @@ class Kit:
     ) -> clonos.Job:
         """Per key, running totals, and their sum and maximum in windows of event time."""
         settings = {"parallelism": 2, "checkpoint_interval": "300 ms", **settings}
-        job = clonos.Job("windows", **settings)
         spool = settings.pop("spool", False)
+        job = clonos.Job("windows", **settings)
         events = job.source(source, name="events", parallelism=1, rows_per_second=rate, spool=spool)
         totals = (
             events.with_watermark("at", "1 second")

@@ -29,10 +29,8 @@ pytestmark = [
 
 def test_one_after_the_other(kit, spark, tmp_path):
     """Source, stateful, sink, standby, neighbours, one task twice, and one during a recovery."""
-    rows = 28_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
-    source = clonos.sources.files(path, "csv", kit.SCHEMA)
-    job = kit.build(source, rate=1000).start(spark)
+    rows = 12_000
+    job = kit.build(kit.gated(tmp_path, rows), rate=1000).start(spark)
     for victims in (["events[0]"], ["running[1]"], ["out[0]"], ["running[0]", "windows[0]"]):
         kit.wait_quiet(job)
         before = len(job.observer.recoveries)
@@ -50,6 +48,8 @@ def test_one_after_the_other(kit, spark, tmp_path):
     kit.kill(job, "windows[1]")
     kit.wait_for(lambda: "activated" in job.observer.recoveries[-1].stages)
     kit.kill(job, "running[1]")
+    kit.wait_recovered(job, before + 3)
+    kit.open_tap(tmp_path)
     result = job.wait(60)
     kit.check(result.table(), rows)
     assert result.is_complete
@@ -68,9 +68,8 @@ def test_one_after_the_other(kit, spark, tmp_path):
     ],
 )
 def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
-    rows = 9_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
-    source = clonos.sources.files(path, "csv", kit.SCHEMA)
+    rows = 5_000
+    source = kit.gated(tmp_path, rows)
     job = kit.build(source, sharing_depth=depth, standbys=standbys).start(spark)
     assert job.plan.sharing_depth == (FULL_DEPTH if depth == "full" else depth)
     for group in victims:
@@ -78,26 +77,28 @@ def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
         before = len(job.observer.recoveries)
         kit.kill(job, *group)
         kit.wait_recovered(job, before + len(group))
+    kit.open_tap(tmp_path)
     kit.check(job.wait(60).table(), rows)
 
 
 def test_without_failures_the_order_is_the_same_too(kit, spark, tmp_path):
     """With one task per operator the output is equal row by row, killed or not."""
-    rows = 6_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
-    source = clonos.sources.files(path, "csv", kit.SCHEMA)
-    quiet = kit.build(source, rate=None, parallelism=1).run(spark, timeout_s=60)
+    rows = 4_000
+    source = kit.gated(tmp_path, rows)
     job = kit.build(source, parallelism=1).start(spark)
-    for victim in ("running[0]", "windows[0]"):
+    for count, victim in enumerate(("running[0]", "windows[0]"), 1):
         kit.wait_quiet(job)
         kit.kill(job, victim)
+        kit.wait_recovered(job, count)
+    kit.open_tap(tmp_path)
+    quiet = kit.build(source, rate=None, parallelism=1).run(spark, timeout_s=60)
     assert job.wait(60).table().equals(quiet.table())
     kit.check(quiet.table(), rows)
 
 
 def test_dataframe_source(kit, spark):
-    rows = 8_000
-    job = kit.build(kit.dataframe(spark, rows)).start(spark)
+    rows = 9_000
+    job = kit.build(kit.dataframe(spark, rows), rate=800).start(spark)
     for count in (1, 2):
         kit.wait_quiet(job)
         kit.kill(job, "events[0]")
@@ -106,15 +107,15 @@ def test_dataframe_source(kit, spark):
 
 
 def test_direct_parquet_sink(kit, spark, tmp_path):
-    rows = 9_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
+    rows = 5_000
     out = tmp_path / "out"
     sink = clonos.sinks.parquet(str(out), rows_per_file=10, linger="50 ms")
-    job = kit.build(clonos.sources.files(path, "csv", kit.SCHEMA), sink=sink).start(spark)
+    job = kit.build(kit.gated(tmp_path, rows), sink=sink).start(spark)
     for count, victim in enumerate(("out[0]", "out[1]", "out[0]"), 1):
         kit.wait_quiet(job)
         kit.kill(job, victim)
         kit.wait_recovered(job, count)
+    kit.open_tap(tmp_path)
     job.wait(60)
     kit.check(pq.read_table(out), rows)
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
@@ -173,12 +174,11 @@ def test_answers_of_a_service_are_asked_once(spark, tmp_path):
 
 
 def test_at_least_once_runs_to_its_end(kit, spark, tmp_path):
-    rows = 6_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
-    source = clonos.sources.files(path, "csv", kit.SCHEMA)
-    job = kit.build(source, guarantee="at_least_once").start(spark)
+    rows = 4_000
+    job = kit.build(kit.gated(tmp_path, rows), guarantee="at_least_once").start(spark)
     kit.wait_quiet(job)
     kit.kill(job, "running[0]")
+    kit.open_tap(tmp_path)
     table = job.wait(60).table()
     keys = {row[:2] for row in kit.rows_of(table)}
     assert keys == {row[:2] for row in kit.expected(rows)}
@@ -186,12 +186,11 @@ def test_at_least_once_runs_to_its_end(kit, spark, tmp_path):
 
 def test_availability_goes_on(kit, spark, tmp_path):
     """With depth 1, two neighbours at once may take a log with them; the job ends all the same."""
-    rows = 8_000
-    path = kit.write_input(tmp_path / "in.csv", rows)
-    source = clonos.sources.files(path, "csv", kit.SCHEMA)
-    job = kit.build(source, on_orphan="availability").start(spark)
+    rows = 4_000
+    job = kit.build(kit.gated(tmp_path, rows), on_orphan="availability").start(spark)
     kit.wait_quiet(job)
     kit.kill(job, "events[0]", "running[0]", "running[1]")
+    kit.open_tap(tmp_path)
     result = job.wait(60)
     keys = {row[:2] for row in kit.rows_of(result.table())}
     assert keys == {row[:2] for row in kit.expected(rows)}

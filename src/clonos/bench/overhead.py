@@ -63,10 +63,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     _line(report, "CPU time of the driver's Python (%)", driver, None)
     logs = _logs(kept)
     for operator, (entries, nbytes) in logs.items():
-        report.add(
-            f"log of {operator}: bytes per row", f"{nbytes / arguments.rows:.3f}", "", "", ""
-        )
-        report.add(f"... per entry, {entries:,} entries", f"{nbytes / entries:.1f}", "", "", "")
+        per_row, rows = nbytes / arguments.rows, arguments.rows / entries
+        report.add(f"logs held by {operator} (bytes per row)", f"{per_row:.3f}", "", "", "")
+        report.add(f"rows per log entry of {operator}", f"{rows:,.0f}", "", "", "")
     report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, bootstrap over pairs")
     report.data = {"pairs": pairs, "wall": wall, "cpu": cpu, "driver_cpu": driver, "logs": logs}
     seconds = {}

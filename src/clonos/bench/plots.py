@@ -21,14 +21,14 @@ _POINTS: Final = 2000
 """A line of more points is drawn by the worst of each of so many steps."""
 
 
-def _figure(rows: int, height: float) -> tuple[Figure, Sequence[Axes]]:
+def _figure(rows: int, height: float, *, one_time: bool = False) -> tuple[Figure, Sequence[Axes]]:
     # Figure without pyplot: no display, no global state, and nothing to close.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 1, squeeze=False)[:, 0]
+    axes = figure.subplots(rows, 1, squeeze=False, sharex=one_time)[:, 0]
     for each in axes:
         each.grid(visible=True, color="#e5e7eb", linewidth=0.6)
         each.set_axisbelow(True)
@@ -48,7 +48,7 @@ def timeline(
     kills
         Moments in s.
     """
-    figure, panels = _figure(len(series), 1.0 + 2.2 * len(series))
+    figure, panels = _figure(len(series), 1.0 + 2.2 * len(series), one_time=True)
     starts = [float(times[0]) for times, _ in series.values() if len(times)]
     start = min(starts, default=0.0)
     for axes, (name, (times, latencies)) in zip(panels, series.items(), strict=True):

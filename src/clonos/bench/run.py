@@ -118,7 +118,7 @@ def time_all(
     To begin later, with the first rows delivered, would leave out what the source and the tasks
     behind it had done by then: their queues hold millions of rows.
     """
-    live = lambda: all(task.phase == "live" for task in job.tasks())  # noqa: E731
+    live = lambda: all(t.phase in {"live", "finished"} for t in job.tasks())  # noqa: E731
     until(job, watch, live, timeout_s, "all tasks are live")
     slots, driver = CpuMeter(), CpuMeter()
     began = time.monotonic()

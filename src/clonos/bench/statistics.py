@@ -14,6 +14,8 @@ Series = npt.NDArray[np.float64]
 
 TYPICAL_S: Final = 2.0
 """How long before a kill the usual pause between outputs is observed."""
+TOGETHER_S: Final = 0.001
+"""Outputs that follow each other so closely were made durable together: they are one moment."""
 BASELINE_S: Final = 1.0
 """How long before a kill the usual latency is observed."""
 HOLD_S: Final = 0.25
@@ -86,7 +88,7 @@ def output_gap(
     Parameters
     ----------
     times
-        When outputs were delivered (s), ascending. Equal ones count as one.
+        When outputs were delivered (s), ascending. Within :data:`TOGETHER_S` they count as one.
 
     Returns
     -------
@@ -100,7 +102,7 @@ def output_gap(
     >>> round(gap.pause_ms), round(gap.usual_ms), round(gap.gap_ms), end
     (70, 10, 60, 1.1)
     """
-    moments = np.unique(times)
+    moments = times[np.diff(times, prepend=-np.inf) > TOGETHER_S]
     starts, ends = moments[:-1], moments[1:]
     around = (ends > kill_s) & (starts < until_s)
     if not around.any():

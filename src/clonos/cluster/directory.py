@@ -14,7 +14,9 @@ The journal's folder is the checkpoint's, if that is local.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,10 +58,9 @@ class JobDirectory:
                 "executors on other machines cannot reach a temporary folder of the driver",
                 remedy="give a checkpoint_dir that all of them reach, such as hdfs://... or s3://...",
             )
-        self._scratch = None
         if checkpoint_dir is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="clonos-")
-            checkpoint_dir = self._scratch.name
+            checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
+            weakref.finalize(self, shutil.rmtree, checkpoint_dir, ignore_errors=True)
         base = checkpoint_dir.rstrip("/")
         local = _local(base)
         if journal_dir is None and local is None:
@@ -219,5 +220,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, s
 
 
 def _short(value: Any) -> str:
+    if value is None or isinstance(value, dict):
+        return "nothing" if value is None else "{...}"
     text = json.dumps(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -418,6 +418,8 @@ class RunningJob:
                 self._heard[conn] = self._clock
             case (int(), TaskStatistics(task=task, now_ms=now_ms, counters=counters)):
                 self.observer.sample(Sample(now_ms / 1000, task, counters))
+                held = counters.get("inflight_bytes", 0)
+                self._pending += self.coordinator.pressure(task, held)
             case (int(conn), msg.Data() | msg.Welcome()):
                 self.host.heard(*thing)
             case (int(conn), report):
@@ -438,7 +440,7 @@ class RunningJob:
                 self.pool.lost(thing.conn_id)
             case co.Compacted():
                 self._tell(thing)
-                self.layers.compacted(thing)
+                self.layers.compacted(thing, self.host.keeper.layers[thing.merged.task])
             case errors.ClonosError():
                 self._error = thing
             case None:

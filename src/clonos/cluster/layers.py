@@ -61,11 +61,12 @@ class Layers:
         else:
             self._inbox.put(co.Compacted(merged, chosen))
 
-    def compacted(self, event: co.Compacted) -> None:
-        """The coordinator knows of the merged layer: the others may go, later."""
+    def compacted(self, event: co.Compacted, chain: tuple[LayerRef, ...]) -> None:
+        """The coordinator has decided, `chain` is what counts now: the rest may go, later."""
         self._compacting.discard(event.merged.task)
         now = time.monotonic()
-        self._garbage += [(now, ref.path) for ref in event.replaced]
+        unused = [ref for ref in (event.merged, *event.replaced) if ref not in chain]
+        self._garbage += [(now, ref.path) for ref in unused]
 
     def close(self) -> None:
         """Finish what has begun."""

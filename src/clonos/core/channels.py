@@ -137,6 +137,11 @@ class Input:
                 return True
         return False
 
+    def forget_queue(self) -> None:
+        """Ask again for what was received and not taken (a hello must not vouch for it)."""
+        self.queue.clear()
+        self._next_seq, self._chain = self.consumed + 1, self.consumed_chain
+
     def start_over(self) -> None:
         """Availability: the sender makes something else of what we have; wait for its welcome."""
         self.reset = True
@@ -198,6 +203,7 @@ class Output:
         self.address: str | None = None
         self.peer = Incarnation(0, 0)
         self.connected = False
+        self.broken = False
         self.relaxed = True
         self.released = last
         self.settled = last

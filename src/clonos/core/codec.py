@@ -389,6 +389,7 @@ CODEC: Final = Codec(
         23: m.Drop,
         24: m.ReadLog,
         25: m.Stop,
+        26: m.Throttle,
         # Slot to coordinator.
         32: m.FenceAnswer,
         33: m.LogPrefix,

@@ -137,6 +137,7 @@ class Connections:
         if output.attempt:
             self._do(ev.Hang(output.spec.id, output.attempt))
         output.down()
+        output.broken = False
         output.attempt += 1
         assert output.address is not None
         self._do(ev.Dial(output.spec.id, output.attempt, output.peer, output.address))
@@ -144,7 +145,8 @@ class Connections:
     def _on_output_closed(self, event: ev.OutputClosed) -> None:
         output = self.outputs[event.channel]
         if event.attempt == output.attempt and output.address is not None:
-            self._dial(output)
+            output.down()
+            output.broken = True  # dialled again at the next tick: not as fast as it can fail
 
     def _on_answered(self, event: ev.Answered) -> None:
         output = self.outputs[event.channel]
@@ -237,6 +239,8 @@ class Connections:
     def _on_tick(self, event: ev.Tick) -> None:
         """Log entries that no batch has taken along within the linger go by themselves."""
         for output in self.outputs.values():
+            if output.broken and output.address is not None:
+                self._dial(output)
             delivers = output.to_world and output.carries_items
             if output.connected and not delivers and output.lags(self.book, self.stable):
                 self._send(output, None)
@@ -283,6 +287,10 @@ class Connections:
             return
         lost = partial(depends_on_lost, command.task, command.incarnation, command.length)
         self._remember_fence(command)
+
+        def void(dep: msg.Dependencies) -> bool:
+            return lost(dep if command.reset else self.fences.clamp(dep))
+
         self.generation = max(self.generation, command.generation)
         task, length = command.task, command.length
         self.stable[task] = min(self.stable.get(task, 0), length)
@@ -296,7 +304,7 @@ class Connections:
             from_lost = channel_input.spec.sender == task
             if command.reset and from_lost and lost(channel_input.consumed_dep):
                 channel_input.start_over()
-            elif (from_lost or not command.reset) and channel_input.drop_orphans(lost):
+            elif (from_lost or not command.reset) and channel_input.drop_orphans(void):
                 self._refuse(channel_input)
             if channel_input.release_held(self.book) is Verdict.REFUSED:
                 self._refuse(channel_input)

@@ -53,6 +53,11 @@ POISON_STEPS = 8
 POISON_WINDOW_MS = 30_000
 """... if each death came so soon after its activation (an idle task may be killed at leisure)."""
 
+INFLIGHT_BYTES_HIGH = 512 << 20
+"""A task that keeps so much for its receivers (one is away, or replays) makes the sources wait."""
+INFLIGHT_BYTES_LOW = 256 << 20
+"""... until it is down to this again: floors have passed its items."""
+
 
 class TaskPhase(Enum):
     """Of a task, as the coordinator sees it."""
@@ -126,6 +131,8 @@ class Coordinator:
         self.pending_epoch = 0
         self.next_epoch = keeper.epoch + 1
         self.acks: dict[int, dict[int, LayerRef]] = {}  # by epoch, then by task
+        self._pressed: dict[int, int] = {}  # bytes in flight, by task
+        self._throttled = False
         self._is_mixed = False  # the next epoch has layers from before and after a reset
         self.failed = False
         self.done = False
@@ -231,7 +238,7 @@ class Coordinator:
             return
         task.died = False
         soon = self._now_ms - task.activated_ms < POISON_WINDOW_MS
-        is_near = 0 <= length - task.died_at <= POISON_STEPS
+        is_near = abs(length - task.died_at) <= POISON_STEPS
         task.deaths = task.deaths + 1 if soon and is_near else 1
         task.died_at = length
         if task.deaths >= POISON_DEATHS:
@@ -463,6 +470,8 @@ class Coordinator:
         self._do(Note("live", task.id, task.incarnation, report.position))
         if self.pending_epoch:
             self._order(task.id, msg.Inject(self.pending_epoch))
+        if self._throttled and self.plan.tasks[task.id].is_source:
+            self._order(task.id, msg.Throttle(closed=True))
 
     # --- checkpoints ------------------------------------------------------------------------
 
@@ -510,12 +519,25 @@ class Coordinator:
             for task_id in slot.standbys:
                 self._do(Order(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
 
+    def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
+        """A task says how much it keeps for its receivers: past the high mark, sources wait."""
+        self._pressed[task] = inflight_bytes
+        most = max(self._pressed.values())
+        closed = most > (INFLIGHT_BYTES_LOW if self._throttled else INFLIGHT_BYTES_HIGH)
+        if closed is not self._throttled:
+            self._throttled = closed
+            for source in self.plan.tasks:
+                if source.is_source:
+                    self._order(source.id, msg.Throttle(closed))
+        return self._take_actions()
+
     def _on_compacted(self, event: Compacted) -> None:
         keeper = self.keeper
-        chain = keeper.layers[event.merged.task]
-        count = len(event.replaced)
-        if chain[:count] == event.replaced:
-            layers = {**keeper.layers, event.merged.task: (event.merged, *chain[count:])}
+        chain, count = keeper.layers[event.merged.task], len(event.replaced)
+        start = chain.index(event.replaced[0]) if event.replaced[0] in chain else len(chain)
+        if chain[start : start + count] == event.replaced:
+            shorter = (*chain[:start], event.merged, *chain[start + count :])
+            layers = {**keeper.layers, event.merged.task: shorter}
             keeper.advance(keeper.epoch, keeper.positions, layers)
 
     # --- standbys ---------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Fences:
         if not self._pending and not self._resolved:
             return Trust.VALID
         result = Trust.VALID
+        dep = self.clamp(dep)
         for task, (incarnation, position) in dep.items():
             for fence, length in self._resolved.get(task, ()):
                 if incarnation < fence and position > length:

@@ -142,12 +142,15 @@ class HouseKeeper:
         self._write("term", self.term, self.generation, self.complete)
         refs = {t: [_ref_fields(r) for r in chain] for t, chain in self.layers.items()}
         self._write("floor", self.epoch, self.positions, refs)
+        for command in self.resolved:
+            self._write_resolve(command)
         for task in self.plan.tasks:
             for run in self.book.runs(task.id, 1):
                 self._write_run(run)
         for channel, i in self.inputs.items():
             dep = _dep_fields(self.world_dep[channel])
-            self._write("world", channel, i.consumed, i.consumed_chain, i.ended, dep)
+            state = (i.consumed, i.consumed_chain, i.ended, i.reset)
+            self._write("world", channel, *state, dep)
         head, self._records = self._records, pending
         return head
 
@@ -194,9 +197,9 @@ class HouseKeeper:
         self.generation = max(self.generation, generation)
         self._delivered.append(Deliver(channel, i.spec.sender, generation, item))
 
-    def _read_world(self, channel: int, consumed: int, chain: int, ended: bool, dep: Any) -> None:
+    def _read_world(self, channel: int, consumed: int, chain: int, *rest: Any) -> None:
         i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], consumed, chain)
-        i.ended = ended
+        i.ended, i.reset, dep = rest
         self.world_dep[channel] = _dep(dep)
 
     def _read_resolve(self, task: int, term: int, n: int, length: int, *rest: Any) -> None:
@@ -239,6 +242,8 @@ class HouseKeeper:
             return
         if any(self.fences.pending(t) for t in (channel_input.spec.sender, *channel_input.logs)):
             return
+        # To a sink, what we say we have is delivered; what only waits for its causes is not.
+        channel_input.forget_queue()
         hello = channel_input.hello(self.incarnation, self.book)
         self._actions.append(ev.Reply(channel_input.conn, hello))
         self._credit_due.add(channel_input.spec.id)
@@ -338,10 +343,13 @@ class HouseKeeper:
 
     def resolve(self, command: msg.Resolve) -> None:
         """How much of a fenced log survives: durable before anybody acts on it."""
-        fields = (*command.incarnation, command.length, command.generation, command.reset)
-        self._write("resolve", command.task, *fields)
+        self._write_resolve(command)
         self._resolve(command)
         self._deliver()
+
+    def _write_resolve(self, command: msg.Resolve) -> None:
+        fields = (*command.incarnation, command.length, command.generation, command.reset)
+        self._write("resolve", command.task, *fields)
 
     def _resolve(self, command: msg.Resolve) -> None:
         task = command.task
@@ -351,7 +359,8 @@ class HouseKeeper:
         self.generation = max(self.generation, command.generation)
 
         def lost(dep: Dependencies) -> bool:
-            return depends_on_lost(task, command.incarnation, command.length, dep)
+            mine = dep if command.reset else self.fences.clamp(dep)
+            return depends_on_lost(task, command.incarnation, command.length, mine)
 
         for channel, i in self.inputs.items():
             from_lost = i.spec.sender == task
@@ -383,7 +392,11 @@ class HouseKeeper:
         for task, position in positions.items():
             self.book.truncate(task, position)
         newest = {command.task: command for command in self.resolved}
-        self.resolved = list(newest.values())
+        self.resolved = [  # a cut above the floor is still needed to judge what lies beyond it
+            command
+            for command in self.resolved
+            if command is newest[command.task] or command.length > positions[command.task]
+        ]
 
 
 def _ref_fields(ref: LayerRef) -> tuple[Any, ...]:

@@ -141,6 +141,8 @@ class InFlightLog:
         """Availability: the receiver continues behind item `last`, whatever it had."""
         self.cursor = last + 1
         self._expected = None
+        self.processed = last
+        self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > last)
 
     def truncate(self, seq: int) -> None:
         """The receiver's floor has passed item `seq`."""

@@ -241,6 +241,13 @@ class ReadLog:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttle:
+    """Sources only: take no more rows (or take them again). Markers still flow."""
+
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave: the job is over (or failed)."""
 
@@ -326,7 +333,17 @@ class Fed:
 
 
 Command = (
-    Fence | Resolve | Activate | Connect | Inject | Floor | Feed | Drop | ReadLog | Stop
+    Fence
+    | Resolve
+    | Activate
+    | Connect
+    | Inject
+    | Floor
+    | Feed
+    | Drop
+    | ReadLog
+    | Throttle
+    | Stop
 )
 Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Fed
 ChannelMessage = Data | Hello | Welcome | Credit

@@ -93,6 +93,7 @@ class TaskMachine(Connections):
         self.born_ms = 0  # for display
         self._source: list[ev.SourceRows] = []
         self._source_over = False
+        self._throttled = False
         self._rows_wanted = False
         self._inject = 0
         self._turn = 0
@@ -116,6 +117,7 @@ class TaskMachine(Connections):
             msg.Inject: self._on_inject,
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
+            msg.Throttle: self._on_throttle,
         }
 
     # --- state ------------------------------------------------------------------------------
@@ -147,6 +149,7 @@ class TaskMachine(Connections):
             and not self.source_ended
             and not self._source
             and not self._source_over
+            and not self._throttled
             and not self._blocked()
         )
 
@@ -245,6 +248,10 @@ class TaskMachine(Connections):
                 self._sealed[epoch] = (layer, None)
                 self._do(ev.Tell(msg.LayerAck(self.id, self.incarnation, epoch, ref)))
 
+    def _on_throttle(self, command: msg.Throttle) -> None:
+        """Somebody's memory is full: logs never block a task in mid-graph, so sources wait."""
+        self._throttled = command.closed
+
     def _on_read_log(self, command: msg.ReadLog) -> None:
         runs = tuple(self.book.runs(command.task, command.start))
         self._do(ev.Tell(msg.LogPrefix(self.id, command.task, runs)))
@@ -284,10 +291,10 @@ class TaskMachine(Connections):
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
         if self._inject > self.epoch and (self.spec.is_source or self.ended):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
-        if self.wake_ms is not None and self.wake_ms <= now_ms and not self.ended:
-            return Timer(max(now_ms, self.clock_ms)), []
         if self._blocked():
             return None, []
+        if self.wake_ms is not None and self.wake_ms <= now_ms and not self.ended:
+            return Timer(max(now_ms, self.clock_ms)), []
         if self.spec.is_source:
             return self._choose_source(), []
         channels = self.spec.inputs
@@ -302,7 +309,7 @@ class TaskMachine(Connections):
         return None, []
 
     def _choose_source(self) -> Determinant | None:
-        if self.source_ended:
+        if self.source_ended or self._throttled:
             return None
         if self._source:
             rows = self._source[0]

@@ -144,7 +144,8 @@ def _slots(arguments: argparse.Namespace) -> int:
     """Slots of the demo's graph: a DataFrame's tasks have slots of their own."""
     stand_in = clonos.sources.from_batches([[("",)]], schema="value string")
     job = build(stand_in, "", parallelism=arguments.parallelism, standbys=arguments.standbys)
-    return SlotPool.count(job.compile()) + arguments.parallelism * (1 + arguments.standbys)
+    bound: int = arguments.parallelism * (1 + arguments.standbys)
+    return SlotPool.count(job.compile()) + bound
 
 
 def _watch(arguments: argparse.Namespace, console: Console, job: RunningJob) -> list[Kill]:

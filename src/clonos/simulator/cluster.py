@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-import msgpack
-
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.program import Batch
 from clonos.simulator.driver import Driver
 from clonos.simulator.invariants import Violation
 from clonos.simulator.network import Network
-from clonos.simulator.programs import Job
+from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
 from clonos.simulator.world import Scheduler, Service
@@ -65,7 +63,9 @@ class Outcome:
 class Cluster:
     """One simulation."""
 
-    def __init__(self, job: Job, options: Options, random: Random, *, trace: bool = False) -> None:
+    def __init__(
+        self, job: AnyJob, options: Options, random: Random, *, trace: bool = False
+    ) -> None:
         self.job = job
         self.options = options
         self.random = random
@@ -116,10 +116,8 @@ class Cluster:
         """Sources go on until so many checkpoints have completed after the last fault."""
         return self.floors_since >= self.options.floors_at_end
 
-    @staticmethod
-    def encode_rows(batch: Batch) -> bytes:
-        packed: bytes = msgpack.packb(batch.payload)
-        return packed
+    def decode_rows(self, content: bytes) -> Batch:
+        return self.job.wrap(self.job.decode(content))
 
     # --- processes --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.simulator.network import Stream
-from clonos.simulator.world import EPOCH_MS, decode_payload, encode_batch
+from clonos.simulator.world import EPOCH_MS
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
@@ -39,7 +39,7 @@ class Driver:
         self._committing: list[bytes] = []
         self._accepted: dict[int, Stream] = {}
         options = cluster.options
-        self.keeper = HouseKeeper(cluster.job.plan, encode_batch, decode_payload)
+        self.keeper = HouseKeeper(cluster.job.plan, cluster.job.encode, cluster.job.decode)
         self.recovered = self.keeper.recover(cluster.journal)
         self.coordinator = Coordinator(
             cluster.job.plan,

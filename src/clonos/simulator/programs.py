@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any, Protocol
 
 import msgpack
 
 from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
-from clonos.core.program import Batch, Step
+from clonos.core.program import Batch, Program, Step
 from clonos.simulator.world import SourceData, batch_of
 
 MASK = (1 << 61) - 1
@@ -182,6 +183,28 @@ class Stage:
     writes_itself: bool = False
 
 
+class Rows(Protocol):
+    """The rows of one source task, the same whenever they are read."""
+
+    def read(self, offset: int, count: int, /) -> Batch: ...
+
+
+class AnyJob(Protocol):
+    """What a simulation runs: toy programs, or real ones."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def stage_of(self) -> dict[int, int]: ...
+    @property
+    def sources(self) -> Mapping[int, Rows]: ...
+    def program(self, task: int) -> Program: ...
+    def encode(self, batch: Batch) -> bytes: ...
+    def decode(self, content: bytes) -> Any: ...
+    def wrap(self, payload: Any) -> Batch: ...
+    def arrivals(self) -> dict[int, dict[int, int]]: ...
+
+
 @dataclass(frozen=True)
 class Job:
     """A plan with everything that is needed to run it."""
@@ -195,6 +218,21 @@ class Job:
     def program(self, task: int) -> Toy:
         behaviour = self.stages[self.stage_of[task]].behaviour
         return Toy(task, self.plan.tasks[task].inputs, self.edges[task], behaviour)
+
+    @staticmethod
+    def encode(batch: Batch) -> bytes:
+        """What the journal and the logs of gated sources keep of a batch."""
+        packed: bytes = msgpack.packb(batch.payload)
+        return packed
+
+    @staticmethod
+    def decode(content: bytes) -> Any:
+        """The payload of an encoded batch."""
+        return tuple(tuple(row) for row in msgpack.unpackb(content))
+
+    def wrap(self, payload: Any) -> Batch:
+        """A payload as a batch."""
+        return batch_of(payload)
 
     def arrivals(self) -> dict[int, dict[int, int]]:
         """For each sink stage: how often each row id of a source stage arrives there."""

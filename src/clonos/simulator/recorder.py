@@ -16,7 +16,7 @@ from clonos.core.task import TaskMachine
 from clonos.simulator import invariants
 from clonos.simulator.invariants import require
 from clonos.simulator.network import Stream
-from clonos.simulator.programs import Job
+from clonos.simulator.programs import AnyJob
 
 NOBODY = Incarnation(0, 0)
 
@@ -24,7 +24,7 @@ NOBODY = Incarnation(0, 0)
 class Recorder:
     """The history of one simulation."""
 
-    def __init__(self, job: Job, layers: dict[str, bytes]) -> None:
+    def __init__(self, job: AnyJob, layers: dict[str, bytes]) -> None:
         self.job = job
         self.fenced: dict[int, Incarnation] = {}
         self.newest: dict[int, Incarnation] = {}
@@ -41,7 +41,6 @@ class Recorder:
         self._durable: dict[int, int] = {}
         self._floor_epoch = 0
         self._paths = invariants.longest_paths(job.plan)
-        self._behind: dict[tuple[int, Incarnation], dict[int, int]] = {}
         self._channel_floors: dict[int, int] = invariants.floors_of_channels(job, {})
 
     # --- what the logs say ------------------------------------------------------------------------
@@ -89,8 +88,8 @@ class Recorder:
         )
         del entries[machine.position :]
 
-    def stepped(self, machine: TaskMachine) -> None:
-        """A step has ended."""
+    def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
+        """A step has ended; `backlogs` are those from before."""
         self.steps += 1
         if machine.incarnation < self.newest.get(machine.id, NOBODY):
             if machine.incarnation == self._owner.get(machine.id):
@@ -100,8 +99,7 @@ class Recorder:
         if machine.phase is not Phase.FENCED:
             invariants.log_before_effect(machine, self._durable, self._paths)
             invariants.gap_free_input(machine, {})
-            behind = self._behind.setdefault((machine.id, machine.incarnation), {})
-            invariants.bounded_memory(machine, behind, spare=6)
+            invariants.bounded_memory(machine, backlogs)
 
     def _append(self, machine: TaskMachine) -> None:
         owner = self._owner.get(machine.id)

@@ -13,11 +13,12 @@ from clonos.core import task as task_module
 from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.plan import Plan
 from clonos.errors import ClonosError
+from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import Faults
 from clonos.simulator.invariants import Violation
-from clonos.simulator.programs import Job, random_job
+from clonos.simulator.programs import AnyJob, Job, random_job
 
 PATIENCE_MS = 30_000.0
 """After all faults have healed, the job has so long to finish."""
@@ -53,7 +54,7 @@ def limits(backlog: int, credit: int, coalesce: int) -> Iterator[None]:
         ) = before
 
 
-def random_options(random: Random, job: Job) -> Options:
+def random_options(random: Random, job: AnyJob) -> Options:
     """Slots, standbys and how long things take, from comfortable to hopeless."""
     tasks = len(job.plan.tasks)
     standbys = random.choice((0, 0, 1, 1, 2))
@@ -85,16 +86,29 @@ def with_poison(job: Job, random: Random) -> Job:
     return replace(job, stages=tuple(stages))
 
 
-def simulate(seed: int, *, trace: bool = False) -> Result:
-    """Run one seed and judge it; never raises for what the protocol does wrong."""
-    random = Random(seed)
+def _toy_job(random: Random) -> tuple[Job, bool]:
     job = random_job(random)
     if random.random() < 0.05:
         plan = job.plan
         job = replace(job, plan=Plan(plan.tasks, plan.channels, plan.sharing_depth, False))
     is_poisoned = job.plan.causal_log and random.random() < 0.05
-    if is_poisoned:
-        job = with_poison(job, random)
+    return (with_poison(job, random) if is_poisoned else job), is_poisoned
+
+
+def simulate(seed: int, *, trace: bool = False, arrow: bool | None = None) -> Result:
+    """Run one seed and judge it; never raises for what the protocol does wrong.
+
+    Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise.
+    """
+    if arrow is None:
+        arrow = seed % 50 == 49
+    random = Random(seed)
+    job: AnyJob
+    is_poisoned = False
+    if arrow:
+        job = random_arrow_job(random)
+    else:
+        job, is_poisoned = _toy_job(random)
     options = random_options(random, job)
     if is_poisoned:
         options.availability = False

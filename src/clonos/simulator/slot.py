@@ -10,9 +10,11 @@ from clonos.core import messages as msg
 from clonos.core.connections import Phase
 from clonos.core.layer import decode_layer, encode_layer, layer_path
 from clonos.core.messages import Layer
+from clonos.core.program import Program
 from clonos.core.task import TaskMachine
+from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.network import Stream
-from clonos.simulator.programs import Poisoned, Toy
+from clonos.simulator.programs import Poisoned
 from clonos.simulator.world import EPOCH_MS, TaskWorld
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ LINGER_MS = 2.0
 class Standby:
     """A passive copy: a program with all layers up to `applied`."""
 
-    program: Toy
+    program: Program
     applied: Layer | None = None
 
 
@@ -141,6 +143,7 @@ class Slot:
                 command.task,
                 command.incarnation,
                 cluster.random.randint(-20, 20),
+                cluster.decode_rows,
             ),
             floor=standby.applied,
         )
@@ -187,6 +190,7 @@ class Slot:
             self._later()
             return
         before = machine.position
+        backlogs = backlogs_of(machine)
         try:
             actions = machine.step(self._now_ms())
         except Poisoned:
@@ -196,7 +200,7 @@ class Slot:
             self._idle(machine)
             return
         if machine.position > before:
-            self.cluster.recorder.stepped(machine)
+            self.cluster.recorder.stepped(machine, backlogs)
         self._perform(actions)
         self._later()
 
@@ -229,7 +233,7 @@ class Slot:
             return
         content = None
         if machine.spec.is_gated:
-            content = self.cluster.encode_rows(batch)
+            content = self.cluster.job.encode(batch)
         self.handle(ev.SourceRows(batch, content))
 
     # --- actions ----------------------------------------------------------------------------------

@@ -51,17 +51,6 @@ def batch_of(rows: tuple[tuple[int, int], ...]) -> Batch:
     return Batch(rows, len(rows), 16 * len(rows), content_digest(msgpack.packb(rows)))
 
 
-def encode_batch(batch: Batch) -> bytes:
-    """What the journal and the logs of gated sources keep of a batch."""
-    packed: bytes = msgpack.packb(batch.payload)
-    return packed
-
-
-def decode_payload(content: bytes) -> tuple[tuple[int, int], ...]:
-    """Inverse of :func:`encode_batch`."""
-    return tuple(tuple(row) for row in msgpack.unpackb(content))
-
-
 class Asked(NamedTuple):
     """One call as the external service has seen it."""
 
@@ -110,12 +99,14 @@ class TaskWorld:
         task: int,
         incarnation: Incarnation,
         skew_ms: int,
+        decode_rows: Callable[[bytes], Batch],
     ) -> None:
         self._scheduler = scheduler
         self._service = service
         self._task = task
         self._incarnation = incarnation
         self._skew_ms = skew_ms
+        self._decode_rows = decode_rows
 
     def clock_ms(self) -> int:
         return EPOCH_MS + int(self._scheduler.now) + self._skew_ms
@@ -124,11 +115,14 @@ class TaskWorld:
         return self._service.ask(self._task, self._incarnation, tuple(args))
 
     def decode_rows(self, content: bytes) -> Batch:
-        return batch_of(decode_payload(content))
+        return self._decode_rows(content)
 
 
 class NoWorld:
     """The world of a re-run: a log that is complete never asks."""
+
+    def __init__(self, decode_rows: Callable[[bytes], Batch]) -> None:
+        self._decode_rows = decode_rows
 
     def clock_ms(self) -> int:
         raise AssertionError("a replay reads the clock")
@@ -137,4 +131,4 @@ class NoWorld:
         raise AssertionError("a replay makes a call")
 
     def decode_rows(self, content: bytes) -> Batch:
-        return batch_of(decode_payload(content))
+        return self._decode_rows(content)

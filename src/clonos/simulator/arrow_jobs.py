@@ -1,0 +1,145 @@
+"""Real compiled jobs for the simulator: Arrow batches through the operators that users get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.api import sinks, sources
+from clonos.api.aggregates import count
+from clonos.api.aggregates import sum as total
+from clonos.api.job import Job
+from clonos.api.streams import Stream
+from clonos.api.windows import tumbling
+from clonos.core.program import Batch, Program
+from clonos.graph.compile import CompiledJob
+from clonos.operators.batches import seal
+from clonos.operators.process import Process, ProcessContext
+
+SCHEMA = "id long, key string, at timestamp, amount double"
+_START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def look_up(number: int) -> int:
+    """Stands for the external service; the simulated world answers in its place."""
+    raise AssertionError(number)
+
+
+def enrich(row: Any, ctx: Any) -> tuple[Any, ...]:
+    """Clock, random numbers and a call that may fail."""
+    try:
+        answer = ctx.call(look_up, row.id) % 1000
+    except ValueError:
+        answer = -1
+    noise = float(ctx.random.random())
+    return row.id, row.key, row.at, row.amount + noise + answer + ctx.clock.now_ms() % 7
+
+
+class Running(Process):
+    """A sum and a set per key, reported now and then by a timer."""
+
+    def open(self, ctx: ProcessContext) -> None:
+        self.sum = ctx.state("sum", "double")
+        self.seen = ctx.state("seen")
+
+    def on_row(self, row: Any, ctx: ProcessContext) -> Iterable[Any]:
+        self.sum.set(self.sum.get(0.0) + row.amount)
+        seen = self.seen.get(set())
+        if not seen:
+            ctx.timers.processing_time(ctx.clock.now_ms() + 5)
+        self.seen.set(seen | {row.id})
+        return [(row.id, row.key, row.at, self.sum.get())]
+
+    def on_timer(self, key: Any, due: int, ctx: ProcessContext) -> Iterable[Any]:
+        ids = list(self.seen.get(set()))
+        self.seen.set(set())
+        return [(sum(ids), str(key), _START, float(len(ids)))]
+
+
+class ArrowSource:
+    """The rows of one source task."""
+
+    def __init__(self, first_id: int, rows: int) -> None:
+        ids = range(first_id, first_id + rows)
+        self._rows = pa.RecordBatch.from_pydict(
+            {
+                "id": pa.array(ids, pa.int64()),
+                "key": [f"key {i * 7 % 5}" for i in ids],
+                "at": [_START + timedelta(seconds=i % 40) for i in ids],
+                "amount": [i * 0.37 for i in ids],
+            }
+        )
+
+    def fitted(self, schema: pa.Schema) -> ArrowSource:
+        table = pa.Table.from_batches([self._rows]).cast(schema)
+        (self._rows,) = table.combine_chunks().to_batches()
+        return self
+
+    def read(self, offset: int, number: int) -> Batch:
+        return seal(self._rows.slice(offset, number))
+
+
+class ArrowJob:
+    """What :class:`clonos.simulator.programs.Job` is for toy programs."""
+
+    def __init__(self, compiled: CompiledJob, rows: int) -> None:
+        self.compiled = compiled
+        self.plan = compiled.plan
+        self.stage_of: dict[int, int] = {}
+        self.sources = {
+            task.id: ArrowSource(1 + 1000 * task.id, rows).fitted(code.source.schema)
+            for task, code in zip(self.plan.tasks, compiled.codes, strict=True)
+            if code.source is not None
+        }
+
+    def program(self, task: int) -> Program:
+        return self.compiled.codes[task].program()
+
+    def arrivals(self) -> dict[int, dict[int, int]]:
+        """Rows are aggregated: nothing is said about where each of them arrives."""
+        return {}
+
+    @staticmethod
+    def encode(batch: Batch) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.payload.schema) as writer:
+            writer.write_batch(batch.payload)
+        content: bytes = sink.getvalue().to_pybytes()
+        return content
+
+    @staticmethod
+    def decode(content: bytes) -> Any:
+        with pa.ipc.open_stream(content) as reader:
+            return reader.read_next_batch()
+
+    def wrap(self, payload: Any) -> Batch:
+        return seal(payload)
+
+
+def random_arrow_job(random: Random) -> ArrowJob:
+    """Windows in both times, processes with timers, calls, unions, shuffles."""
+    depth: Any = random.choice((0, 1, 1, 2, "full"))
+    job = Job("simulated", parallelism=random.choice((1, 2)), sharing_depth=depth, seed=7)
+    source = sources.from_batches([], schema=SCHEMA)
+    stream: Stream = job.source(source, name="rows").with_watermark("at", "5 seconds")
+    if random.random() < 0.5:
+        stream = stream.map(enrich, SCHEMA, name="enrich")
+    if random.random() < 0.4:
+        stream = stream.union(stream.filter(lambda row: row.id % 3 == 0, name="third"))
+    if random.random() < 0.5:
+        stream = stream.key_by("key").process(Running(), SCHEMA, name="running")
+    keyed = stream.key_by("key")
+    kind = random.random()
+    if kind < 0.4:
+        window = keyed.window(tumbling("10 seconds", on="at"))
+        out = window.agg(rows=count(), total=total("amount"))
+    elif kind < 0.7:
+        out = keyed.window(tumbling("20 ms")).agg(rows=count(), total=total("amount"))
+    else:
+        out = stream.rebalance()
+    out.sink(sinks.collect(), name="out")
+    return ArrowJob(job.compile(), rows=random.randint(8, 30))

@@ -1,0 +1,112 @@
+"""Whose checkpoint a folder is, and what it needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import clonos
+from clonos.cluster.directory import JobDirectory, describe, differences
+from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.graph.compile import CompiledJob
+
+
+def compiled(*, name="count", depth=1, size="5 seconds", path=None) -> CompiledJob:
+    job = clonos.Job("words", sharing_depth=depth)
+    source = (
+        clonos.sources.from_batches([], schema="word string")
+        if path is None
+        else clonos.sources.files(str(path), "text", "word string")
+    )
+    counts = job.source(source).key_by("word").window(clonos.tumbling(size))
+    counts.agg(n=clonos.count(), name=name).sink(clonos.sinks.collect(), name="out")
+    return job.compile()
+
+
+def directory(path: object) -> JobDirectory:
+    return JobDirectory(str(path), None, on_one_machine=True)
+
+
+def test_the_same_graph_is_welcome(tmp_path):
+    first = directory(tmp_path)
+    first.check(compiled())
+    first.claim(compiled())
+    directory(tmp_path).check(compiled())
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"depth": 0}, "sharing_depth was 1, is 0"),
+        ({"size": "6 seconds"}, r"tasks.count\[0\].operators.* was 5000, is 6000"),
+        ({"name": "n"}, r"tasks.count\[0\] was \{\.\.\.\}, is nothing"),
+    ],
+)
+def test_another_graph_is_refused(tmp_path, other, told):
+    directory(tmp_path).claim(compiled())
+    with pytest.raises(OtherJob, match=told) as caught:
+        directory(tmp_path).check(compiled(**other))
+    assert caught.value.remedy
+
+
+def test_other_files_are_refused(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("to be\n")
+    directory(tmp_path).claim(compiled(path=text))
+    text.write_text("to be or not\n")
+    with pytest.raises(OtherJob, match="source"):
+        directory(tmp_path).check(compiled(path=text))
+
+
+def test_unreadable(tmp_path):
+    (tmp_path / "job.json").write_text("{")
+    with pytest.raises(UnreadableCheckpoint, match=r"job\.json"):
+        directory(tmp_path).check(compiled())
+
+
+def test_a_journal_of_nobody(tmp_path):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "1.journal").touch()
+    with pytest.raises(UnreadableCheckpoint, match="missing"):
+        directory(tmp_path).check(compiled())
+
+
+def test_what_is_written_is_remembered(tmp_path):
+    first = directory(tmp_path)
+    first.claim(compiled())
+    first.set_written("out", compiled())
+    again = directory(tmp_path)
+    again.check(compiled())
+    assert again.is_written("out")
+    assert not again.is_written("other")
+
+
+def test_remote_checkpoints_need_a_local_journal(tmp_path):
+    with pytest.raises(BadDirectory, match="journal_dir"):
+        JobDirectory("s3://bucket/job", None, on_one_machine=False)
+    mixed = JobDirectory("s3://bucket/job/", tmp_path, on_one_machine=False)
+    assert (mixed.layers_uri, mixed.journal) == ("s3://bucket/job/layers", tmp_path)
+
+
+def test_file_uris_are_local():
+    assert JobDirectory("file:///data/a%20b", None, on_one_machine=True).journal == Path(
+        "/data/a b"
+    )
+
+
+def test_scratch_folders_are_for_one_machine():
+    with pytest.raises(BadDirectory, match="checkpoint_dir"):
+        JobDirectory(None, None, on_one_machine=False)
+    scratch = JobDirectory(None, None, on_one_machine=True)
+    folder = scratch.journal
+    assert folder.is_dir()
+    del scratch
+    assert not folder.exists()
+
+
+def test_descriptions_are_plain_and_stable():
+    one, two = (json.dumps(describe(compiled())) for _ in range(2))
+    assert one == two
+    assert not list(differences(json.loads(one), json.loads(two)))

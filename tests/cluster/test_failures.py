@@ -1,0 +1,205 @@
+"""Jobs that cannot go on say why, at once, and take nothing with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+import clonos
+from clonos import errors
+from clonos.cluster.errors import BadDirectory, OtherJob, OutputExists, SinkFailed
+from clonos.core.coordinator import POISON_DEATHS
+from clonos.core.layer import UnreadableLayer
+from clonos.spark.errors import NotEnoughSlots
+from clonos.storage.journal import JournalInUse, UnreadableJournal
+from clonos.transport.errors import PlaintextRefused
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(120),
+]
+
+
+def numbers(rows: int = 100) -> Any:
+    return clonos.sources.from_batches([[(i,) for i in range(rows)]], schema="n long")
+
+
+def mapped(fn: Any, **settings: Any) -> clonos.Job:
+    job = clonos.Job("failing", **{"checkpoint_interval": "300 ms", **settings})
+    rows = job.source(numbers(), name="numbers", rows_per_second=200)
+    rows.map(fn, "n long", name="work", parallelism=2).sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def test_a_function_that_raises(spark):
+    def work(row: Any) -> int:
+        return int(row.n // (row.n - 7) * 0 + row.n)
+
+    running = mapped(work).start(spark)
+    with pytest.raises(errors.OperatorError, match=r"ZeroDivisionError.*n=7") as caught:
+        running.wait(60)
+    assert caught.value.where == "work[1]"
+    assert "on_bad_record" in caught.value.remedy
+    assert not running.observer.recoveries
+
+
+def test_bad_records_are_dropped_and_counted(spark):
+    def work(row: Any) -> int:
+        if row.n % 10 == 3:
+            raise ValueError("three")
+        return int(row.n)
+
+    result = mapped(work, on_bad_record="drop").run(spark, timeout_s=60)
+    assert sorted(result.table().column(0).to_pylist()) == [n for n in range(100) if n % 10 != 3]
+    assert result.dropped == {"work: bad_records": 10}
+
+
+def test_a_poison_record(spark, tmp_path):
+    deaths = tmp_path / "deaths"
+    deaths.touch()
+
+    def work(row: Any) -> int:
+        if row.n == 50:
+            with deaths.open("a") as file:
+                file.write("x")
+            os._exit(1)
+        return int(row.n)
+
+    with pytest.raises(errors.PoisonRecord, match="kills the process") as caught:
+        mapped(work).run(spark, timeout_s=90)
+    assert caught.value.where.startswith("work[")
+    assert len(deaths.read_text()) == POISON_DEATHS
+
+
+def test_a_callback_that_raises(spark):
+    def told(batch: pa.RecordBatch) -> None:
+        raise RuntimeError("no room")
+
+    job = clonos.Job("callback")
+    job.source(numbers()).sink(clonos.sinks.callback(told), name="out")
+    with pytest.raises(
+        errors.OperatorError, match="out: .*RuntimeError: no room"
+    ):
+        job.run(spark, timeout_s=60)
+
+
+def test_nobody_listens(spark):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = clonos.Job("socket")
+    job.source(clonos.sources.socket_lines("127.0.0.1", port)).sink(clonos.sinks.collect())
+    with pytest.raises(errors.SourceError, match=f"cannot connect to 127.0.0.1:{port}") as caught:
+        job.run(spark, timeout_s=60)
+    assert "start the server" in caught.value.remedy
+
+
+def test_a_dataframe_that_cannot_be_computed(spark, tmp_path):
+    spark.range(3).write.parquet(str(tmp_path / "t"))
+    frame = spark.read.parquet(str(tmp_path / "t")).repartition(2)
+    for file in (tmp_path / "t").iterdir():
+        file.unlink()
+    job = clonos.Job("frame")
+    job.source(frame, name="frame").sink(clonos.sinks.collect())
+    with pytest.raises(errors.SourceError, match="frame: the DataFrame cannot be read"):
+        job.start(spark)
+
+
+def test_too_few_cores_leave_nothing_locked(spark, tmp_path):
+    job = mapped(lambda row: row.n, parallelism=12, checkpoint_dir=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(NotEnoughSlots, match=r"local\["):
+            job.start(spark)
+
+
+def test_two_drivers_of_one_folder(spark, tmp_path):
+    job = mapped(lambda row: row.n, checkpoint_dir=str(tmp_path))
+    running = job.start(spark)
+    with pytest.raises(JournalInUse, match="stop the other driver"):
+        job.start(spark)
+    assert running.wait(60).rows == {"out": 100}
+    with pytest.raises(OtherJob, match=r"work\[0\]"):
+        mapped(lambda row: row.n, checkpoint_dir=str(tmp_path), on_bad_record="drop").start(spark)
+
+
+def test_folders_are_checked_first(spark, tmp_path):
+    with pytest.raises(BadDirectory, match="journal_dir"):
+        mapped(lambda row: row.n, checkpoint_dir="s3://bucket/job").start(spark)
+    out = tmp_path / "out"
+    job = clonos.Job("parquet")
+    job.source(numbers()).sink(clonos.sinks.parquet(str(out)), name="out")
+    job.run(spark, timeout_s=60)
+    with pytest.raises(OutputExists, match="out"):
+        job.run(spark, timeout_s=60)
+    (tmp_path / "file").touch()
+    job = clonos.Job("parquet")
+    job.source(numbers()).sink(clonos.sinks.parquet(str(tmp_path / "file")), name="out")
+    with pytest.raises(SinkFailed, match="cannot write"):
+        job.run(spark, timeout_s=60)
+
+
+def test_damaged_checkpoints_are_named(spark, tmp_path):
+    job = mapped(lambda row: row.n, checkpoint_dir=str(tmp_path))
+    running = job.start(spark)
+    while running.observer.floors < 1:
+        time.sleep(0.02)
+    running.stop()
+    assert not running.wait(0).is_complete
+    for layer in (tmp_path / "layers").rglob("*.layer"):
+        layer.write_bytes(b"\0" + layer.read_bytes()[1:])
+    with pytest.raises(UnreadableLayer, match=r"\.layer: the stored layer cannot be read") as bad:
+        job.run(spark, timeout_s=60)
+    assert bad.value.remedy
+    journal = next((tmp_path / "journal").glob("*.journal"))
+    journal.write_bytes(b"x" + journal.read_bytes()[1:])
+    with pytest.raises(UnreadableJournal, match="preamble"):
+        job.run(spark, timeout_s=60)
+
+
+def test_plaintext_stays_on_this_machine(spark, monkeypatch):
+    monkeypatch.setattr("clonos.cluster.driver.driver_address", lambda spark: "192.0.2.2")
+    with pytest.raises(PlaintextRefused, match="allow_plaintext=True"):
+        mapped(lambda row: row.n).start(spark)
+
+
+def test_rows_in_another_order_are_noticed(kit, spark):
+    def shuffled(batches: Any) -> Any:
+        seed = os.getpid()
+        for batch in batches:
+            numbers = batch.column("n").to_pylist()
+            yield pa.record_batch({"n": [(n * 7 + seed) % 1000 for n in numbers]})
+
+    frame = spark.range(0, 4_000, 1, 1).withColumnRenamed("id", "n").mapInArrow(shuffled, "n long")
+    job = clonos.Job("order", checkpoint_interval="1 hour")
+    job.source(frame, name="rows", rows_per_second=1000).sink(
+        clonos.sinks.collect(), name="out"
+    )
+    running = job.start(spark)
+    kit.wait_for(lambda: running.consumers.rows["out"] > 200)
+    kit.kill(running, "rows[0]")
+    with pytest.raises(errors.Divergence, match="other rows") as caught:
+        running.wait(60)
+    assert "spool=True" in caught.value.remedy
+    # Spooled, it is read from files: the same rows again, whoever reads them.
+    job = clonos.Job("order", checkpoint_interval="300 ms")
+    rows = job.source(frame, name="rows", rows_per_second=1000, spool=True)
+    rows.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_for(lambda: running.consumers.rows["out"] > 200)
+    kit.kill(running, "rows[0]")
+    result = running.wait(60)
+    assert [r.name for r in result.recoveries] == ["rows[0]"]
+    assert result.rows == {"out": 4_000}
+
+
+def test_timestamps_survive_spooling(kit, spark):
+    frame = kit.dataframe(spark, 2_000)
+    kit.check(kit.build(frame, rate=None, spool=True).run(spark, timeout_s=60).table(), 2_000)

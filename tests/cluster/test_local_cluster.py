@@ -1,0 +1,53 @@
+"""Two executors, each a JVM of its own: one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from clonos.spark.session import get_or_create
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkSession]:
+    if (other := SparkSession.getActiveSession()) is not None:
+        other.stop()
+    session = get_or_create("local-cluster[2,10,1024]", "cluster tests")
+    yield session
+    session.stop()
+
+
+@pytest.mark.parametrize("source", ["files", "dataframe"])
+def test_an_executor_is_killed(kit, cluster, tmp_path, source):
+    rows = 4_000 if source == "files" else 9_000
+    rows_in = kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows)
+    # With "full" depth, whatever dies together, somebody else has its log.
+    job = kit.build(rows_in, rate=700, sharing_depth="full").start(cluster)
+    kit.wait_quiet(job)
+    slots = job.slots()
+    executors = {slot.executor_pid for slot in slots}
+    assert len(executors) == 2
+    assert "driver" not in {slot.executor for slot in slots}
+    homes = {slot.runs: slot.executor_pid for slot in slots if slot.runs}
+    for slot in slots:
+        for task in slot.keeps:
+            assert slot.executor_pid != homes[task], f"a standby of {task} is where {task} is"
+    victim = homes["running[0]"]
+    lost = [task for task, executor in homes.items() if executor == victim]
+    os.kill(victim, signal.SIGKILL)
+    kit.wait_recovered(job, len(lost))
+    if source == "files":
+        kit.wait_quiet(job)  # Spark has started another executor, slots are back on it
+        assert victim not in {slot.executor_pid for slot in job.slots()}
+    kit.open_tap(tmp_path)
+    kit.check(job.wait(90).table(), rows)

@@ -1,0 +1,131 @@
+"""Jobs that are stopped, or whose driver is killed, and started again by the same call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.storage.delivered import DeliveredStore
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(180),
+]
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from conftest import Kit
+from clonos.spark.session import get_or_create
+folder, rows = Path(sys.argv[2]), int(sys.argv[3])
+kit = Kit()
+spark = get_or_create("local[12]")
+job = kit.build(
+    kit.gated(folder, rows), checkpoint_dir=str(folder / "checkpoint"), rate=1000, parallelism=1
+)
+running = job.start(spark)
+running.on_event(lambda event: print(event.what, event.value, flush=True))
+print("rows", running.wait().rows["out"], flush=True)
+"""
+
+
+def test_a_killed_driver(kit, spark, tmp_path):
+    rows = 4_000
+    source = kit.gated(tmp_path, rows)
+    job = kit.build(source, checkpoint_dir=str(tmp_path / "checkpoint"), rate=1000, parallelism=1)
+    here = str(Path(__file__).parent)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, here, str(tmp_path), str(rows)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    try:
+        for line in driver.stdout:
+            if line.startswith("floor") and int(line.split()[1]) >= 6:
+                break
+        time.sleep(0.2)
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+    before = _delivered(job, tmp_path / "checkpoint")
+    assert before.num_rows
+    running = job.start(spark)
+    assert running.coordinator.term == 2
+    assert running.host.keeper.epoch >= 6
+    kit.open_tap(tmp_path)
+    result = running.wait(60)
+    kit.check(result.table(), rows)
+    assert result.table().slice(0, before.num_rows).equals(before)
+    # It is complete: the same result at once.
+    start = time.monotonic()
+    again = job.run(spark, timeout_s=10)
+    assert time.monotonic() - start < 5
+    assert again.is_complete
+    assert again.table().equals(result.table())
+
+
+def test_stopped_and_started(kit, spark, tmp_path):
+    rows = 4_000
+    written: list[int] = []
+    sink = clonos.sinks.spark_write(lambda df: written.append(df.count()))
+    job = kit.build(
+        kit.gated(tmp_path, rows), sink=sink, checkpoint_dir=str(tmp_path / "checkpoint")
+    )
+    delivered = 0
+    for term in (1, 2):
+        running = job.start(spark)
+        assert running.coordinator.term == term
+        kit.wait_quiet(running)
+        kit.wait_for(lambda r=running, d=delivered: r.consumers.rows["out"] or d)
+        running.stop()
+        result = running.wait(0)
+        assert not result.is_complete
+        assert result.rows["out"] >= delivered
+        delivered = result.rows["out"]
+    kit.open_tap(tmp_path)
+    result = job.run(spark, timeout_s=60)
+    kit.check(result.table(), rows)
+    job.run(spark, timeout_s=10)
+    assert written == [result.rows["out"]]
+
+
+def test_stopped_parquet_sink(kit, spark, tmp_path):
+    import pyarrow.parquet as pq
+
+    rows = 3_000
+    sink = clonos.sinks.parquet(str(tmp_path / "out"), rows_per_file=5, linger="50 ms")
+    job = kit.build(
+        kit.gated(tmp_path, rows), sink=sink, checkpoint_dir=str(tmp_path / "checkpoint")
+    )
+    running = job.start(spark)
+    kit.wait_quiet(running)
+    kit.wait_for(lambda: running.consumers.rows["out"])
+    running.stop()
+    kit.open_tap(tmp_path)
+    job.run(spark, timeout_s=60)
+    kit.check(pq.read_table(tmp_path / "out"), rows)
+
+
+def _delivered(job: clonos.Job, folder: Path) -> Any:
+    """What a dead driver's journal says was delivered, in order."""
+    from clonos.cluster.keeper_host import KeeperHost
+
+    compiled = job.compile()
+    host = KeeperHost(compiled.plan, folder, "process", lambda output: None)
+    batches = [d.batch for d in DeliveredStore(folder / "delivered").read("out")]
+    batches += [o.item.batch.payload for o in host._recovered if o.item.batch is not None]
+    host.close()
+    schema = compiled.codes[-1].schemas[compiled.codes[-1].task.outputs[-1]]
+    return pa.Table.from_batches(batches, schema=schema)

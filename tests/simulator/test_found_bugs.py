@@ -1,0 +1,126 @@
+"""What the simulator has found in the core, each as small as it gets."""
+
+from __future__ import annotations
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.channels import Input, Verdict
+from clonos.core.determinants import Order, Source, encode_record
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.log import LogBook
+from clonos.core.messages import Dependency, Item, Kind, Run
+from clonos.core.plan import Incarnation
+from clonos.core.task import TaskMachine
+from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.world import NoWorld, batch_of
+
+OLD, NEW, NEWER = Incarnation(1, 0), Incarnation(1, 1), Incarnation(1, 2)
+SOURCE = encode_record([Source(1, 0, None)])
+PLAIN = Behaviour()
+JOB = build_job(
+    (
+        Stage("source", 1, ()),
+        Stage("middle", 1, (0,)),
+        Stage("sink", 1, (1,), is_sink=True),
+    ),
+    sharing_depth=1,
+    rows=5,
+)
+
+
+def machine(task, log=(), fences=()):
+    activate = msg.Activate(task, OLD, 0, (), log, fences, ())
+    world = NoWorld(lambda content: batch_of(JOB.decode(content)))
+    made = TaskMachine(JOB.plan, activate, JOB.program(task), (), world)
+    made.start()
+    return made
+
+
+def item(seq, dep):
+    batch = batch_of(((seq, seq),))
+    return Item(seq, Kind.BATCH, 0, 0, batch, dep, 0)
+
+
+def test_a_superseded_fence_does_not_refuse_what_the_newer_one_allows():
+    book = LogBook()
+    book.append(Run(7, OLD, 1, (b"a",)))
+    book.fence(7, NEW)
+    book.fence(7, NEWER)
+    book.resolve(7, NEWER, 2)
+    run = Run(7, OLD, 2, (b"b",))
+    assert not book.refuses(run)
+    book.append(run)
+    assert book.length(7) == 2
+
+
+def test_entries_of_a_new_life_wait_until_the_old_ones_are_cut():
+    book = LogBook()
+    book.append(Run(0, OLD, 1, (b"a", b"lost")))
+    book.fence(0, NEW)
+    channel = Input(JOB.plan, JOB.plan.channels[0], 0, 0)
+    data = msg.Data(0, NEW, None, (Run(0, NEW, 2, (b"new",)),))
+    assert channel.take(data, book) is Verdict.HELD
+    book.resolve(0, NEW, 1)
+    assert channel.release_held(book) is Verdict.TAKEN
+    assert book.record(0, 2) == b"new"
+
+
+def test_what_is_held_but_not_yet_depended_on_waits_for_the_resolution():
+    """Its log may be cut to less than we hold: then we would be an orphan nobody knows of."""
+    task = machine(1)
+    task.handle(ev.Opened(0, 1, OLD))
+    run = Run(0, OLD, 1, (SOURCE, SOURCE))
+    data = msg.Data(0, OLD, item(1, {0: Dependency(OLD, 2)}), (run,))
+    task.handle(ev.Received(0, 1, data))
+    (told,) = [a for a in task.handle(msg.Fence(0, NEW)) if isinstance(a, ev.Tell)]
+    assert told.report == msg.FenceAnswer(1, 0, NEW, 2, None)
+    assert task.step(0) is None
+
+
+def test_no_hello_while_a_log_on_the_channel_is_being_cut():
+    task = machine(1)
+    task.handle(msg.Fence(0, NEW))
+    assert not task.handle(ev.Opened(0, 1, NEW))
+    actions = task.handle(msg.Resolve(0, NEW, 0))
+    assert any(isinstance(a, ev.Reply) for a in actions)
+
+
+def keeper():
+    made = HouseKeeper(JOB.plan, JOB.encode, JOB.decode)
+    made.begin_term(1)
+    return made
+
+
+def acknowledged(house_keeper):
+    actions, _ = house_keeper.committed()
+    replies = [a.message for a in actions if isinstance(a, ev.Reply)]
+    return {t: n for m in replies if isinstance(m, msg.Credit) for t, n in m.stable.items()}
+
+
+def test_only_what_rests_on_held_entries_is_acknowledged():
+    house_keeper = keeper()
+    (world,) = JOB.plan.tasks[2].outputs
+    house_keeper.handle(ev.Opened(world, 1, OLD))
+    took = encode_record([Order(0, 1, 3, 1, 0)])  # an item made at position 3 of the source
+    data = msg.Data(world, OLD, None, (Run(1, OLD, 1, (took,)),))
+    house_keeper.handle(ev.Received(world, 1, data))
+    house_keeper.take_records()
+    assert acknowledged(house_keeper)[1] == 0
+    house_keeper.append([Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))])
+    house_keeper.handle(ev.Received(world, 1, msg.Data(world, OLD, None, ())))
+    house_keeper.take_records()
+    assert acknowledged(house_keeper)[1] == 1
+
+
+def test_what_waited_for_a_resolution_is_journaled():
+    house_keeper = keeper()
+    (world,) = JOB.plan.tasks[2].outputs
+    house_keeper.handle(ev.Opened(world, 1, OLD))
+    house_keeper.committed()
+    house_keeper.fence(1, NEW)
+    data = msg.Data(world, OLD, None, (Run(1, NEW, 1, (SOURCE,)),))
+    house_keeper.handle(ev.Received(world, 1, data))
+    house_keeper.resolve(msg.Resolve(1, NEW, 0))
+    again = keeper()
+    again.recover(house_keeper.take_records())
+    assert again.length(1) == house_keeper.length(1) == 1
