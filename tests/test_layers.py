@@ -47,10 +47,14 @@ EVERYBODY = {"errors"}
 
 CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "builtins", "collections", "contextlib", "dataclasses", "enum",
-    "functools", "hashlib", "heapq", "itertools", "math", "struct", "typing",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "struct", "types", "typing",
+    "datetime", "decimal",  # as types of values; what reads the clock is looked for below
     "msgpack", "xxhash",
 }  # fmt: skip
 """Outside of clonos. Nothing with a clock, randomness, a thread, a file or a socket."""
+
+CLOCKS = {"now", "utcnow", "today"}
+"""Methods of the classes of ``datetime`` that read the clock: not in the core."""
 
 
 class Import(NamedTuple):
@@ -191,3 +195,21 @@ def test_a_violation_is_found(module, source, complaint):
 )
 def test_what_is_allowed_passes(module, source):
     assert violations(source, module, is_package=module == "clonos") == []
+
+
+def clock_readings(source: str) -> list[int]:
+    """Lines of `source` that mention a method that reads the clock."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and node.attr in CLOCKS
+    ]
+
+
+def test_the_core_reads_no_clock():
+    for path in sorted((PACKAGE / "core").glob("*.py")):
+        assert not clock_readings(path.read_text("utf-8")), path.name
+
+
+def test_a_reading_of_the_clock_is_found():
+    assert clock_readings("from datetime import datetime\nx = datetime.now()") == [2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -42,12 +41,12 @@ def mapped(fn: Any, **settings: Any) -> clonos.Job:
 
 def test_a_function_that_raises(spark):
     def work(row: Any) -> int:
-        return int(row.n // (row.n - 7) * 0 + row.n)
+        return int(row.n + 0 / (row.n - 7))
 
     running = mapped(work).start(spark)
     with pytest.raises(errors.OperatorError, match=r"ZeroDivisionError.*n=7") as caught:
         running.wait(60)
-    assert caught.value.where == "work[1]"
+    assert caught.value.where in {"work[0]", "work[1]"}
     assert "on_bad_record" in caught.value.remedy
     assert not running.observer.recoveries
 
@@ -86,9 +85,7 @@ def test_a_callback_that_raises(spark):
 
     job = clonos.Job("callback")
     job.source(numbers()).sink(clonos.sinks.callback(told), name="out")
-    with pytest.raises(
-        errors.OperatorError, match="out: .*RuntimeError: no room"
-    ):
+    with pytest.raises(errors.OperatorError, match=r"out: .*RuntimeError: no room"):
         job.run(spark, timeout_s=60)
 
 
@@ -126,7 +123,7 @@ def test_two_drivers_of_one_folder(spark, tmp_path):
     with pytest.raises(JournalInUse, match="stop the other driver"):
         job.start(spark)
     assert running.wait(60).rows == {"out": 100}
-    with pytest.raises(OtherJob, match=r"work\[0\]"):
+    with pytest.raises(OtherJob, match='was "fail", is "drop"'):
         mapped(lambda row: row.n, checkpoint_dir=str(tmp_path), on_bad_record="drop").start(spark)
 
 
@@ -146,11 +143,10 @@ def test_folders_are_checked_first(spark, tmp_path):
         job.run(spark, timeout_s=60)
 
 
-def test_damaged_checkpoints_are_named(spark, tmp_path):
-    job = mapped(lambda row: row.n, checkpoint_dir=str(tmp_path))
+def test_damaged_checkpoints_are_named(kit, spark, tmp_path):
+    job = kit.build(kit.gated(tmp_path, 2_000), checkpoint_dir=str(tmp_path))
     running = job.start(spark)
-    while running.observer.floors < 1:
-        time.sleep(0.02)
+    kit.wait_quiet(running)
     running.stop()
     assert not running.wait(0).is_complete
     for layer in (tmp_path / "layers").rglob("*.layer"):
@@ -179,9 +175,7 @@ def test_rows_in_another_order_are_noticed(kit, spark):
 
     frame = spark.range(0, 4_000, 1, 1).withColumnRenamed("id", "n").mapInArrow(shuffled, "n long")
     job = clonos.Job("order", checkpoint_interval="1 hour")
-    job.source(frame, name="rows", rows_per_second=1000).sink(
-        clonos.sinks.collect(), name="out"
-    )
+    job.source(frame, name="rows", rows_per_second=1000).sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
     kit.wait_for(lambda: running.consumers.rows["out"] > 200)
     kit.kill(running, "rows[0]")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clonos.cluster import pool
+from clonos.cluster.progress import JobEvent
 from clonos.spark.errors import SparkStopped
 from clonos.spark.session import get_or_create
 
@@ -85,7 +86,7 @@ def test_a_slot_cancelled_in_the_ui_is_launched_again(kit, spark, tmp_path):
 
 def test_events_are_told(kit, spark, tmp_path):
     job = kit.build(kit.gated(tmp_path, 2_000)).start(spark)
-    heard = []
+    heard: list[JobEvent] = []
     job.on_event(heard.append)
     kit.wait_quiet(job)
     kit.kill(job, "out[0]")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 
 from clonos.cluster.errors import OtherVersion, SlotsLost
 from clonos.core import coordinator as co
@@ -26,7 +25,7 @@ from clonos.operators.specs import SourceSpec
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
 from clonos.spark.errors import SparkStopped
-from clonos.spark.slots import SlotHandle, SlotLauncher
+from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.events import ControlOpened, Register
 from clonos.transport.streams import Incoming
 
@@ -110,9 +109,9 @@ class SlotPool:
             try:
                 frame = _partitioned(code.source.dataframe, code.parallelism)
                 self._launcher.prepare(self._body, frame)
-            except PySparkException as error:
+            except SPARK_ERRORS as error:
                 raise SourceError(
-                    f"the DataFrame cannot be read: {str(error).splitlines()[0][:300]}",
+                    f"the DataFrame cannot be read: {in_short(error)}",
                     where=operator,
                 ) from error
             self._frames[operator] = frame

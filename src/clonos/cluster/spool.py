@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyspark.errors import PySparkException
 
 from clonos.errors import SourceError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.files_reader import FileList, ParquetReader
+from clonos.spark.slots import SPARK_ERRORS, in_short
 
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
@@ -50,9 +50,9 @@ def _spool(code: TaskCode, spark: Any, uri: str) -> FileList:
                 frame = frame.repartition(code.parallelism)
             _write(frame, spark, uri)
         return FileList.find(uri)
-    except (PySparkException, OSError, pa.ArrowException) as error:
+    except (*SPARK_ERRORS, pa.ArrowException) as error:
         raise SourceError(
-            f"the DataFrame could not be spooled to {uri}: {str(error).splitlines()[0][:300]}",
+            f"the DataFrame could not be spooled to {uri}: {in_short(error)}",
             where=code.task.operator,
             remedy="see that the DataFrame can be computed and that Spark and pyarrow both reach "
             "the checkpoint_dir",

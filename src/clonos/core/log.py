@@ -20,11 +20,12 @@ class Log:
     """The held entries of one task: `base` + 1 ... `length`; below `base` lies the floor (or
     what the house-keeper is known to hold)."""
 
-    __slots__ = ("base", "records", "starts", "writers")
+    __slots__ = ("base", "nbytes", "records", "starts", "writers")
 
     def __init__(self, base: int = 0) -> None:
         self.base = base
         self.records: list[bytes] = []
+        self.nbytes = 0
         # writers[i] wrote the entries from starts[i] on, up to starts[i + 1]
         self.starts: list[int] = []
         self.writers: list[Incarnation] = []
@@ -55,11 +56,13 @@ class Log:
             self.starts.append(self.length + 1)
             self.writers.append(run.incarnation)
         self.records.extend(fresh)
+        self.nbytes += sum(map(len, fresh))
 
     def truncate(self, position: int) -> None:
         """Drop the entries up to `position`: a floor has passed them."""
         if position <= self.base:
             return
+        self.nbytes -= sum(map(len, self.records[: position - self.base]))
         del self.records[: position - self.base]
         self.base = position
         keep = max(bisect_right(self.starts, position + 1) - 1, 0)
@@ -72,7 +75,9 @@ class Log:
         """Drop the entries after `length`: nothing that survives depends on them."""
         if length >= self.length:
             return
-        del self.records[max(length - self.base, 0) :]
+        kept = max(length - self.base, 0)
+        self.nbytes -= sum(map(len, self.records[kept:]))
+        del self.records[kept:]
         while self.starts and self.starts[-1] > self.length:
             self.starts.pop()
             self.writers.pop()
@@ -195,4 +200,4 @@ class LogBook:
 
     @property
     def nbytes(self) -> int:
-        return sum(len(record) for log in self._logs.values() for record in log.records)
+        return sum(log.nbytes for log in self._logs.values())

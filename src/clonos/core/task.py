@@ -45,6 +45,8 @@ COALESCE_BATCHES = 64
 """At most so many batches of a channel are handled as one: bounds the latency of a step."""
 COALESCE_BYTES = 4 << 20
 """The same in bytes."""
+COALESCE_ROWS = 4096
+"""The same in rows: what costs Python per row must not hold up fences and markers."""
 
 
 class TaskMachine(Connections):
@@ -320,14 +322,16 @@ class TaskMachine(Connections):
         """How many items of a channel the next step may take as one."""
         if channel_input.aligned:
             return 0
-        count = size = 0
+        count = size = rows = 0
         for item in channel_input.queue:
             if self.fences.judge(item.dep) is not Trust.VALID:
                 break
             if item.kind is not Kind.BATCH:
                 return count or 1
             size += item.batch.nbytes if item.batch else 0
-            if count and (size > COALESCE_BYTES or count >= COALESCE_BATCHES):
+            rows += item.batch.rows if item.batch else 0
+            full = size > COALESCE_BYTES or rows > COALESCE_ROWS or count >= COALESCE_BATCHES
+            if count and full:
                 break
             count += 1
         return count

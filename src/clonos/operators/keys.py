@@ -103,15 +103,19 @@ def _hash_column(column: pa.Array) -> UInt64:
     elif pa.types.is_timestamp(data_type):
         hashes = _mix(_as_uint64(column.cast(pa.int64())))
     elif pa.types.is_floating(data_type):
-        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        values = _no_nulls(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
         hashes = _mix(np.ascontiguousarray(values).view(np.uint64))
     else:
         hashes = _hash_distinct(column)
     return hashes if nulls is None else np.where(nulls, _NULL_HASH, hashes)
 
 
+def _no_nulls(column: pa.Array, instead: float) -> pa.Array:
+    return column.fill_null(instead) if column.null_count else column
+
+
 def _as_uint64(column: pa.Array) -> UInt64:
-    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    values = _no_nulls(column, 0).to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(values).view(np.uint64)
 
 

@@ -53,10 +53,9 @@ class Output:
     def _emit_by_key(self, step: Step, batch: pa.RecordBatch) -> None:
         groups = key_groups(key_columns(batch, self.keys))
         owners = owner_of_group(groups, len(self.channels))
-        counts = np.bincount(owners, minlength=len(self.channels)).tolist()
-        ordered = batch.take(pa.array(np.argsort(owners, kind="stable")))
-        start = 0
-        for channel, count in zip(self.channels, counts, strict=True):
-            if count:
-                step.emit(channel, seal(ordered.slice(start, count)))
-            start += count
+        for index, channel in enumerate(self.channels):
+            rows = np.flatnonzero(owners == index)
+            if len(rows) == batch.num_rows:
+                step.emit(channel, seal(batch))
+            elif len(rows):
+                step.emit(channel, seal(batch.take(pa.array(rows))))

@@ -154,6 +154,6 @@ def _judge_failure(cluster: Cluster, *, is_poisoned: bool) -> None:
     if not is_poison or (not is_poisoned and cluster.deaths < POISON_DEATHS):
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
     terms = cluster.driver.coordinator.term
-    burnt = (POISON_DEATHS + 1) * terms + cluster.deaths - cluster.poisonings
+    burnt = 2 * POISON_DEATHS * terms + cluster.deaths - cluster.poisonings
     if cluster.poisonings > burnt:
         raise Violation("poison", f"{cluster.poisonings} slots were burnt")

@@ -73,6 +73,9 @@ class SlotInfo:
     nonce: str
 
 
+SPARK_ERRORS: Final = (Py4JError, PySparkException, OSError)
+"""What PySpark raises when something in the JVM goes wrong, or the JVM is gone."""
+
 Batches = Iterator[pa.RecordBatch]
 Body = Callable[[SlotInfo, "Batches | None"], None]
 OnEnd = Callable[[int, "ClonosError | None"], None]
@@ -251,7 +254,7 @@ class SlotLauncher:
             try:
                 self._label(slot_id, tag, text)
                 self._run(self.prepare(body, dataframe), partition or 0)
-            except (Py4JError, PySparkException, OSError, AttributeError) as failure:
+            except (*SPARK_ERRORS, AttributeError) as failure:
                 # An attribute is missing where PySpark has stopped meanwhile.
                 error = None if handle.cancelled else _slot_failed(text, failure)
             finally:
@@ -329,6 +332,10 @@ def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], B
 
 
 def _slot_failed(where: str, failure: BaseException) -> SlotFailed:
+    return SlotFailed(f"the slot's Spark job has failed: {in_short(failure)}", where=where)
+
+
+def in_short(failure: BaseException) -> str:
     """Say in one line what a Java stack trace says in a hundred."""
     cause = getattr(failure, "java_exception", None)
     lines = str(cause.getMessage() if cause is not None else failure).splitlines()
@@ -339,7 +346,7 @@ def _slot_failed(where: str, failure: BaseException) -> SlotFailed:
     else:
         first = lines[0] if lines else type(failure).__name__
         reason = first.rpartition("Exception: ")[2].partition(" Consider setting")[0]
-    return SlotFailed(f"the slot's Spark job has failed: {reason[:300]}", where=where)
+    return reason[:300]
 
 
 def driver_address(spark: SparkSession) -> str:
