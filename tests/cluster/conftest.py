@@ -195,6 +195,22 @@ def kit() -> Kit:
     return Kit()
 
 
+@pytest.fixture(autouse=True)
+def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    started: list[RunningJob] = []
+    start = RunningJob.start
+
+    def recording(job: RunningJob) -> RunningJob:
+        started.append(job)
+        return start(job)
+
+    monkeypatch.setattr(RunningJob, "start", recording)
+    yield
+    for job in started:
+        if job.is_running:
+            job.stop()
+
+
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     if (other := SparkSession.getActiveSession()) is not None:

@@ -58,7 +58,7 @@ def test_a_killed_driver(kit, spark, tmp_path):
         time.sleep(0.2)
     finally:
         os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
+        driver.communicate()
     before = _delivered(job, tmp_path / "checkpoint")
     assert before.num_rows
     running = job.start(spark)

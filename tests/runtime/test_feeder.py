@@ -60,9 +60,10 @@ def test_a_standby_follows_and_then_replays_exactly():
     fed = Fed(reader())
     for floor in (0, 2, 5):
         fed.feeder.advance(floor)
-    fed.feeder.ask(2)
+    fed.feeder.ask([2, 1])
     assert fed.rows(fed.feeder.taken) == [5, 6]
-    assert fed.rows(fed.feeder.take) == [7, 8, 9]
+    assert fed.rows(fed.feeder.taken) == [7]
+    assert fed.rows(fed.feeder.take) == [8, 9]
     fed.feeder.close()
 
 

@@ -173,9 +173,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class NeedRows:
-    """Replay: read exactly the next `rows` rows again and offer them."""
+    """Replay: read again exactly these numbers of rows, one after the other, and offer each."""
 
-    rows: int
+    cuts: tuple[int, ...]
 
 
 Event = (

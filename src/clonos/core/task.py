@@ -96,7 +96,6 @@ class TaskMachine(Connections):
         self._source: list[ev.SourceRows] = []
         self._source_over = False
         self._throttled = False
-        self._rows_wanted = False
         self._inject = 0
         self._turn = 0
         self._sealed: dict[int, tuple[Layer, msg.LayerRef | None]] = {}
@@ -177,8 +176,21 @@ class TaskMachine(Connections):
         self._do(ev.Tell(msg.Restored(self.id, self.incarnation)))
         for peer in self._peers:
             self._on_connect(msg.Connect(peer))
+        if self.spec.is_source:
+            self._ask_for_rows()
         self._if_replayed()
         return self._take_actions()
+
+    def _ask_for_rows(self) -> None:
+        """All that the replay will take, at once: the reader works ahead of it."""
+        records = (
+            self.book.record(self.id, position)
+            for position in range(self.position + 1, self.replay_to + 1)
+        )
+        causes = [decode_record(record)[0] for record in records]
+        cuts = [c.rows for c in causes if isinstance(c, Source) and c.content is None]
+        if cuts:
+            self._do(ev.NeedRows(tuple(cuts)))
 
     def _if_replayed(self) -> None:
         if self.phase is not Phase.REPLAYING or self.position < self.replay_to:
@@ -262,7 +274,6 @@ class TaskMachine(Connections):
 
     def _on_source_rows(self, event: ev.SourceRows) -> None:
         self._source.append(event)
-        self._rows_wanted = False
 
     def _on_source_ended(self, event: ev.SourceEnded) -> None:
         self._source_over = True
@@ -354,7 +365,7 @@ class TaskMachine(Connections):
                     where=self.spec.name,
                 )
         elif isinstance(cause, Source) and not self._reread(cause):
-            return self._take_actions() or None
+            return None
         self._run(cause, items, logged)
         self._if_replayed()
         if self.phase is Phase.LIVE:
@@ -375,9 +386,6 @@ class TaskMachine(Connections):
         if cut.content is not None:
             self._source[:] = [ev.SourceRows(self.world.decode_rows(cut.content), cut.content)]
         elif not self._source:
-            if not self._rows_wanted:
-                self._rows_wanted = True
-                self._do(ev.NeedRows(cut.rows))
             return False
         if self._source[0].batch.digest != cut.digest:
             raise Divergence(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -115,8 +117,16 @@ def _run_job(
     if session is None:
         session = get_or_create(f"local[{_slots(arguments)}]", "clonos demo")
     session.range(1).count()  # Spark's own start belongs to no measurement
+    frame = _dataframe(session, out / "input.txt")
+    if source is None:
+        _explain(console, "rows come out of this plan of Spark's, one slot per partition", frame)
+
+    def write(df: Any) -> None:
+        _explain(console, "delivered rows go back into this plan of Spark's", df)
+        df.write.mode("overwrite").parquet(str(written))
+
     job = build(
-        _dataframe(session, out / "input.txt") if source is None else source,
+        frame if source is None else source,
         url,
         causal_log=not arguments.without_causal_log,
         parallelism=arguments.parallelism,
@@ -125,7 +135,7 @@ def _run_job(
         window=arguments.window,
         rows_per_second=arguments.rate or None,
         checkpoint_dir=arguments.checkpoint_dir,
-        sink=clonos.sinks.spark_write(lambda df: df.write.mode("overwrite").parquet(str(written))),
+        sink=clonos.sinks.spark_write(write),
     )
     running = start_job(job.compile(), session)
     if session.sparkContext.uiWebUrl:
@@ -138,6 +148,15 @@ def _run_job(
 def _dataframe(session: Any, text: Path) -> Any:
     """The lines as a Spark plan; its rows come into the job out of Spark's own tasks."""
     return session.read.text(str(text)).where("length(trim(value)) > 0")
+
+
+def _explain(console: Console, title: str, frame: Any) -> None:
+    """What ``explain()`` says of a DataFrame at one end of the job."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        frame.explain()
+    console.print(f"{title}:")
+    console.print(said.getvalue().strip(), markup=False, highlight=False, style="dim")
 
 
 def _slots(arguments: argparse.Namespace) -> int:

@@ -90,3 +90,7 @@ class SinkSpec:
     def with_schema(self, schema: pa.Schema) -> SinkSpec:
         """The same sink for rows of this schema."""
         return replace(self, schema=schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The driver calls it; slots need not be able to hold what it captures.
+        return {**self.__dict__, "fn": None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from clonos.core.events import SourceEnded, SourceRows
@@ -89,10 +89,10 @@ class Feeder:
                 self._changed.notify()
             return self._pop()
 
-    def ask(self, rows: int) -> None:
-        """Replay: read exactly so many rows next; :meth:`taken` gives them."""
+    def ask(self, cuts: Sequence[int]) -> None:
+        """Replay: read exactly so many rows, one after the other; :meth:`taken` gives them."""
         with self._changed:
-            self._exact.append(rows)
+            self._exact.extend(cuts)
             self._changed.notify()
 
     def taken(self) -> SourceRows | SourceEnded | None:

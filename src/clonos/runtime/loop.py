@@ -186,8 +186,10 @@ class SlotLoop:
         if feeder is None:
             return
         if machine.phase is Phase.REPLAYING:
-            ready = feeder.taken()
-        elif machine.wants_rows:
+            while (again := feeder.taken()) is not None:
+                self._perform(machine.handle(again))
+            return
+        if machine.wants_rows:
             if not feeder.is_placed:
                 # It cannot replay: what it gave before is in the log, it goes on behind that.
                 feeder.advance(machine.source_rows)
@@ -347,7 +349,7 @@ class SlotLoop:
 
     def _need_rows(self, action: ev.NeedRows) -> None:
         assert self._feeder is not None
-        self._feeder.ask(action.rows)
+        self._feeder.ask(action.cuts)
 
     def _in_background(self, work: Callable[[], ev.Event]) -> None:
         """Do slow work in the store's thread; its outcome comes back as an event of this life."""

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 CRITICAL = frozenset({"detected", "fenced", "fetched", "activated", "restored", "live", "floor"})
 
 
+KINDS = (
+    ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
+    ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
+    ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
+)  # fmt: skip
+"""What can happen, and how often."""
+
+HARSH = (
+    ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
+)  # fmt: skip
+
+
 class Faults:
     """Injects faults until its budget or its time is used up; then everything heals.
 
@@ -23,20 +35,21 @@ class Faults:
         After this nothing fails any more.
     """
 
-    KINDS = (
-        ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
-        ("kill standby", 2),
-        ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2), ("stall", 3),
-        ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
-    )  # fmt: skip
-
-    def __init__(self, cluster: Cluster, *, budget: int, ends_at: float, eagerness: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        budget: int,
+        ends_at: float,
+        eagerness: float,
+        kinds: tuple[tuple[str, int], ...] = KINDS,
+    ) -> None:
         self.cluster = cluster
         self.budget = budget
         self.ends_at = ends_at
         self.coverage: Coverage = Coverage()
         self._eagerness = eagerness
-        self._kinds = [kind for kind, weight in self.KINDS for _ in range(weight)]
+        self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         cluster.on_note.append(self.on_note)
         for _ in range(budget // 2 + 1):
             cluster.scheduler.at(3.0 + cluster.random.random() * ends_at, self.strike)

@@ -206,7 +206,12 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
         log = (msg.Run(ready, first, 1, tuple(histories[ready])),)
         activate = msg.Activate(ready, first, 0, (), log, (), ())
         machine = TaskMachine(job.plan, activate, job.program(ready), (), world)
-        machine.start()
+        for action in machine.start():
+            if isinstance(action, ev.NeedRows):
+                start = 0
+                for rows in action.cuts:
+                    machine.handle(ev.SourceRows(job.sources[ready].read(start, rows)))
+                    start += rows
         for channel in machine.inputs:
             sender = job.plan.channels[channel].sender
             machine.handle(ev.Opened(channel, 1, first))
@@ -217,14 +222,11 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
                 )  # fmt: skip
                 machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
         while machine.position < machine.replay_to:
-            actions = machine.step(0)
             require(
-                actions is not None, "equivalence", f"{machine.spec.name} lacks items in a re-run"
+                machine.step(0) is not None,
+                "equivalence",
+                f"{machine.spec.name} lacks items in a re-run",
             )
-            for action in actions or ():
-                if isinstance(action, ev.NeedRows):
-                    rows = job.sources[ready].read(machine.source_rows, action.rows)
-                    machine.handle(ev.SourceRows(rows))
         for channel, output in machine.outputs.items():
             log_ = output.log
             items[channel] = [log_.item(seq) for seq in range(log_.first, log_.last + 1)]

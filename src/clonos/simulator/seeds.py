@@ -16,7 +16,7 @@ from clonos.errors import ClonosError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
-from clonos.simulator.faults import Faults
+from clonos.simulator.faults import HARSH, KINDS, Faults
 from clonos.simulator.invariants import Violation
 from clonos.simulator.programs import AnyJob, Job, random_job
 
@@ -95,10 +95,13 @@ def _toy_job(random: Random) -> tuple[Job, bool]:
     return (with_poison(job, random) if is_poisoned else job), is_poisoned
 
 
-def simulate(seed: int, *, trace: bool = False, arrow: bool | None = None) -> Result:
+def simulate(
+    seed: int, *, trace: bool = False, arrow: bool | None = None, harsh: bool = False
+) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise.
+    `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     """
     if arrow is None:
         arrow = seed % 50 == 49
@@ -109,18 +112,26 @@ def simulate(seed: int, *, trace: bool = False, arrow: bool | None = None) -> Re
         job = random_arrow_job(random)
     else:
         job, is_poisoned = _toy_job(random)
+        if harsh:
+            plan = job.plan
+            job = replace(job, plan=Plan(plan.tasks, plan.channels, random.choice((0, 1, 2, 9))))
     options = random_options(random, job)
-    if is_poisoned:
+    if is_poisoned or harsh:
         options.availability = False
+    if harsh:
+        options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
+        options.commit_ms, options.rows_ms = 5.0, 0.5
+        options.slots += 3
     small = random.random() < 0.3
     result = Result(seed, "ok")
     with limits(*((6, 2, 3) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
         faults = Faults(
             cluster,
-            budget=0 if random.random() < 0.05 else random.randint(1, 8),
+            budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
             ends_at=random.choice((30.0, 80.0, 200.0)),
-            eagerness=random.choice((0.0, 0.05, 0.3)),
+            eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
+            kinds=HARSH if harsh else KINDS,
         )
         cluster.heals_at = faults.ends_at
         try:

@@ -287,7 +287,7 @@ class Slot:
                 )
             case ev.NeedRows():
                 self.cluster.scheduler.after(
-                    self.cluster.rows_delay(), self._reread, self.life, action.rows
+                    self.cluster.rows_delay(), self._reread, self.life, action.cuts
                 )
 
     def _store(self, life: int, layer: Layer) -> None:
@@ -309,10 +309,13 @@ class Slot:
         if life == self.life:
             self.handle(ev.Written(action.channel, action.item.seq))
 
-    def _reread(self, life: int, rows: int) -> None:
-        if self.alive and life == self.life and self.machine is not None:
-            source = self.cluster.job.sources[self.machine.id]
-            self.handle(ev.SourceRows(source.read(self.machine.source_rows, rows)))
+    def _reread(self, life: int, cuts: tuple[int, ...]) -> None:
+        if not (self.alive and life == self.life and self.machine is not None):
+            return
+        source, start = self.cluster.job.sources[self.machine.id], self.machine.source_rows
+        for rows in cuts:
+            self.handle(ev.SourceRows(source.read(start, rows)))
+            start += rows
 
     # --- the end of streams -----------------------------------------------------------------------
 
