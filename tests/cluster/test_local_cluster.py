@@ -32,8 +32,8 @@ def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     rows = 4_000 if source == "files" else 9_000
     rows_in = kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows)
     # With "full" depth, whatever dies together, somebody else has its log.
-    job = kit.build(rows_in, rate=700, sharing_depth="full").start(cluster)
-    kit.wait_quiet(job)
+    job = kit.build(rows_in, rate=450, sharing_depth="full").start(cluster)
+    kit.wait_quiet(job, floors=int(source == "files"))
     slots = job.slots()
     executors = {slot.executor_pid for slot in slots}
     assert len(executors) == 2

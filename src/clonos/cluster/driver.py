@@ -103,25 +103,20 @@ class RunningJob:
         silence_s: float = 10.0,
         answer_s: float = 30.0,
     ) -> None:
-        self.compiled = compiled
-        self.plan = compiled.plan
-        self.options = compiled.options
-        self.spark = spark
-        self.sinks = {c.task.operator: c.sink for c in compiled.codes if c.sink is not None}
-        self.sink_schemas = {
-            c.task.operator: c.schemas[c.task.outputs[-1]]
-            for c in compiled.codes
-            if c.sink is not None
-        }
+        self.compiled, self.spark = compiled, spark
+        self.plan, self.options = compiled.plan, compiled.options
+        sinks = [code for code in compiled.codes if code.sink is not None]
+        self.sinks = {c.task.operator: c.sink for c in sinks if c.sink is not None}
+        self.sink_schemas = {c.task.operator: c.schemas[c.task.outputs[-1]] for c in sinks}
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._silence_s = silence_s
         address = driver_address(spark)
-        is_local = (spark.sparkContext.master or "").startswith("local")
+        on_one_machine = (spark.sparkContext.master or "").startswith("local")
         self.directory = JobDirectory(
-            self.options.checkpoint_dir, journal_dir, on_one_machine=is_local
+            self.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
         )
         self.directory.check(compiled)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -133,8 +128,7 @@ class RunningJob:
             job_id = f"{compiled.name}-{secrets.token_hex(6)}"
             self._plane = _plane(address, secret, job_id, self._inbox, allow_plaintext)
             undo.callback(self._plane.shutdown)
-            for channel, schema in compiled.schemas.items():
-                self._plane.pin(channel, schema)
+            _pin(self._plane, compiled)
             shipment = ship(
                 spooled(compiled, spark, self.directory.spool_uri),
                 job_id,
@@ -158,8 +152,7 @@ class RunningJob:
             )
             self._undo = undo.pop_all()
         self._heard: dict[int, float] = {}
-        self._next_epoch = 0.0
-        self._clock = 0.0
+        self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
         self._over = threading.Event()
@@ -466,6 +459,11 @@ def _plane(
             f"the driver cannot listen on {host}: {error}",
             remedy="set spark.driver.host to the address of an interface of the driver's machine",
         ) from error
+
+
+def _pin(plane: FlightPlane, compiled: CompiledJob) -> None:
+    for channel, schema in compiled.schemas.items():
+        plane.pin(channel, schema)
 
 
 def _error_types() -> dict[str, type[errors.ClonosError]]:

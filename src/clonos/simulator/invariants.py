@@ -138,9 +138,7 @@ def fencing(
     )
 
 
-def no_early_truncation(
-    output: Output, receiver_in: int, task: str
-) -> None:
+def no_early_truncation(output: Output, receiver_in: int, task: str) -> None:
     """Invariant 5 on a channel: everything after the receiver's floor is kept."""
     require(
         output.log.first <= receiver_in + 1,
@@ -310,9 +308,7 @@ def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
             require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
             known = asked[answer]
             require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
-            later = [
-                a for a in service.by_arguments[known.arguments] if a.incarnation > writer
-            ]
+            later = [a for a in service.by_arguments[known.arguments] if a.incarnation > writer]
             require(not later, "calls", f"{known} was asked again: {later}")
 
 

@@ -295,7 +295,10 @@ MUTATIONS: dict[str, Mutation] = {
         "stable output", Connections, "_settle", _release_at_once
     ),
     "items sent again are taken again": mutation(
-        "gap-free FIFO", Input, "_enqueue", _enqueue_anything,
+        "gap-free FIFO",
+        Input,
+        "_enqueue",
+        _enqueue_anything,
         (InFlightLog, "resume", _start_over),
     ),
     "what is merely held is said to be stable": mutation(
@@ -309,11 +312,16 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "no life is refused": mutation("fencing", Fences, "refuses", constant(False)),
     "a fence is answered and forgotten": mutation(
-        "fencing", LogBook, "fence", _fence_without_effect, (Fences, "judge", _never_unknown),
-        near=190, harsh=True,
+        "fencing",
+        LogBook,
+        "fence",
+        _fence_without_effect,
+        (Fences, "judge", _never_unknown),
+        near=190,
+        harsh=True,
     ),
     "acknowledgements outlive their task": mutation(
-        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=240
+        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=170
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
@@ -330,19 +338,19 @@ MUTATIONS: dict[str, Mutation] = {
     "the first answer counts, not the longest": mutation(
         "log before effect", Coordinator, "_read_longest", _first_answer
     ),
-    "orphans are left alone": mutation(
-        "log before effect", Coordinator, "_orphans", constant([])
-    ),
+    "orphans are left alone": mutation("log before effect", Coordinator, "_orphans", constant([])),
     "logs are not cut to what is consistent": mutation(
         "equivalence", co, "consistent_cut", _lengths_only, near=140, harsh=True
     ),
     "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
     "received orphans are kept": mutation(
-        "equivalence", Input, "drop_orphans", constant(False)
+        "equivalence", Input, "drop_orphans", constant(False), near=300
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(
-        "equivalence", task_module, "encode_record",
+        "equivalence",
+        task_module,
+        "encode_record",
         _unlogged_clock,
     ),
     "a timer's time is not logged": mutation("equivalence", TaskMachine, "_run", _timer_of_now),

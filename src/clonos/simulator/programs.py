@@ -288,9 +288,7 @@ def build_job(
         for task, number in stage_of.items()
     )
     plan = Plan(specs, tuple(channels), sharing_depth, causal_log)
-    sources = {
-        task.id: SourceData(1 + 1000 * task.id, rows) for task in specs if task.is_source
-    }
+    sources = {task.id: SourceData(1 + 1000 * task.id, rows) for task in specs if task.is_source}
     return Job(tuple(stages), plan, {t: tuple(e) for t, e in edges.items()}, stage_of, sources)
 
 

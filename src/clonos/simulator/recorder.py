@@ -8,6 +8,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.canonical import decode
 from clonos.core.connections import Phase
+from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import decode_layer
 from clonos.core.messages import Kind, Layer
@@ -39,6 +40,7 @@ class Recorder:
         self._written: dict[tuple[int, int, int], Any] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._durable: dict[int, int] = {}
+        self._covered: dict[int, int] = {}
         self._floor_epoch = 0
         self._paths = invariants.longest_paths(job.plan)
         self._channel_floors: dict[int, int] = invariants.floors_of_channels(job, {})
@@ -112,9 +114,7 @@ class Recorder:
         if isinstance(data, msg.Data) and data.item is not None:
             invariants.gated_source(machine, data.item, self._durable)
 
-    def receives(
-        self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome
-    ) -> None:
+    def receives(self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome) -> None:
         channel_input = machine.inputs[stream.channel]
         is_current = machine.incarnation == self.newest[machine.id]
         if (
@@ -151,9 +151,7 @@ class Recorder:
             channel_input = keeper.inputs[channel]
             require(channel_input.consumed >= seq, "stable output", "a delivery was forgotten")
             if channel_input.consumed == seq:
-                require(
-                    channel_input.consumed_chain == chain, "stable output", "another digest"
-                )
+                require(channel_input.consumed_chain == chain, "stable output", "another digest")
         self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def committed(self, keeper: HouseKeeper) -> None:
@@ -179,7 +177,26 @@ class Recorder:
 
     def delivered(self, keeper: HouseKeeper, deliver: Deliver) -> None:
         invariants.log_before_output(keeper, deliver)
+        if not self.generation and keeper.plan.causal_log:
+            self._cover(deliver.task, deliver.item.dep[deliver.task].position)
         self._take_output(deliver)
+
+    def _cover(self, task: int, position: int) -> None:
+        """Invariant 1 once more, not from what items say they depend on, but from what the steps
+        have in truth taken."""
+        start = self._covered.get(task, 0)
+        if position <= start:
+            return
+        require(
+            position <= self._durable[task],
+            "log before effect",
+            f"output rests on entry {position} of task {task}, the journal has {self._durable}",
+        )
+        self._covered[task] = position
+        for _, record in self._entries[task][start:position]:
+            cause = decode_record(record)[0]
+            if isinstance(cause, Order):
+                self._cover(self.job.plan.channels[cause.channel].sender, cause.position)
 
     def _take_output(self, deliver: Deliver) -> None:
         key = (deliver.generation, deliver.task, deliver.item.seq)
@@ -195,9 +212,7 @@ class Recorder:
         for task in self.job.plan.tasks:
             if task.is_sink:
                 kinds = [kind for kind, _, _ in self.output(task.id)]
-                require(
-                    kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END"
-                )
+                require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
         exact = self.generation == 0 and self.job.plan.causal_log
         if exact:
             invariants.equivalence(self.job, self)
