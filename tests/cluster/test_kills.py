@@ -215,7 +215,6 @@ def test_fifty_random_kills(kit, spark, tmp_path):
             continue
         os.kill(draw.choice(slots).pid, signal.SIGKILL)
         kills += 1
-        kit.wait_for(lambda: not job.is_running or all(t.phase != "waiting" for t in job.tasks()))
     assert kills == 50
     kit.check(job.wait(600).table(), rows)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from clonos.errors import BadGraph, BadSchema, WrongType
 from clonos.operators.batches import from_table
+from clonos.operators.context import to_ms
 from clonos.operators.files_reader import (
     FileList,
     LinesReader,
@@ -82,17 +83,22 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
     )
 
 
-def rate(rows_per_second: float, rows: int | None = None) -> SourceSpec:
+def rate(
+    rows_per_second: float, rows: int | None = None, *, start: datetime | None = None
+) -> SourceSpec:
     """Rows ``(timestamp, value)`` at a steady rate, for tests and measurements.
 
     Parameters
     ----------
     rows
         Stop after so many; None: go on for ever.
+    start
+        Timestamp of the first row; 1970 if not given. Not the time of the call: a job that is
+        started again must be given the same rows.
     """
     if rows_per_second <= 0:
         raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
-    start_us = time.time_ns() // 1000
+    start_us = 1000 * to_ms(start) if start is not None else 0
     factory = partial(_rate, float(rows_per_second), rows, start_us)
     return SourceSpec("rate", RateReader.schema, factory, True, RateReader.schema)
 

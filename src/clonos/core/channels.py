@@ -169,8 +169,7 @@ class Input:
         if not self.greeted or self.reset:  # after a reset the old numbers mean nothing
             return None
         due = (
-            self.consumed - self._credited >= CREDIT_ITEMS
-            or self._uncredited_bytes >= CREDIT_BYTES
+            self.consumed - self._credited >= CREDIT_ITEMS or self._uncredited_bytes >= CREDIT_BYTES
         )
         if not (due or force or relaxed != self._relaxed):
             return None

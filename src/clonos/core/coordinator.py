@@ -38,7 +38,7 @@ from clonos.core.decisions import (
 from clonos.core.fences import depends_on_lost
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
-from clonos.core.placement import Slot, best_slot, place_standbys
+from clonos.core.placement import Slot, best_slot, misplaced_standby, place_standbys
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 
 __all__ = [
@@ -330,9 +330,7 @@ class Coordinator:
         lengths = self._surviving(failed)
         orphans = self._orphans(failed, lengths)
         lost_output = [
-            t
-            for t in failed
-            if self.keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
+            t for t in failed if self.keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
         ]
         if lost_output and not self.availability:
             self._fail(
@@ -548,9 +546,17 @@ class Coordinator:
             return
         homes = {t.id: t.slot for t in self.tasks.values()}
         for slot, task in place_standbys(self.slots, homes, self.standbys, self.bound):
-            slot.standbys[task] = -1
-            feed = msg.Feed(task, self.keeper.epoch, self.keeper.layers[task])
-            self._do(Order(slot.id, feed))
+            self._feed(slot, task)
+        while (move := misplaced_standby(self.slots, homes, self.bound)) is not None:
+            keeper, better, task = move
+            del keeper.standbys[task]
+            self._do(Order(keeper.id, msg.Drop(task)))
+            self._feed(better, task)
+
+    def _feed(self, slot: Slot, task: int) -> None:
+        slot.standbys[task] = -1
+        feed = msg.Feed(task, self.keeper.epoch, self.keeper.layers[task])
+        self._do(Order(slot.id, feed))
 
     def _on_fed(self, slot: int, report: msg.Fed) -> None:
         standbys = self.slots[slot].standbys

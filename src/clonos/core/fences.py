@@ -104,9 +104,7 @@ def merge(into: Dependencies, dep: Dependencies) -> None:
             into[task] = dependency
 
 
-def depends_on_lost(
-    task: int, incarnation: Incarnation, length: int, dep: Dependencies
-) -> bool:
+def depends_on_lost(task: int, incarnation: Incarnation, length: int, dep: Dependencies) -> bool:
     """Whether `dep` needs what lives of `task` before `incarnation` wrote after `length`."""
     known = dep.get(task)
     return known is not None and known.incarnation < incarnation and known.position > length

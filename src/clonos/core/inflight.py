@@ -117,9 +117,7 @@ class InFlightLog:
         """The receiver is done with the items up to `processed` (which may lie ahead of us)."""
         if rewind and processed < self.processed:
             self.processed = processed
-            self._nbytes = sum(
-                i.batch.nbytes for i in self._items if i.batch and i.seq > processed
-            )
+            self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > processed)
             return
         for seq in range(max(self.processed + 1, self.first), min(processed, self.last) + 1):
             batch = self.item(seq).batch

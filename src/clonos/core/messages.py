@@ -333,17 +333,7 @@ class Fed:
 
 
 Command = (
-    Fence
-    | Resolve
-    | Activate
-    | Connect
-    | Inject
-    | Floor
-    | Feed
-    | Drop
-    | ReadLog
-    | Throttle
-    | Stop
+    Fence | Resolve | Activate | Connect | Inject | Floor | Feed | Drop | ReadLog | Throttle | Stop
 )
 Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Fed
 ChannelMessage = Data | Hello | Welcome | Credit

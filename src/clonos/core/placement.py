@@ -62,3 +62,28 @@ def place_standbys(
             load[best.id] += 1
             result.append((best, task))
     return result
+
+
+def misplaced_standby(
+    slots: Mapping[int, Slot], homes: Mapping[int, int | None], bound: Collection[int]
+) -> tuple[Slot, Slot, int] | None:
+    """A copy that should move, as (from, to, task): slots register one after the other, and the
+    first must not keep all copies, nor those of tasks on its own executor."""
+    running = {slot for slot in homes.values() if slot is not None}
+    spare = [s for s in slots.values() if s.id not in running]
+    for keeper in sorted(spare, key=lambda s: (-len(s.standbys), s.id)):
+        for task in keeper.standbys:
+            home = homes[task]
+            taken = {s.group for s in spare if task in s.standbys and s is not keeper}
+            if home is not None and home in slots:
+                taken.add(slots[home].group)
+            others = [s for s in spare if task not in s.standbys and s.serves(task, bound)]
+            best = min(
+                others, key=lambda s: (s.group in taken, len(s.standbys), s.id), default=None
+            )
+            if best is None or (best.group in taken) > (keeper.group in taken):
+                continue
+            apart = (best.group in taken) < (keeper.group in taken)
+            if apart or len(keeper.standbys) - len(best.standbys) > 1:
+                return keeper, best, task
+    return None
