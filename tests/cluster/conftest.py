@@ -212,9 +212,7 @@ def _no_job_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    if (other := SparkSession.getActiveSession()) is not None:
-        other.stop()
+def spark(new_jvm: None) -> Iterator[SparkSession]:
     session = get_or_create("local[18]", "cluster tests")
     yield session
     session.stop()

@@ -12,7 +12,6 @@ import pytest
 from clonos.cluster import pool
 from clonos.cluster.progress import JobEvent
 from clonos.spark.errors import SparkStopped
-from clonos.spark.session import get_or_create
 
 pytestmark = [
     pytest.mark.spark,
@@ -106,11 +105,10 @@ def test_events_are_told(kit, spark, tmp_path):
 
 
 def test_spark_stopped_in_mid_job(kit, spark, tmp_path):
-    """The last test of this module: it takes the session with it."""
+    """The last test of this module: it takes the session with it, as the fixture would."""
     job = kit.build(kit.gated(tmp_path, 2_000)).start(spark)
     kit.wait_quiet(job)
     spark.stop()
     with pytest.raises(SparkStopped, match="checkpoint_dir"):
         job.wait(30)
     assert not job.is_running
-    get_or_create("local[2]", "for the fixture to stop")

@@ -21,7 +21,7 @@ NOON = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def spark():
+def spark(new_jvm):
     from pyspark.sql import SparkSession
 
     session = (

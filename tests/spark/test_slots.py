@@ -28,9 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    if (other := SparkSession.getActiveSession()) is not None:
-        other.stop()
+def spark(new_jvm: None) -> Iterator[SparkSession]:
     session = get_or_create("local[5]", "slots")
     yield session
     session.stop()

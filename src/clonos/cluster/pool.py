@@ -71,7 +71,7 @@ class SlotPool:
         self._body = body(shipment)
         self._inbox = inbox
         self._launcher = SlotLauncher(spark, compiled.name, self._on_end)
-        self._places = places(compiled, standby_slots)
+        self._places = places(compiled, standby_slots, is_local=self._launcher.is_local)
         self._frames: dict[str, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._expelled: list[tuple[float, SlotHandle]] = []
@@ -264,13 +264,19 @@ def is_bound(source: SourceSpec) -> bool:
     return source.dataframe is not None and source.kind != "spool"
 
 
-def places(compiled: CompiledJob, standby_slots: int | None) -> list[int | None]:
-    """One entry per slot that the job wants: the only task it can run, or None for any."""
+def places(
+    compiled: CompiledJob, standby_slots: int | None, *, is_local: bool = True
+) -> list[int | None]:
+    """One entry per slot that the job wants: the only task it can run, or None for any.
+
+    On a cluster many tasks may be lost together, with their executor: each copy gets a slot.
+    """
     copies = compiled.options.standbys
     bound = [c.task.id for c in compiled.codes if c.source and is_bound(c.source)]
     free = len(compiled.codes) - len(bound)
     if standby_slots is None:
-        standby_slots = max(copies, -(-free * copies // 2)) if copies else 0
+        wanted = free * copies
+        standby_slots = max(copies, -(-wanted // 2)) if copies and is_local else wanted
     return [*([None] * free), *([None] * standby_slots), *(bound * (1 + copies))]
 
 

@@ -73,6 +73,8 @@ def misplaced_standby(
     spare = [s for s in slots.values() if s.id not in running]
     for keeper in sorted(spare, key=lambda s: (-len(s.standbys), s.id)):
         for task in keeper.standbys:
+            if task in bound:
+                continue  # its slot has begun to read: it could not begin again
             home = homes[task]
             taken = {s.group for s in spare if task in s.standbys and s is not keeper}
             if home is not None and home in slots:

@@ -257,7 +257,8 @@ class SlotLoop:
                 self._feed_or_drop(command)
             case msg.Drop():
                 self._standbys.drop(command.task)
-                self._close_feeder(self._warm.pop(command.task, None))
+                if self._batches is None:  # rows that Spark brings can be read only once
+                    self._close_feeder(self._warm.pop(command.task, None))
             case msg.Stop():
                 if self._machine is not None:
                     self._control.send(self._statistics(self._machine))

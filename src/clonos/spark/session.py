@@ -60,8 +60,8 @@ def get_or_create(
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = LOOPBACK
         # The executors of a local-cluster choose their interface by this.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    if master.startswith("local-cluster"):
-        os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    # The executors of a local-cluster are started with it; a JVM reads it once, at its start.
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     builder = SparkSession.builder.master(master).appName(app_name)
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)

@@ -195,7 +195,7 @@ class SlotLauncher:
         NotEnoughSlots
             They cannot; says how many are there and what to set.
         """
-        until = time.monotonic() + (wait_s if not self._is_local() else 0)
+        until = time.monotonic() + (wait_s if not self.is_local else 0)
         while (free := self.free_slots()) is not None and free < count:
             if time.monotonic() > until:
                 raise NotEnoughSlots(
@@ -205,12 +205,14 @@ class SlotLauncher:
                 )
             time.sleep(0.1)
 
-    def _is_local(self) -> bool:
+    @property
+    def is_local(self) -> bool:
+        """Whether the only executor is the driver."""
         master = self._context.master or ""
         return master == "local" or master.startswith("local[")
 
     def _remedy(self, count: int, free: int) -> str:
-        if self._is_local():
+        if self.is_local:
             return (
                 f"create the session with master local[{count}] or more (slots mostly wait: more"
                 " of them than the machine has cores is fine), or lower the parallelism"
