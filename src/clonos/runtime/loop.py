@@ -43,6 +43,8 @@ STATISTICS_S: Final = 0.25
 """How often a running task tells how it is doing."""
 SWITCH_S: Final = 0.0005
 """Interpreter switch interval in a slot: bounds what a long step adds to a stream's latency."""
+FLUSH_S: Final = 0.002
+"""What steps send waits no longer for its streams than this, while there are more steps to do."""
 IDLE_S: Final = 0.25
 """The longest wait for something to happen."""
 
@@ -87,6 +89,7 @@ class SlotLoop:
         self._latency_ms = 0
         self._busy = False
         self._next_tick = 0.0
+        self._next_flush = 0.0
         self._next_statistics = 0.0
         self._actions: dict[type[Any], Callable[[Any], None]] = {
             ev.Dial: self._dial,
@@ -143,6 +146,11 @@ class SlotLoop:
             self._offer_rows(machine)
             self._steps(machine)
         self._tick()
+        self._flush()
+
+    def _flush(self) -> None:
+        self._links.flush()
+        self._next_flush = time.monotonic() + FLUSH_S
 
     def _drain(self, timeout_s: float) -> None:
         """Handle all that has come; wait for something if there is nothing."""
@@ -175,6 +183,8 @@ class SlotLoop:
             if actions is None:
                 return
             self._perform(actions)
+            if time.monotonic() >= self._next_flush:
+                self._flush()
             if machine.born_ms:
                 self._latency_ms = max(self._latency_ms, self._world.clock_ms() - machine.born_ms)
             if machine.spec.is_source:
