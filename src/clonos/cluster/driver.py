@@ -99,7 +99,7 @@ class RunningJob:
         durability: Durability = "fsync",
         allow_plaintext: bool = False,
         batch_rows_max: int = 8192,
-        linger_ms: float = 5.0,
+        linger_ms: float = 10.0,
         silence_s: float = 10.0,
         answer_s: float = 30.0,
     ) -> None:

@@ -59,7 +59,7 @@ class Shipment:
     layers_durability: str = "process"
     allow_plaintext: bool = False
     batch_rows_max: int = 8192
-    linger_ms: float = 5.0
+    linger_ms: float = 10.0
     share_ms: float = 20.0
     versions: Mapping[str, str] = field(default_factory=dict)
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))
