@@ -28,6 +28,7 @@ def new_jvm() -> None:
         SparkContext._gateway = SparkContext._jvm = None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep all Spark tests in one process when pytest runs several: they share one session."""
     for item in items:
