@@ -1,4 +1,4 @@
-"""What holds for all tests: which Python Spark's workers use, and who runs the Spark tests."""
+"""What holds for all tests: which Python Spark's workers use, and a JVM per module."""
 
 import os
 import sys
@@ -26,11 +26,3 @@ def new_jvm() -> None:
         gateway.proc.stdin.close()  # the JVM leaves when it sees this
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep all Spark tests in one process when pytest runs several: they share one session."""
-    for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))

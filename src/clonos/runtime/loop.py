@@ -121,6 +121,7 @@ class SlotLoop:
         finally:
             self._close_feeder(self._feeder)
             self._cool()
+            self._control.close(linger_s=1.0)  # the last report must still go out
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._plane.shutdown()
 
