@@ -124,7 +124,7 @@ def test_a_docstring_does_not_make_a_function_long():
         "as found in session 12",
         "fixes issue #7",
         "owner/project#7",
-        "https://pypi.org/simple/x",
+        "https://" + "pypi" + ".org/simple/x",  # in pieces: this file is checked, too
         "cp ../shared/design.md .",
     ],
 )
