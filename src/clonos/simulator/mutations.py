@@ -344,7 +344,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
     "received orphans are kept": mutation(
-        "equivalence", Input, "drop_orphans", constant(False), near=300
+        "equivalence", Input, "drop_orphans", constant(False), near=855
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(
