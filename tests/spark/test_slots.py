@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
 from clonos.spark.session import get_or_create
 from clonos.spark.slots import Body, SlotInfo, SlotLauncher
-from clonos.transport import ControlLost, ControlOpened, FlightPlane, JobSecret, Register
+from clonos.transport import ControlLost, ControlOpened, Inbox, JobSecret, Plane, Register
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 
@@ -40,29 +41,41 @@ class Launched:
     def __init__(self, spark: SparkSession) -> None:
         self.ends: SimpleQueue[tuple[int, ClonosError | None]] = SimpleQueue()
         self.launcher = SlotLauncher(spark, "wordcount", lambda *end: self.ends.put(end))
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
         self.secret = JobSecret.new()
-        self.plane = FlightPlane(LOOPBACK, self.secret, "job", self.inbox)
+        self.plane = Plane(LOOPBACK, self.secret, "job", Inbox())
+        self._things: list[Any] = []
+
+    def _until(self, found: Callable[[], bool]) -> None:
+        until = time.monotonic() + WAIT_S
+        while not found():
+            self._things += self.plane.poll(0.1)
+            assert time.monotonic() < until
 
     def event(self, kind: type) -> Any:
-        while not isinstance(event := self.inbox.get(timeout=WAIT_S), kind):
-            pass
-        return event
+        """The next event of this kind; those before it are forgotten."""
+        while True:
+            self._until(lambda: bool(self._things))
+            if isinstance(event := self._things.pop(0), kind):
+                return event
+
+    def end(self) -> tuple[int, ClonosError | None]:
+        """The next slot that has ended."""
+        self._until(lambda: not self.ends.empty())
+        return self.ends.get()
 
 
 @pytest.fixture
 def launched(spark: SparkSession) -> Iterator[Launched]:
     made = Launched(spark)
     yield made
-    assert made.plane.shutdown()
+    made.plane.shutdown()
 
 
 def registering(secret: JobSecret, coordinator: str) -> Body:
-    """A body that does what a slot does first and last, with Flight inside the worker itself."""
+    """A body that does what a slot does first and last, inside the worker itself."""
 
     def body(info: SlotInfo, batches: Any) -> None:
-        inbox: SimpleQueue[Any] = SimpleQueue()
-        plane = FlightPlane(info.host, secret, "job", inbox)
+        plane = Plane(info.host, secret, "job", Inbox())
         register = Register(
             info.slot,
             info.attempt,
@@ -79,9 +92,10 @@ def registering(secret: JobSecret, coordinator: str) -> Body:
         plane.control(coordinator, register, lambda: (0, None))
         for _ in batches or ():
             pass  # Spark uses a worker again if it has read all of its input
-        while not isinstance(event := inbox.get(), ControlLost):
-            if isinstance(event[1], Stop):
-                break
+        over = False
+        while not over:
+            for event in plane.poll(60.0):
+                over = isinstance(event, ControlLost) or isinstance(event[1], Stop)
         plane.shutdown()
 
     # By value: workers cannot import this module.
@@ -104,7 +118,7 @@ def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> 
 
     os.kill(first[0].register.pid, signal.SIGKILL)
     assert launched.event(ControlLost).conn_id == first[0].conn_id
-    slot, error = launched.ends.get(timeout=WAIT_S)
+    slot, error = launched.end()
     assert (slot, type(error)) == (0, SlotFailed)
     assert "worker exited unexpectedly" in str(error)
     assert not handles[0].is_running
@@ -115,7 +129,7 @@ def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> 
     assert handles[1].is_running
     again.incoming.reply(Stop())
     first[1].incoming.reply(Stop())
-    assert {launched.ends.get(timeout=WAIT_S) for _ in range(2)} == {(0, None), (1, None)}
+    assert {launched.end() for _ in range(2)} == {(0, None), (1, None)}
 
 
 def test_slots_are_not_idle_workers(launched: Launched, spark: SparkSession) -> None:
@@ -131,7 +145,7 @@ def test_slots_are_not_idle_workers(launched: Launched, spark: SparkSession) -> 
         assert not handle.join(2.5)
         assert {key: spark.conf.get(key) for key in settings} == settings
         event.incoming.reply(Stop())
-        assert launched.ends.get(timeout=WAIT_S) == (0, None)
+        assert launched.end() == (0, None)
     finally:
         for key in settings:
             spark.conf.unset(key)
@@ -145,7 +159,7 @@ def test_worker_is_of_use_after_a_slot_has_ended(launched: Launched, spark: Spar
     launched.launcher.launch(0, body, spark.range(0, 1, 1, 1), 0)
     event = launched.event(ControlOpened)
     event.incoming.reply(Stop())
-    assert launched.ends.get(timeout=WAIT_S) == (0, None)
+    assert launched.end() == (0, None)
     pids.__module__ = "__main__"
     rows = spark.range(0, 4, 1, 4).mapInArrow(pids, "pid long").collect()
     assert len(rows) == 4
@@ -161,7 +175,7 @@ def test_rows_of_one_partition(launched: Launched, spark: SparkSession, tmp_path
         Path(path).write_text(json.dumps([info.partition, rows]))
 
     launched.launcher.launch(7, body, spark.range(0, 30, 1, 3), partition=1)
-    assert launched.ends.get(timeout=WAIT_S) == (7, None)
+    assert launched.end() == (7, None)
     assert json.loads(Path(path).read_text()) == [1, list(range(10, 20))]
 
 
@@ -171,7 +185,7 @@ def test_what_a_body_raises_is_told(launched: Launched) -> None:
         raise ValueError("no such table")
 
     launched.launcher.launch(2, body)
-    slot, error = launched.ends.get(timeout=WAIT_S)
+    slot, error = launched.end()
     assert slot == 2
     assert isinstance(error, SlotFailed)
     assert error.where == "wordcount: slot 2"
@@ -187,7 +201,7 @@ def test_cancelled(launched: Launched, spark: SparkSession) -> None:
     assert "Some(wordcount: slot 0 (n 2))" in shown
     assert launched.launcher.free_slots() == 4
     handle.cancel()
-    assert launched.ends.get(timeout=WAIT_S) == (0, None)
+    assert launched.end() == (0, None)
     assert launched.event(ControlLost)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -14,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import flight
 
 from clonos.core.messages import Credit, Data, Hello, Item, Kind, Live, Stop
 from clonos.core.plan import Incarnation
@@ -26,18 +28,20 @@ from clonos.transport import (
     ChannelOpened,
     ControlLost,
     ControlOpened,
-    FlightPlane,
     Heartbeat,
+    Inbox,
     Incoming,
     JobSecret,
     Outgoing,
     PeerUnreachable,
     PlaintextRefused,
+    Plane,
     Register,
     SchemaMismatch,
 )
+from clonos.transport.events import WIRE, Refused
+from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
-from clonos.transport.streams import read_frame
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 10.0
@@ -48,27 +52,72 @@ CHANNEL = 5
 
 
 class Node:
-    """A plane with its inbox."""
+    """A plane whose loop is a thread of the test."""
 
     def __init__(self, secret: JobSecret = SECRET, job: str = "job") -> None:
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.plane = FlightPlane(LOOPBACK, secret, job, self.inbox)
+        self.events: SimpleQueue[Any] = SimpleQueue()
+        self.plane = Plane(LOOPBACK, secret, job, inbox := Inbox())
         self.plane.pin(CHANNEL, SCHEMA)
+        self._inbox = inbox
+        self._stop = False
+        self._thread = threading.Thread(target=self._loop)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stop:
+            for thing in self.plane.poll(1.0):
+                thing() if callable(thing) else self.events.put(thing)
+
+    def do(self, act: Callable[[], Any]) -> Any:
+        """Let the loop's thread do something."""
+        done: SimpleQueue[Any] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((act(), None))
+            except Exception as error:  # noqa: BLE001 - raised in the test
+                done.put((None, error))
+
+        self._inbox.put(run)
+        result, error = done.get(timeout=WAIT_S)
+        if error is not None:
+            raise error
+        return result
 
     def connect(self, peer: Node, channel: int = CHANNEL, schema: Any = SCHEMA) -> Outgoing:
-        return self.plane.connect(peer.plane.address, channel, A, B, schema)
+        return self.connect_to(peer.plane.address, channel, schema)
+
+    def connect_to(self, address: str, channel: int = CHANNEL, schema: Any = SCHEMA) -> Outgoing:
+        outgoing: Outgoing = self.do(lambda: self.plane.connect(address, channel, A, B, schema))
+        return outgoing
+
+    def send(self, outgoing: Outgoing, *messages: Any) -> None:
+        self.do(lambda: deque(map(outgoing.send, messages), 0))
+
+    def reply(self, incoming: Incoming, *messages: Any) -> None:
+        self.do(lambda: deque(map(incoming.reply, messages), 0))
 
     def take(self, kind: type, count: int = 1) -> list[Any]:
         """The next `count` events or messages, all of this kind."""
         found = []
         for _ in range(count):
-            entry = self.inbox.get(timeout=WAIT_S)
+            entry = self.events.get(timeout=WAIT_S)
             found.append(entry[1] if isinstance(entry, tuple) else entry)
         assert [type(entry) for entry in found] == [kind] * count
         return found
 
     def next(self, kind: type) -> Any:
         return self.take(kind)[0]
+
+    def stop(self) -> None:
+        """End the loop: from now on this plane does nothing."""
+        self._stop = True
+        self._inbox.ring()
+        self._thread.join()
+
+    def shutdown(self, deadline_s: float = 3.0) -> None:
+        self.stop()
+        self.plane.shutdown(deadline_s)
 
 
 @pytest.fixture
@@ -81,7 +130,7 @@ def node() -> Iterator[Callable[..., Node]]:
 
     yield make
     for made in nodes:
-        assert made.plane.shutdown()
+        made.shutdown(deadline_s=0.2)
 
 
 def batch_of(values: list[int], words: list[str], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -106,93 +155,101 @@ def opened(sender: Node, receiver: Node) -> tuple[Outgoing, Incoming]:
 def test_a_conversation(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     outgoing, incoming = opened(sender, receiver)
-    incoming.reply(Hello(CHANNEL, B, 1, 0, {}))
+    receiver.reply(incoming, Hello(CHANNEL, B, 1, 0, {}))
     assert sender.next(Hello) == Hello(CHANNEL, B, 1, 0, {})
     empty = batch_of([], [])
     whole = batch_of([1, 2, 3], ["a", "b", "a"])
     other_words = batch_of([4], ["z"])
     said = [data(1, whole), data(2), data(3), data(4, empty), data(5, other_words)]
     said += [Data(CHANNEL, A, None, ()), data(6, whole.slice(1, 1)), data(7)]
-    for message in said:
-        outgoing.send(message)
+    sender.send(outgoing, *said)
     assert receiver.take(Data, len(said)) == said
-    incoming.reply(Credit(CHANNEL, 7))
+    assert sender.do(lambda: outgoing.unsent_bytes) == 0
+    receiver.reply(incoming, Credit(CHANNEL, 7))
     assert sender.next(Credit) == Credit(CHANNEL, 7)
-    while outgoing.unsent_items or outgoing.unsent_bytes:
-        time.sleep(0.001)  # the answer may overtake the count
-    outgoing.close()
+    sender.do(outgoing.close)
     assert sender.next(ChannelClosed) == ChannelClosed(CHANNEL, outgoing.conn_id, "sender")
     assert receiver.next(ChannelClosed) == ChannelClosed(CHANNEL, incoming.conn_id, "receiver")
 
 
-def test_order_is_kept_when_messages_share_frames(node: Callable[..., Node]) -> None:
+def test_order_is_kept_whatever_the_sizes(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     outgoing, _ = opened(sender, receiver)
-    payload = batch_of([1], ["x"])
-    for seq in range(3000):
-        outgoing.send(data(seq, payload if seq % 7 == 0 else None))
-    assert [d.item.seq for d in receiver.take(Data, 3000)] == list(range(3000))
+    small, large = batch_of([1], ["x"]), batch_of(list(range(50_000)), ["x"] * 50_000)
+    said = [data(n, large if n % 100 == 0 else small if n % 7 == 0 else None) for n in range(2000)]
+    sender.send(outgoing, *said)
+    assert receiver.take(Data, 2000) == said
 
 
-def test_columns_are_not_copied(node: Callable[..., Node]) -> None:
+def test_a_large_batch_is_received_where_it_stays(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     outgoing, _ = opened(sender, receiver)
     payload = batch_of(list(range(100_000)), ["x"] * 100_000)
-    outgoing.send(data(1, payload))
+    sender.send(outgoing, data(1, payload))
     received = receiver.next(Data).item.batch.payload
-    column = received.column(0).buffers()[1]
-    assert not column.is_mutable  # it is gRPC's own memory, as it came
+    assert received.column(0).buffers()[1].address % 8 == 0
     assert received.equals(payload)
 
 
-def test_lingering_close_writes_what_is_queued(node: Callable[..., Node]) -> None:
+def test_a_large_message(node: Callable[..., Node]) -> None:
+    sender, receiver = node(), node()
+    outgoing, _ = opened(sender, receiver)
+    refusal = Refused("x", "y" * 3_000_000)
+    sender.send(outgoing, refusal, data(1))
+    assert receiver.next(Refused) == refusal
+    assert receiver.next(Data) == data(1)
+
+
+def send_and_close(outgoing: Outgoing, messages: list[Data]) -> None:
+    for message in messages:
+        outgoing.send(message)
+    outgoing.close()
+
+
+def answer_and_close(incoming: Incoming, message: Credit) -> None:
+    incoming.reply(message)
+    incoming.close()
+
+
+def test_what_is_queued_is_written_before_the_end(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     outgoing, incoming = opened(sender, receiver)
-    for seq in range(500):
-        outgoing.send(data(seq))
-    outgoing.close(linger_s=WAIT_S)
+    payload = batch_of(list(range(10_000)), ["x"] * 10_000)
+    sender.do(lambda: send_and_close(outgoing, [data(seq, payload) for seq in range(500)]))
     assert len(receiver.take(Data, 500)) == 500
     receiver.next(ChannelClosed)
-    incoming.reply(Credit(CHANNEL, 1))  # nobody is there: dropped
-    outgoing.send(data(500))
+    receiver.reply(incoming, Credit(CHANNEL, 1))  # nobody is there: dropped
+    sender.send(outgoing, data(500))
 
 
 def test_receiver_ends_the_stream(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     _, incoming = opened(sender, receiver)
-    incoming.reply(Credit(CHANNEL, 9))
-    incoming.close()
+    receiver.do(lambda: answer_and_close(incoming, Credit(CHANNEL, 9)))
     assert sender.next(Credit).processed == 9
-    assert sender.next(ChannelClosed).error is None
-    receiver.next(ChannelClosed)
+    assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
+    assert receiver.next(ChannelClosed).error is None
 
 
-def test_streams_that_wait_for_a_hello_do_not_block_others(node: Callable[..., Node]) -> None:
+def test_what_is_sent_early_waits_for_the_proof(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
-    channels = range(100, 140)
-    for channel in channels:
-        sender.connect(receiver, channel)
-    incoming = {event.channel: event.incoming for event in receiver.take(ChannelOpened, 40)}
-    last = channels[-1]
-    incoming[last].reply(Hello(last, B, 1, 0, {}))
-    assert sender.next(Hello).channel == last
+    outgoing = sender.connect(receiver)
+    sender.send(outgoing, data(1), data(2))
+    receiver.next(ChannelOpened)
+    assert receiver.take(Data, 2) == [data(1), data(2)]
 
 
 def test_sender_refuses_another_schema(node: Callable[..., Node]) -> None:
     sender, receiver = node(), node()
     outgoing, _ = opened(sender, receiver)
     with pytest.raises(SchemaMismatch, match="pinned"):
-        outgoing.send(data(1, pa.record_batch({"other": [1]})))
+        sender.send(outgoing, data(1, pa.record_batch({"other": [1]})))
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-def test_receiver_refuses_another_schema(node: Callable[..., Node], pinned: bool) -> None:
+@pytest.mark.parametrize("channel", [CHANNEL, CHANNEL + 1])
+def test_receiver_refuses_another_schema(node: Callable[..., Node], channel: int) -> None:
     sender, receiver = node(), node()
-    payload = pa.record_batch({"other": [1]})
-    channel = CHANNEL if pinned else CHANNEL + 1
-    outgoing = sender.connect(receiver, channel, payload.schema)
-    receiver.next(ChannelOpened)
-    outgoing.send(data(1, payload))
+    sender.connect(receiver, channel, pa.schema([("other", pa.int64())]))
     assert isinstance(receiver.next(ChannelClosed).error, SchemaMismatch)
     assert "SchemaMismatch" in str(sender.next(ChannelClosed).error)
 
@@ -204,83 +261,129 @@ def test_strangers_are_refused(node: Callable[..., Node], stranger: tuple[Any, .
     event = outsider.next(ChannelClosed)
     assert isinstance(event.error, PeerUnreachable)
     assert "secret" in str(event.error)
-    assert receiver.inbox.empty()
+    assert receiver.events.empty()
 
 
-def test_an_impostor_gets_nothing() -> None:
-    class Impostor(flight.FlightServerBase):  # type: ignore[misc]
-        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            writer.write_metadata(b"x" * 32)
-            with pytest.raises(StopIteration):
-                reader.read_chunk()
+def test_an_impostor_gets_nothing(node: Callable[..., Node]) -> None:
+    sender = node()
+    with socket.create_server((LOOPBACK, 0)) as impostor:
+        outgoing = sender.connect_to(f"tcp://{LOOPBACK}:{impostor.getsockname()[1]}")
+        sender.send(outgoing, data(1))
+        connection, _ = impostor.accept()
+        with connection:
+            connection.settimeout(WAIT_S)
+            (size, body), _ = HEAD.unpack(connection.recv(HEAD.size)), None
+            connection.recv(size)
+            connection.sendall(frame(b"x" * 32))
+            assert isinstance(sender.next(ChannelClosed).error, AuthenticationFailed)
+            assert connection.recv(1) == b""
+            assert body == 0
 
-    node = Node()
-    with Impostor(f"grpc://{LOOPBACK}:0") as impostor:
-        node.plane.connect(f"grpc://{LOOPBACK}:{impostor.port}", CHANNEL, A, B, SCHEMA)
-        assert isinstance(node.next(ChannelClosed).error, AuthenticationFailed)
-    assert node.plane.shutdown()
+
+def frame(message: bytes, body: bytes = b"") -> bytes:
+    return HEAD.pack(len(message), len(body)) + message + body
 
 
-def exchange(address: str, sealed: bytes) -> Any:
-    client = flight.FlightClient(address)
-    return client.do_exchange(flight.FlightDescriptor.for_command(sealed))
+class Client:
+    """Somebody who speaks, frame by frame, whatever they like."""
+
+    def __init__(self, address: str, *said: bytes) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self.connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        self._reader, self._frames = FrameReader(), []  # type: ignore[var-annotated]
+        for message in said:
+            self.connection.sendall(frame(message))
+
+    def hear(self) -> bytes | None:
+        while not self._frames:
+            frames = self._reader.receive(self.connection)
+            if frames is None:
+                return None
+            self._frames += frames
+        message: bytes = self._frames.pop(0)[0]
+        return message
+
+    def is_refused(self, error: str) -> bool:
+        refusal = WIRE.decode(self.hear() or b"")
+        over = self.hear() is None
+        self.connection.close()
+        return isinstance(refusal, Refused) and refusal.error == error and over
+
+
+def sealed_for(address: str) -> bytes:
+    return SECRET.seal(
+        Greeting("job", address, Purpose.CHANNEL, CHANNEL, A, B, fingerprint(SCHEMA))
+    )
 
 
 def test_a_greeting_opens_one_stream_at_one_server(node: Callable[..., Node]) -> None:
     receiver, elsewhere = node(), node()
-    greeting = Greeting("job", receiver.plane.address, Purpose.CHANNEL, CHANNEL, A, B)
-    sealed = SECRET.seal(greeting)
-    _, reader = exchange(receiver.plane.address, sealed)
-    assert SECRET.is_answer(sealed, reader.read_chunk().app_metadata.to_pybytes())
+    sealed = sealed_for(receiver.plane.address)
+    client = Client(receiver.plane.address, sealed)
+    assert SECRET.is_answer(sealed, client.hear() or b"")
     receiver.next(ChannelOpened)
     for address in (receiver.plane.address, elsewhere.plane.address):
-        with pytest.raises(flight.FlightUnauthenticatedError):
-            exchange(address, sealed)[1].read_chunk()
-    reader.cancel()
+        assert Client(address, sealed).is_refused("AuthenticationFailed")
+    client.connection.close()
 
 
-@pytest.mark.parametrize("sealed", [b"\x00", b"\x92\xc4\x00\xc4\x00", b"\x92" * 5000, b"\xc0"])
+@pytest.mark.parametrize("sealed", [b"", b"\x00", b"\x92\xc4\x00\xc4\x00", b"\xc0"])
 def test_garbage_for_a_greeting(node: Callable[..., Node], sealed: bytes) -> None:
-    with pytest.raises(flight.FlightUnauthenticatedError):
-        exchange(node().plane.address, sealed)[1].read_chunk()
+    assert Client(node().plane.address, sealed).is_refused("AuthenticationFailed")
 
 
-def test_garbage_for_a_frame(node: Callable[..., Node]) -> None:
+def test_a_stranger_cannot_make_us_allocate(node: Callable[..., Node]) -> None:
+    assert Client(node().plane.address, b"x" * 5000).is_refused("MalformedMessage")
+
+
+def test_too_many_strangers_push_each_other_out(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 3)
     receiver = node()
-    greeting = Greeting("job", receiver.plane.address, Purpose.CHANNEL, CHANNEL, A, B)
-    writer, reader = exchange(receiver.plane.address, SECRET.seal(greeting))
+    clients = [Client(receiver.plane.address) for _ in range(5)]
+    assert [client.hear() for client in clients[:2]] == [None, None]
+    sealed = sealed_for(receiver.plane.address)
+    clients[4].connection.sendall(frame(sealed))
+    assert SECRET.is_answer(sealed, clients[4].hear() or b"")
+    for client in clients:
+        client.connection.close()
+
+
+@pytest.mark.parametrize("said", [b"\x91\xc4\x01\x00", b"", b"\x90", b"\xc1", b"\x80"])
+def test_garbage_for_a_message(node: Callable[..., Node], said: bytes) -> None:
+    receiver = node()
+    client = Client(receiver.plane.address, sealed_for(receiver.plane.address))
+    client.hear()
     receiver.next(ChannelOpened)
-    writer.write_metadata(b"\x91\xc4\x01\x00")
+    client.connection.sendall(frame(said))
     assert isinstance(receiver.next(ChannelClosed).error, MalformedMessage)
-    assert reader.read_chunk().app_metadata is not None  # the proof
-    with pytest.raises(flight.FlightServerError):
-        reader.read_chunk()
+    assert client.is_refused("MalformedMessage")
 
 
-@pytest.mark.parametrize("frame", [b"", b"\x90", b"\x91\x01", b"\xc1", b"\x80"])
-def test_frames_are_checked(frame: bytes) -> None:
-    with pytest.raises(MalformedMessage):
-        read_frame(frame, None)
-
-
-def test_other_flight_verbs_are_refused(node: Callable[..., Node]) -> None:
-    client = flight.FlightClient(node().plane.address)
-    with pytest.raises((flight.FlightError, NotImplementedError)):
-        list(client.do_action("anything"))
-    client.close()
+def test_garbage_for_a_batch(node: Callable[..., Node]) -> None:
+    receiver = node()
+    client = Client(receiver.plane.address, sealed_for(receiver.plane.address))
+    client.hear()
+    receiver.next(ChannelOpened)
+    client.connection.sendall(frame(WIRE.encode(data(1, batch_of([1], ["x"]))), b"x" * 100))
+    assert isinstance(receiver.next(ChannelClosed).error, MalformedMessage)
+    assert client.is_refused("MalformedMessage")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost"])
 def test_plaintext_stays_on_loopback(node: Callable[..., Node], host: str) -> None:
+    inbox = Inbox()
     with pytest.raises(PlaintextRefused):
-        FlightPlane(host, SECRET, "job", SimpleQueue())
+        Plane(host, SECRET, "job", inbox)
+    inbox.close()
     with pytest.raises(PlaintextRefused):
-        node().plane.connect(f"grpc://{host}:1", CHANNEL, A, B, SCHEMA)
+        node().connect_to(f"tcp://{host}:1")
 
 
 def test_nobody_there(node: Callable[..., Node]) -> None:
     sender = node()
-    sender.plane.connect(f"grpc://{LOOPBACK}:1", CHANNEL, A, B, SCHEMA)
+    sender.connect_to(f"tcp://{LOOPBACK}:1")
     assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
 
 
@@ -301,32 +404,43 @@ def register_of(slot: int, address: str) -> Register:
 def test_control(node: Callable[..., Node]) -> None:
     driver, slot = node(), node()
     register = register_of(3, slot.plane.address)
-    link = slot.plane.control(driver.plane.address, register, lambda: (7, 99), heartbeat_s=0.01)
+    link = slot.do(
+        lambda: slot.plane.control(driver.plane.address, register, lambda: (7, 99), 0.01)
+    )
     event = driver.next(ControlOpened)
     assert event.register == register
     assert driver.next(Heartbeat) == Heartbeat(3, 7, 99)
-    event.incoming.reply(Stop("done"))
+    driver.reply(event.incoming, Stop("done"))
     assert slot.next(Stop) == Stop("done")
-    link.send(Live(0, A, 12))
-    while (message := driver.inbox.get(timeout=WAIT_S)[1]) != Live(0, A, 12):
+    slot.send(link, Live(0, A, 12))
+    while (message := driver.events.get(timeout=WAIT_S)[1]) != Live(0, A, 12):
         assert isinstance(message, Heartbeat)
-    link.close(linger_s=1)
+    slot.do(link.close)
     assert slot.next(ControlLost) == ControlLost(3, link.conn_id)
-    while not isinstance(lost := driver.inbox.get(timeout=WAIT_S), ControlLost):
+    while not isinstance(lost := driver.events.get(timeout=WAIT_S), ControlLost):
         pass
     assert lost.conn_id == event.conn_id
+
+
+def test_a_heart_beats_while_the_loop_is_busy(node: Callable[..., Node]) -> None:
+    driver, slot = node(), node()
+    register = register_of(3, slot.plane.address)
+    slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None), 0.02))
+    driver.next(ControlOpened)
+    driver.next(Heartbeat)  # the stream is open
+    slot.stop()
+    assert driver.take(Heartbeat, 5)
 
 
 # --- two processes ---
 
 
 def _slot(driver: str, key: bytes, pipe: Connection) -> None:
-    inbox: SimpleQueue[Any] = SimpleQueue()
-    plane = FlightPlane(LOOPBACK, JobSecret(key), "job", inbox)
+    plane = Plane(LOOPBACK, JobSecret(key), "job", Inbox())
     plane.pin(CHANNEL, SCHEMA)
     plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=60)
     pipe.send(plane.address)
-    while not isinstance(inbox.get(), ControlLost):
+    while not any(isinstance(thing, ControlLost) for thing in plane.poll(1.0)):
         pass
     pipe.send("lost")
 
@@ -350,13 +464,12 @@ def test_a_killed_process_is_noticed_at_once(node: Callable[..., Node]) -> None:
     driver = node()
     with other_process(driver) as (pid, address, _):
         driver.next(ControlOpened)
-        outgoing = driver.plane.connect(address, CHANNEL, A, B, SCHEMA)
-        outgoing.send(data(1))
-        while outgoing.unsent_items:
-            time.sleep(0.01)
+        outgoing = driver.connect_to(address)
+        driver.send(outgoing, data(1))
+        time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        events = {type(driver.inbox.get(timeout=WAIT_S)) for _ in range(2)}
+        events = {type(driver.events.get(timeout=WAIT_S)) for _ in range(2)}
         assert events == {ControlLost, ChannelClosed}
         assert time.monotonic() - killed < 1
 
@@ -365,25 +478,21 @@ def test_a_frozen_process_blocks_nobody(node: Callable[..., Node]) -> None:
     driver = node()
     with other_process(driver) as (pid, address, _):
         driver.next(ControlOpened)
-        outgoing = driver.plane.connect(address, CHANNEL, A, B, SCHEMA)
+        outgoing = driver.connect_to(address)
         time.sleep(0.2)
         os.kill(pid, signal.SIGSTOP)
         payload = batch_of(list(range(10_000)), ["x"] * 10_000)
-        for seq in range(300):
-            outgoing.send(data(seq, payload))
-        time.sleep(0.2)
+        driver.send(outgoing, *[data(seq, payload) for seq in range(300)])
         assert outgoing.unsent_bytes > 10_000_000
         started = time.monotonic()
-        outgoing.close()
-        assert driver.next(ChannelClosed).error is None
-        assert driver.plane.shutdown(deadline_s=2.0)
-        assert time.monotonic() - started < 2.5
+        driver.shutdown(deadline_s=1.0)
+        assert time.monotonic() - started < 1.5
 
 
 def test_a_slot_notices_the_end_of_its_coordinator() -> None:
     driver = Node()
     with other_process(driver) as (_, _, pipe):
         driver.next(ControlOpened)
-        assert driver.plane.shutdown()
+        driver.shutdown()
         assert pipe.poll(WAIT_S)
         assert pipe.recv() == "lost"

@@ -7,7 +7,6 @@ decided is durable *before* any slot hears of it (:meth:`RunningJob._turn`).
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import sys
 import threading
@@ -16,8 +15,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
-
-import pyarrow as pa
 
 from clonos import errors
 from clonos.cluster.directory import JobDirectory
@@ -44,7 +41,8 @@ from clonos.transport.events import (
     Heartbeat,
     TaskStatistics,
 )
-from clonos.transport.plane import FlightPlane
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -53,6 +51,8 @@ TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
 PAUSE_MAX_S: Final = 1.0
 """A longer time between two looks was a sleep of the driver."""
+LEAVE_S: Final = 5.0
+"""So long slots may take to leave; then Spark is told to end them."""
 STOP_S: Final = 30.0
 """How long stopping may take before its caller goes on."""
 
@@ -111,7 +111,7 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._silence_s = silence_s
         address = driver_address(spark)
         on_one_machine = (spark.sparkContext.master or "").startswith("local")
@@ -301,10 +301,12 @@ class RunningJob:
         """Send the slots home."""
         for slot in list(self.coordinator.slots):
             self.pool.command(slot, msg.Stop())
+        until = time.monotonic() + LEAVE_S
+        while self._plane.is_connected and time.monotonic() < until:
+            for thing in self._plane.poll(TICK_S):  # the slots' last words
+                if isinstance(thing, tuple) and isinstance(thing[1], TaskStatistics):
+                    self._handle(thing)
         self.pool.shutdown()
-        for thing in self._drain():  # the slots' last words
-            if isinstance(thing, tuple) and isinstance(thing[1], TaskStatistics):
-                self._handle(thing)
         self.layers.close()
         self._plane.shutdown()
 
@@ -327,7 +329,7 @@ class RunningJob:
 
     def _turn(self) -> None:
         """Handle what has come; make it durable; only then act on it."""
-        for thing in self._drain():
+        for thing in self._plane.poll(TICK_S):
             self._handle(thing)
         now = self._listened()
         self._pending += self.coordinator.tick(self._now_ms())
@@ -346,16 +348,6 @@ class RunningJob:
         self._clock += min(now - self._looked, PAUSE_MAX_S)
         self._looked = now
         return self._clock
-
-    def _drain(self) -> list[Any]:
-        things: list[Any] = []
-        try:
-            things.append(self._inbox.get(timeout=TICK_S))
-            while len(things) < 1024:
-                things.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        return things
 
     def _carry_out(self) -> None:
         self.host.commit()
@@ -449,19 +441,17 @@ class RunningJob:
                 self._tell(co.SlotLost(conn))
 
 
-def _plane(
-    host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool
-) -> FlightPlane:
+def _plane(host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool) -> Plane:
     try:
-        return FlightPlane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
-    except (OSError, pa.ArrowException) as error:
+        return Plane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
+    except OSError as error:
         raise SparkSetup(
             f"the driver cannot listen on {host}: {error}",
             remedy="set spark.driver.host to the address of an interface of the driver's machine",
         ) from error
 
 
-def _pin(plane: FlightPlane, compiled: CompiledJob) -> None:
+def _pin(plane: Plane, compiled: CompiledJob) -> None:
     for channel, schema in compiled.schemas.items():
         plane.pin(channel, schema)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 from clonos.cluster import compaction
 from clonos.core import coordinator as co
@@ -15,6 +14,7 @@ from clonos.errors import ClonosError
 from clonos.operators.state import merge_deltas
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.transport.inbox import Inbox
 
 GARBAGE_S: Final = 30.0
 """Layers that were merged away stay so long: a slot may have been told to read them."""
@@ -29,7 +29,7 @@ class Layers:
         Where :class:`~clonos.core.coordinator.Compacted` (or an error) is put.
     """
 
-    def __init__(self, uri: str, durability: Durability, inbox: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, uri: str, durability: Durability, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
         self._inbox = inbox
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")

@@ -7,7 +7,6 @@ name from then on. Spark may also start the task of a place again by itself; the
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from clonos.runtime.slot import body
 from clonos.spark.errors import SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.events import ControlOpened, Register
+from clonos.transport.inbox import Inbox
 from clonos.transport.streams import Incoming
 
 RELAUNCH_S: Final = 0.5
@@ -64,7 +64,7 @@ class SlotPool:
         spark: Any,
         compiled: CompiledJob,
         shipment: Shipment,
-        inbox: queue.SimpleQueue[Any],
+        inbox: Inbox,
         standby_slots: int | None,
     ) -> None:
         self._compiled = compiled

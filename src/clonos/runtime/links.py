@@ -20,24 +20,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from clonos.core.task import TaskMachine
-    from clonos.transport.plane import FlightPlane
+    from clonos.transport.plane import Plane
 
 
 class Links:
     """The data streams of one slot."""
 
-    def __init__(self, plane: FlightPlane, schemas: Mapping[int, pa.Schema]) -> None:
+    def __init__(self, plane: Plane, schemas: Mapping[int, pa.Schema]) -> None:
         self._plane = plane
         self._schemas = schemas
         self._out: dict[int, tuple[int, Outgoing]] = {}  # attempt is unique per channel
         self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
         self._in: dict[int, tuple[int, Incoming]] = {}
         self._early: list[ChannelOpened] = []
-        self._unsent: list[tuple[Outgoing | Incoming, msg.ChannelMessage]] = []
 
     def reset(self) -> None:
         """The slot becomes another task (or another life of it): end all its streams."""
-        self.flush()
         for _, outgoing in self._out.values():
             outgoing.close()
         for _, incoming in self._in.values():
@@ -67,25 +65,12 @@ class Links:
     def send(self, action: ev.Send) -> None:
         known = self._out.get(action.data.channel)
         if known is not None and known[0] == action.attempt:
-            self._unsent.append((known[1], action.data))
+            known[1].send(action.data)
 
     def reply(self, action: ev.Reply) -> None:
         known = self._in.get(action.conn)
         if known is not None:
-            self._unsent.append((known[1], action.message))
-
-    def flush(self) -> None:
-        """Hand what was sent to the streams' threads.
-
-        Each of them wants the interpreter when it gets something: so they get it when the loop is
-        about to wait, not in the middle of its work.
-        """
-        unsent, self._unsent = self._unsent, []
-        for stream, message in unsent:
-            if isinstance(stream, Outgoing):
-                stream.send(message)
-            else:
-                stream.reply(message)
+            known[1].reply(action.message)
 
     def refuse(self, action: ev.Refuse) -> None:
         known = self._in.pop(action.conn, None)

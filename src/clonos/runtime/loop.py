@@ -1,15 +1,15 @@
 """The loop of a slot: one thread that takes what happened and lets the automaton go on.
 
-Streams, the source's reader and the layer store have threads of their own that only put things
-into the inbox. Whatever changes the task happens here, one thing at a time.
+It sleeps on its streams. The source's reader and the layer store have threads of their own that
+only put things into the inbox. Whatever changes the task happens here, one thing at a time.
 """
 
 from __future__ import annotations
 
-import queue
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -35,7 +35,8 @@ from clonos.transport.events import (
     Register,
     TaskStatistics,
 )
-from clonos.transport.plane import FlightPlane
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
 
 STEPS_PER_TURN: Final = 32
 """After so many steps the loop looks into its inbox again, however much there is to do."""
@@ -44,7 +45,7 @@ STATISTICS_S: Final = 0.25
 SWITCH_S: Final = 0.0005
 """Interpreter switch interval in a slot: bounds what a long step adds to a stream's latency."""
 FLUSH_S: Final = 0.002
-"""What steps send waits no longer for its streams than this, while there are more steps to do."""
+"""What steps send is written after so long at the latest, while there are more steps to do."""
 IDLE_S: Final = 0.25
 """The longest wait for something to happen."""
 
@@ -65,8 +66,9 @@ class SlotLoop:
     def __init__(self, shipment: Shipment, host: str, batches: Any = None) -> None:
         self._shipment = shipment
         self._batches = batches
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._plane = FlightPlane(
+        self._inbox = Inbox()
+        self._came: deque[Any] = deque()
+        self._plane = Plane(
             host,
             shipment.secret,
             shipment.job_id,
@@ -121,7 +123,6 @@ class SlotLoop:
         finally:
             self._close_feeder(self._feeder)
             self._cool()
-            self._control.close(linger_s=1.0)  # the last report must still go out
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._plane.shutdown()
 
@@ -141,30 +142,14 @@ class SlotLoop:
         )
 
     def _turn(self) -> None:
-        self._drain(self._patience_s())
+        self._came += self._plane.poll(self._patience_s())
+        while self._came:  # what goes wrong with one of them must not take the others along
+            self._handle(self._came.popleft())
         machine = self._machine
         if machine is not None:
             self._offer_rows(machine)
             self._steps(machine)
         self._tick()
-        self._flush()
-
-    def _flush(self) -> None:
-        self._links.flush()
-        self._next_flush = time.monotonic() + FLUSH_S
-
-    def _drain(self, timeout_s: float) -> None:
-        """Handle all that has come; wait for something if there is nothing."""
-        try:
-            thing = (
-                self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
-            )
-            for _ in range(256):
-                self._handle(thing)
-                thing = self._inbox.get_nowait()
-            self._handle(thing)
-        except queue.Empty:
-            return
 
     def _patience_s(self) -> float:
         machine = self._machine
@@ -185,7 +170,8 @@ class SlotLoop:
                 return
             self._perform(actions)
             if time.monotonic() >= self._next_flush:
-                self._flush()
+                self._plane.flush()
+                self._next_flush = time.monotonic() + FLUSH_S
             if machine.born_ms:
                 self._latency_ms = max(self._latency_ms, self._world.clock_ms() - machine.born_ms)
             if machine.spec.is_source:

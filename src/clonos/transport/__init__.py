@@ -1,4 +1,4 @@
-"""Arrow Flight between processes: data channels and the control stream, authenticated."""
+"""Streams between processes: data channels and the control stream, authenticated."""
 
 from clonos.transport.errors import (
     AuthenticationFailed,
@@ -14,7 +14,8 @@ from clonos.transport.events import (
     Heartbeat,
     Register,
 )
-from clonos.transport.plane import FlightPlane
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.streams import Incoming, Outgoing
 
@@ -24,13 +25,14 @@ __all__ = [
     "ChannelOpened",
     "ControlLost",
     "ControlOpened",
-    "FlightPlane",
     "Heartbeat",
+    "Inbox",
     "Incoming",
     "JobSecret",
     "Outgoing",
     "PeerUnreachable",
     "PlaintextRefused",
+    "Plane",
     "Register",
     "SchemaMismatch",
 ]

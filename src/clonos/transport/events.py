@@ -1,6 +1,6 @@
-"""What the transport says to the loop of its process, through the inbox.
+"""What the transport says to the loop of its process.
 
-Two forms are put there: one of the events below, or a pair ``(conn_id, message)`` for every
+Two forms: one of the events below, or a pair ``(conn_id, message)`` for every
 message that a peer sent. A connection's messages come between its opening and its closing event.
 """
 
@@ -57,7 +57,15 @@ class TaskStatistics:
     counters: dict[str, int]
 
 
-WIRE: Final = CODEC.extended({66: Register, 67: Heartbeat, 68: TaskStatistics})
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last thing said on a stream whose peer made a mistake: which."""
+
+    error: str
+    message: str
+
+
+WIRE: Final = CODEC.extended({66: Register, 67: Heartbeat, 68: TaskStatistics, 69: Refused})
 """Everything that travels on a stream. Numbers from 64 on are the transport's."""
 
 

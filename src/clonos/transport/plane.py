@@ -1,56 +1,69 @@
-"""A process's place in the job's network: one Flight server, and streams to other ones.
+"""A process's place in the job's network: one listening socket, and streams to other ones.
 
-A data channel is opened by its *sender*; a control stream by the *slot*. Everything heard, and
-every opening and end of a stream, is put into one inbox, which one loop reads.
+A data channel is opened by its *sender*; a control stream by the *slot*. One loop owns the plane:
+:meth:`Plane.poll` sleeps until something comes (from a stream, or from another thread through the
+inbox), and returns it. There are no threads behind it; what a message costs is one system call on
+each side (see ``clonos bench transport``).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import errno
 import ipaddress
 import itertools
-import os
+import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pyarrow import flight
 
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import AuthenticationFailed, PeerUnreachable, PlaintextRefused
+from clonos.transport.errors import PeerUnreachable, PlaintextRefused
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
     ControlLost,
     ControlOpened,
+    Event,
     Heartbeat,
     Register,
 )
+from clonos.transport.frames import fingerprint
+from clonos.transport.inbox import Inbox
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
-from clonos.transport.streams import Incoming, Outgoing
+from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
 
 HEARTBEAT_S: Final = 1.0
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
 
+LINGER_S: Final = 5.0
+"""How long a stream that was left waits for the other side to leave, too."""
+
+STRANGER_S: Final = 10.0
+"""A client that has not shown for so long who it is, is sent away."""
+
+STRANGERS_MAX: Final = 256
+"""At one time; the oldest one goes."""
+
 SHUTDOWN_S: Final = 3.0
-"""A shutdown that takes longer is left to the process's end."""
+"""How long a shutdown waits for peers to leave, before it hangs up."""
 
 _NOBODY: Final = Incarnation(0, 0)
+_UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-Inbox = SimpleQueue[Any]
 Pulse = Callable[[], tuple[int, int | None]]
 
 
-class FlightPlane:
-    """The Flight server of one process and all its streams.
+class Plane:
+    """The listening socket of one process and all its streams; not for several threads.
 
     Parameters
     ----------
@@ -61,7 +74,7 @@ class FlightPlane:
     job_id
         Streams of other jobs are refused.
     inbox
-        Where events and ``(conn_id, message)`` pairs are put.
+        What other threads put there, :meth:`poll` returns, too.
     allow_plaintext
         Needed for an address that is not a loopback one: streams are authenticated but not
         encrypted.
@@ -70,15 +83,15 @@ class FlightPlane:
     ------
     PlaintextRefused
         `host` is not a loopback address and `allow_plaintext` is not set.
+    OSError
+        This process cannot listen there.
 
     Examples
     --------
-    >>> from queue import SimpleQueue
-    >>> plane = FlightPlane("127.0.0.1", JobSecret.new(), "job-1", SimpleQueue())
-    >>> plane.address.startswith("grpc://127.0.0.1:")
+    >>> plane = Plane("127.0.0.1", JobSecret.new(), "job-1", Inbox())
+    >>> plane.address.startswith("tcp://127.0.0.1:")
     True
     >>> plane.shutdown()
-    True
     """
 
     def __init__(
@@ -95,27 +108,103 @@ class FlightPlane:
         self._inbox = inbox
         self._allow_plaintext = allow_plaintext
         self._check_address(host)
-        self._host = f"[{host}]" if ":" in host else host
+        self._listener = socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+        )
+        self._listener.setblocking(False)
+        self._name = f"[{host}]" if ":" in host else host
         self._conn_ids = itertools.count(1)
-        self._lock = threading.Lock()
         self._closing = False
         self._nonces: set[bytes] = set()
         self._schemas: dict[int, pa.Schema] = {}
-        self._outgoing: list[Outgoing] = []
-        self._incoming: dict[int, Incoming] = {}
-        self._server = _Server(f"grpc://{self._host}:0", self._serve)
-        # Arrow's own clean-up at exit waits for open streams, forever: be there before it.
-        atexit.register(self.shutdown)
+        self._streams: set[Stream] = set()
+        self._to_flush: deque[Stream] = deque()
+        self._deadlines: dict[Stream, float] = {}  # of strangers and of those that are leaving
+        self._things: list[Thing] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, _READ)
+        self._selector.register(self._inbox, _READ)
 
     @property
     def address(self) -> str:
         """Where peers connect to."""
-        return f"grpc://{self._host}:{self._server.port}"
+        return f"tcp://{self._name}:{self._listener.getsockname()[1]}"
 
-    # --- opening streams ---
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is any stream."""
+        return bool(self._streams)
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        """Write what waits, then return what has come: wait for something at most `timeout_s`.
+
+        Returns
+        -------
+        list
+            Events of :mod:`clonos.transport.events`, pairs ``(conn_id, message)``, and whatever
+            other threads have put into the inbox.
+        """
+        self.flush()
+        if timeout_s <= 0 or self._things or not self._inbox.may_sleep():
+            timeout_s = 0.0
+        ready = self._selector.select(timeout_s)
+        self._inbox.awake()
+        for key, mask in ready:
+            stream = key.data
+            if stream is None:
+                self._accept() if key.fileobj is self._listener else self._inbox.silence()
+                continue
+            if mask & _READ and stream.state is not State.ENDED:
+                self._things += stream.read()
+            if mask & _WRITE:
+                self.changed(stream)
+        if self._deadlines:
+            self._enforce_deadlines()
+        things, self._things = self._things, []
+        return things + self._inbox.take()
+
+    def flush(self) -> None:
+        """Hand to the system what was sent since the last time."""
+        while self._to_flush:
+            stream = self._to_flush.popleft()
+            stream.is_listed = False
+            if stream.state is State.ENDED:
+                continue
+            stream.flush()
+            events = _READ | _WRITE if stream.wants_to_write else _READ
+            if self._selector.get_key(stream.connection).events != events:
+                self._selector.modify(stream.connection, events, stream)
+            if stream.state is State.LEAVING and stream not in self._deadlines:
+                self._deadlines[stream] = time.monotonic() + LINGER_S
+
+    def changed(self, stream: Stream) -> None:
+        """See :class:`~clonos.transport.streams.Host`."""
+        if not stream.is_listed:
+            stream.is_listed = True
+            self._to_flush.append(stream)
+
+    def ring(self) -> None:
+        """See :class:`~clonos.transport.streams.Host`."""
+        self._inbox.ring()
+
+    def gone(self, stream: Stream) -> None:
+        """See :class:`~clonos.transport.streams.Host`."""
+        self._streams.discard(stream)
+        self._deadlines.pop(stream, None)
+        self._selector.unregister(stream.connection)
+
+    def _enforce_deadlines(self) -> None:
+        now = time.monotonic()
+        for stream, due in list(self._deadlines.items()):
+            if due <= now:
+                self._things += stream.end(None)
+
+    # --- opening streams ----------------------------------------------------------------------
 
     def pin(self, channel: int, schema: pa.Schema) -> None:
-        """Accept only batches of `schema` on an input channel (without: none at all)."""
+        """Accept an input channel that carries `schema` (without: none at all)."""
         self._schemas[channel] = schema
 
     def connect(
@@ -126,10 +215,10 @@ class FlightPlane:
         receiver_incarnation: Incarnation,
         schema: pa.Schema,
     ) -> Outgoing:
-        """Open `channel` to its receiver; ends with a ChannelClosed in the inbox."""
+        """Open `channel` to its receiver; ends with a ChannelClosed."""
 
-        def on_end(outgoing: Outgoing, error: ClonosError | None) -> None:
-            self._inbox.put(ChannelClosed(channel, outgoing.conn_id, "sender", error))
+        def over(conn_id: int, error: ClonosError | None) -> Event:
+            return ChannelClosed(channel, conn_id, "sender", error)
 
         greeting = Greeting(
             self._job_id,
@@ -138,13 +227,14 @@ class FlightPlane:
             channel,
             sender_incarnation,
             receiver_incarnation,
+            fingerprint(schema),
         )
-        return self._open(greeting, schema, on_end)
+        return self._open(greeting, schema, over)
 
     def control(
         self, coordinator: str, register: Register, pulse: Pulse, heartbeat_s: float = HEARTBEAT_S
     ) -> Outgoing:
-        """Open a slot's control stream; ends with a ControlLost in the inbox.
+        """Open a slot's control stream; ends with a ControlLost.
 
         Parameters
         ----------
@@ -158,18 +248,18 @@ class FlightPlane:
         """
         over = threading.Event()
 
-        def on_end(outgoing: Outgoing, error: ClonosError | None) -> None:
+        def lost(conn_id: int, error: ClonosError | None) -> Event:
             over.set()
-            self._inbox.put(ControlLost(register.slot, outgoing.conn_id, error))
+            return ControlLost(register.slot, conn_id, error)
 
         def beat() -> None:
             while not over.wait(heartbeat_s):
-                outgoing.send(Heartbeat(register.slot, *pulse()))
+                outgoing.send_now(Heartbeat(register.slot, *pulse()))
 
         greeting = Greeting(
-            self._job_id, coordinator, Purpose.CONTROL, register.slot, _NOBODY, _NOBODY
+            self._job_id, coordinator, Purpose.CONTROL, register.slot, _NOBODY, _NOBODY, b""
         )
-        outgoing = self._open(greeting, None, on_end)
+        outgoing = self._open(greeting, None, lost)
         outgoing.send(register)
         threading.Thread(target=beat, name="clonos-heartbeat", daemon=True).start()
         return outgoing
@@ -178,25 +268,36 @@ class FlightPlane:
         self,
         greeting: Greeting,
         schema: pa.Schema | None,
-        on_end: Callable[[Outgoing, ClonosError | None], None],
+        over: Callable[[int, ClonosError | None], Event],
     ) -> Outgoing:
-        self._check_address(urlsplit(greeting.audience).hostname or "")
-        conn_id = next(self._conn_ids)
+        peer = urlsplit(greeting.audience)
+        host = peer.hostname or ""
+        self._check_address(host)
+        if self._closing:
+            raise PeerUnreachable("this process is leaving the job")
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        connection.setblocking(False)
+        failure = connection.connect_ex((host, peer.port))
         outgoing = Outgoing(
-            conn_id,
+            self,
+            next(self._conn_ids),
+            connection,
             greeting.audience,
-            self._secret.seal(greeting),
             self._secret,
+            greeting,
             schema,
-            lambda conn_id, message: self._inbox.put((conn_id, message)),
-            on_end,
+            over,
         )
-        with self._lock:
-            if self._closing:
-                raise PeerUnreachable("this process is leaving the job")
-            outgoing.start()
-            self._outgoing = [o for o in self._outgoing if not o.is_gone] + [outgoing]
+        self._add(outgoing)
+        if failure not in _UNDER_WAY:
+            reason = f"{greeting.audience} cannot be reached: {errno.errorcode[failure]}"
+            self._things += outgoing.end(PeerUnreachable(reason))
         return outgoing
+
+    def _add(self, stream: Stream) -> None:
+        stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._streams.add(stream)
+        self._selector.register(stream.connection, _READ, stream)
 
     def _check_address(self, host: str) -> None:
         """Plaintext leaves the machine only if asked for by name."""
@@ -217,138 +318,77 @@ class FlightPlane:
                 remedy="set allow_plaintext=True if that network is trusted",
             )
 
-    # --- serving streams ---
+    # --- serving streams ----------------------------------------------------------------------
 
-    def _authenticate(self, sealed: bytes) -> Greeting:
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # all of them are in, or the one has gone again
+                return
+            connection.setblocking(False)
+            peer = f"tcp://{address[0]}:{address[1]}"
+            stranger = Incoming(self, next(self._conn_ids), connection, peer, self._admit)
+            self._add(stranger)
+            if len(self._deadlines) >= STRANGERS_MAX:
+                self._things += next(iter(self._deadlines)).end(None)
+            self._deadlines[stranger] = time.monotonic() + STRANGER_S
+
+    def _admit(self, incoming: Incoming, sealed: bytes) -> list[Thing]:
         greeting = self._secret.open(sealed)
-        with self._lock:
-            is_ours = greeting.job == self._job_id and greeting.audience == self.address
-            if self._closing or not is_ours or greeting.nonce in self._nonces:
-                raise refused()
-            self._nonces.add(greeting.nonce)
-        return greeting
-
-    def _serve(self, peer: str, sealed: bytes, reader: Any, writer: Any) -> None:
-        """One stream, from its greeting to its end."""
-        greeting = self._authenticate(sealed)
-        conn_id = next(self._conn_ids)
-        name = f"{greeting.purpose.name.lower()} {greeting.id}"
-        incoming = Incoming(conn_id, name, peer, lambda: self._schemas.get(greeting.id))
-        with self._lock:
-            self._incoming[conn_id] = incoming
-        error: ClonosError | None = None
+        is_ours = greeting.job == self._job_id and greeting.audience == self.address
+        if self._closing or not is_ours or greeting.nonce in self._nonces:
+            raise refused()
+        self._nonces.add(greeting.nonce)
+        del self._deadlines[incoming]
         serve = self._serve_channel if greeting.purpose == Purpose.CHANNEL else self._serve_control
-        try:
-            serve(greeting, incoming, self._secret.answer(sealed), reader, writer)
-        except ClonosError as wrong:
-            error = wrong
-            raise
-        finally:
-            del self._incoming[conn_id]
-            if greeting.purpose == Purpose.CHANNEL:
-                self._inbox.put(ChannelClosed(greeting.id, conn_id, "receiver", error))
-            else:
-                self._inbox.put(ControlLost(greeting.id, conn_id, error))
+        return serve(incoming, greeting, self._secret.answer(sealed))
 
-    def _serve_channel(
-        self, greeting: Greeting, incoming: Incoming, proof: bytes, reader: Any, writer: Any
-    ) -> None:
-        conn_id, inbox = incoming.conn_id, self._inbox
-        inbox.put(ChannelOpened(greeting.id, conn_id, greeting.sender, greeting.receiver, incoming))
-        incoming.serve(proof, reader, writer, lambda message: inbox.put((conn_id, message)))
+    def _serve_channel(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
+        channel, conn_id = greeting.id, incoming.conn_id
+        schema = self._schemas.get(channel)
+        incoming.admitted(
+            proof,
+            schema,
+            lambda message: [(conn_id, message)],
+            lambda error: [ChannelClosed(channel, conn_id, "receiver", error)],
+        )
+        if schema is None or greeting.schema != fingerprint(schema):
+            raise wrong_schema(f"channel {channel}", schema, None)
+        return [ChannelOpened(channel, conn_id, greeting.sender, greeting.receiver, incoming)]
 
-    def _serve_control(
-        self, greeting: Greeting, incoming: Incoming, proof: bytes, reader: Any, writer: Any
-    ) -> None:
-        conn_id, inbox = incoming.conn_id, self._inbox
+    def _serve_control(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
+        slot, conn_id = greeting.id, incoming.conn_id
         registered = False
 
-        def deliver(message: Any) -> None:
+        def deliver(message: Any) -> list[Thing]:
             nonlocal registered
             if registered:
-                inbox.put((conn_id, message))
-            elif type(message) is Register and message.slot == greeting.id:
+                return [(conn_id, message)]
+            if type(message) is Register and message.slot == slot:
                 registered = True
-                inbox.put(ControlOpened(conn_id, message, incoming))
-            else:
-                raise MalformedMessage(f"slot {greeting.id} spoke before it registered")
+                return [ControlOpened(conn_id, message, incoming)]
+            raise MalformedMessage(f"slot {slot} spoke before it registered")
 
-        incoming.serve(proof, reader, writer, deliver)
+        incoming.admitted(proof, None, deliver, lambda error: [ControlLost(slot, conn_id, error)])
+        return []
 
-    # --- the end ---
+    # --- the end ------------------------------------------------------------------------------
 
-    def shutdown(self, deadline_s: float = SHUTDOWN_S) -> bool:
-        """End all streams and the server; True if all of it has ended before the deadline."""
-        atexit.unregister(self.shutdown)
-        with self._lock:
-            first, self._closing = not self._closing, True
-            outgoing, incoming = self._outgoing, list(self._incoming.values())
-        if not first:
-            return True
-        for stream in outgoing:
-            stream.close()
-        for peer in incoming:
-            peer.close()
-        until = time.monotonic() + deadline_s
-        # Peers leave when asked, unless they are frozen or cut off.
-        if not self._wait_for_streams(until - deadline_s / 2):
-            for peer in list(self._incoming.values()):
-                sever(peer.peer, local_port=self._server.port)
-            for stream in outgoing:
-                if not stream.is_gone:
-                    sever(stream.address)
-            self._wait_for_streams(until)
-        closer = threading.Thread(target=self._server.shutdown, name="clonos-close", daemon=True)
-        closer.start()
-        closer.join(max(0.0, until - time.monotonic()))
-        return not closer.is_alive()
-
-    def _wait_for_streams(self, until: float) -> bool:
-        while self._incoming or not all(stream.is_gone for stream in self._outgoing):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
-        return True
-
-
-class _Server(flight.FlightServerBase):  # type: ignore[misc]
-    """Hands every exchange to the plane; what else Flight can do is refused by its defaults."""
-
-    def __init__(self, location: str, serve: Callable[[str, bytes, Any, Any], None]) -> None:
-        self._serve = serve
-        super().__init__(location)
-
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        try:
-            self._serve(context.peer(), descriptor.command or b"", reader, writer)
-        except AuthenticationFailed as error:
-            raise flight.FlightUnauthenticatedError(str(error)) from error
-        except ClonosError as error:
-            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from error
-
-
-def sever(peer: str, local_port: int | None = None) -> None:
-    """Cut this process's TCP connections with the port of `peer`, if it does not leave otherwise.
-
-    gRPC waits for a stream's reads and writes even after it was cancelled, and cannot end a single
-    connection of a server at all.
-    """
-    peer_port = int(peer.rpartition(":")[2])
-    for entry in Path("/dev/fd").iterdir():
-        with contextlib.suppress(OSError):  # not a connection, or gone meanwhile
-            _sever_if(os.dup(int(entry.name)), peer_port, local_port)
-
-
-def _sever_if(fd: int, peer_port: int, local_port: int | None) -> None:
-    """Shut the socket `fd` if it has these ports; `fd` itself is closed in any case."""
-    try:
-        connection = socket.socket(fileno=fd)
-    except OSError:
-        os.close(fd)
-        raise
-    with connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+    def shutdown(self, deadline_s: float = SHUTDOWN_S) -> None:
+        """Leave all streams, wait for their peers to leave (not for ever), stop listening."""
+        if self._closing:
             return
-        ports = connection.getsockname()[1], connection.getpeername()[1]
-        if ports[1] == peer_port and local_port in (None, ports[0]):
-            connection.shutdown(socket.SHUT_RDWR)
+        self._closing = True
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for stream in list(self._streams):
+            stream.leave()
+        until = time.monotonic() + deadline_s
+        while self._streams and (left := until - time.monotonic()) > 0:
+            self.poll(min(left, 0.1))
+        for stream in list(self._streams):  # frozen, or cut off
+            stream.end(None)
+        self._selector.close()
+        with contextlib.suppress(OSError):
+            self._inbox.close()

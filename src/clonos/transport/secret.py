@@ -41,7 +41,8 @@ class Purpose(IntEnum):
 class Greeting:
     """Who opens a stream to whom: ``id`` is a channel or a slot, by ``purpose``.
 
-    ``sender`` and ``receiver`` are the incarnations of the tasks at both ends of a channel.
+    ``sender`` and ``receiver`` are the incarnations of the tasks at both ends of a channel,
+    ``schema`` is the fingerprint of what it carries.
     """
 
     job: str
@@ -50,6 +51,7 @@ class Greeting:
     id: int
     sender: Incarnation
     receiver: Incarnation
+    schema: bytes
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
 
 

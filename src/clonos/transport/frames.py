@@ -1,0 +1,167 @@
+"""How messages and batches lie in a stream of bytes.
+
+A *frame* is one message: the lengths of its two parts (little-endian, 32 bits each), the message
+(msgpack), and the batch that belongs to it as Arrow's IPC format has it, or nothing. The schema is
+not repeated: both ends have pinned it before the stream was opened.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import pyarrow as pa
+import xxhash
+from pyarrow import ipc
+
+from clonos.core.codec import MESSAGE_BYTES_MAX
+from clonos.errors import MalformedMessage
+
+HEAD: Final = struct.Struct("<II")
+RECEIVE_BYTES: Final = 256 << 10
+"""Read at once, at most: one peer must not keep the others waiting."""
+APART_BYTES: Final = 64 << 10
+"""A larger batch is received where it stays; a smaller one is copied out of what came with it."""
+
+ALIGNMENT: Final = 64
+"""Of a batch's bytes in memory."""
+
+Frame = tuple[bytes, pa.Buffer | None]
+
+
+class FrameReader:
+    """Cuts what arrives into frames.
+
+    Attributes
+    ----------
+    limit
+        A longer part is a mistake, or an attack. It is small until the peer has shown who it is.
+    """
+
+    def __init__(self, limit: int = MESSAGE_BYTES_MAX) -> None:
+        self.limit = limit
+        self._rest = b""
+        self._apart: _Apart | None = None
+
+    def receive(self, connection: Any) -> list[Frame] | None:
+        """Read once from a socket; the frames that are complete, or None at the stream's end.
+
+        Raises
+        ------
+        MalformedMessage
+            A frame is larger than the limit.
+        OSError
+            The connection is broken, or (BlockingIOError) nothing has come.
+        """
+        if self._apart is None:
+            came = connection.recv(RECEIVE_BYTES)
+            return self._cut(self._rest + came if self._rest else came) if came else None
+        size = connection.recv_into(self._apart.missing)
+        if not size:
+            return None
+        self._apart.missing = self._apart.missing[size:]
+        if self._apart.missing:
+            return []
+        apart, self._apart = self._apart, None
+        return [apart.frame()]
+
+    def _cut(self, came: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        at, end = 0, len(came)
+        while end - at >= HEAD.size:
+            message_size, body_size = HEAD.unpack_from(came, at)
+            if message_size > self.limit or body_size > self.limit:
+                raise MalformedMessage(
+                    f"a frame of {message_size} + {body_size} bytes; {self.limit} are allowed"
+                )
+            start = at + HEAD.size
+            middle = start + message_size
+            if middle + body_size > end:
+                if message_size + body_size > APART_BYTES:
+                    self._apart = _Apart(message_size, body_size, came[start:])
+                    at = end
+                break
+            at = middle + body_size
+            # Its own copy: a slice would keep all that came with it alive.
+            body = pa.py_buffer(came[middle:at]) if body_size else None
+            frames.append((came[start:middle], body))
+        self._rest = came[at:]
+        return frames
+
+
+class _Apart:
+    """A large frame that is received where it stays."""
+
+    def __init__(self, message_size: int, body_size: int, first: bytes) -> None:
+        # Arrow wants the body aligned, so the message begins where that makes it begin.
+        self._middle = -(-message_size // ALIGNMENT) * ALIGNMENT
+        self._start = self._middle - message_size
+        self._buffer = pa.allocate_buffer(self._middle + body_size)
+        self._has_body = body_size > 0
+        view = memoryview(self._buffer).cast("B")[self._start :]
+        view[: len(first)] = first
+        self.missing = view[len(first) :]
+
+    def frame(self) -> Frame:
+        message = self._buffer.slice(self._start, self._middle - self._start).to_pybytes()
+        return message, self._buffer.slice(self._middle) if self._has_body else None
+
+
+class Bodies:
+    """Batches of one schema as bytes.
+
+    Examples
+    --------
+    >>> batch = pa.record_batch({"k": [1, 2]})
+    >>> bodies = Bodies(batch.schema)
+    >>> bodies.decode(bodies.encode(batch)).equals(batch)
+    True
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._has_dictionaries = any(_has_dictionary(field.type) for field in schema)
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
+        """Return `batch` as one IPC message (or a whole IPC stream, if it has dictionaries)."""
+        if not self._has_dictionaries:
+            return batch.serialize()
+        sink = pa.BufferOutputStream()
+        with ipc.new_stream(sink, self.schema) as writer:
+            writer.write_batch(batch)
+        return sink.getvalue()
+
+    def decode(self, body: pa.Buffer) -> pa.RecordBatch:
+        """Return the batch; its columns lie in `body`.
+
+        Raises
+        ------
+        MalformedMessage
+            It is not one of this schema.
+        """
+        try:
+            if self._has_dictionaries:
+                with ipc.open_stream(body) as reader:
+                    batch = reader.read_next_batch()
+                if not batch.schema.equals(self.schema):
+                    raise MalformedMessage("a batch has another schema than its stream")
+            else:
+                batch = ipc.read_record_batch(body, self.schema)
+            batch.validate()
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            raise MalformedMessage(f"a batch is damaged: {error}") from error
+        return batch
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def fingerprint(schema: pa.Schema | None) -> bytes:
+    """Return what two ends compare to know that they mean the same schema."""
+    if schema is None:
+        return b""
+    text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+    return xxhash.xxh3_128_digest(text.encode())
