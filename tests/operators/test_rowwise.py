@@ -88,7 +88,7 @@ def test_bad_records(build):
     assert output.batches[0].rows == 2
     assert program.statistics == {"bad: bad_records": 1}
     restored = program_of(build, "n long", on_bad_record="drop")
-    restored.apply(program.delta())
+    restored.apply(bytes(program.delta()))
     assert restored.statistics == program.statistics
 
 

@@ -470,6 +470,7 @@ class Coordinator:
             self._order(task.id, msg.Inject(self.pending_epoch))
         if self._throttled and self.plan.tasks[task.id].is_source:
             self._order(task.id, msg.Throttle(closed=True))
+        self._feed_standbys()
 
     # --- checkpoints ------------------------------------------------------------------------
 
@@ -541,8 +542,11 @@ class Coordinator:
     # --- standbys ---------------------------------------------------------------------------
 
     def _feed_standbys(self) -> None:
-        """Give every task its passive copies again, away from the executor it runs on."""
-        if self._in_round or any(t.slot is None for t in self.tasks.values()):
+        """Give every task its passive copies again, away from the executor it runs on.
+
+        Not while one recovers: to fill a copy takes what its recovery needs.
+        """
+        if self._in_round or any(t.phase not in RUNNING for t in self.tasks.values()):
             return
         homes = {t.id: t.slot for t in self.tasks.values()}
         for slot, task in place_standbys(self.slots, homes, self.standbys, self.bound):

@@ -7,7 +7,7 @@ input channel by the runtime (`conn`); both only to tell a new stream from a sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsBytes
 
 from clonos.core.messages import (
     ChannelMessage,
@@ -157,9 +157,13 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StoreLayer:
-    """Put a sealed layer into the checkpoint store, then say :class:`LayerStored`."""
+    """Put a sealed layer into the checkpoint store, then say :class:`LayerStored`.
+
+    ``layer`` comes without its delta; that is ``bytes(delta)``, which may take a while.
+    """
 
     layer: Layer
+    delta: bytes | SupportsBytes
 
 
 @dataclass(frozen=True, slots=True)

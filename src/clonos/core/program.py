@@ -7,7 +7,7 @@ batch is an opaque object with a row count, a size and a digest of its content.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsBytes
 
 
 class Batch(NamedTuple):
@@ -71,10 +71,12 @@ class Program(Protocol):
     def on_end(self, step: Step, channel: int | None) -> None:
         """An input channel has ended (None: the source has)."""
 
-    def delta(self) -> bytes:
+    def delta(self) -> bytes | SupportsBytes:
         """All state changed since the last call (or since restored), as absolute values.
 
-        Called when a layer is sealed. Must be quick: only what changed.
+        Called when a layer is sealed, within a step. Must be quick: only what changed, and what
+        of it takes time is better done by ``bytes()`` of the result. That is called once, after
+        later steps perhaps, and in another thread: what is to be written must not change any more.
         """
 
     def apply(self, delta: bytes) -> None:

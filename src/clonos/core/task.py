@@ -519,7 +519,7 @@ class TaskMachine(Connections):
             wake_ms=self.wake_ms,
             source_rows=self.source_rows,
             source_ended=self.source_ended,
-            delta=self.program.delta(),
+            delta=b"",
         )
         self._sealed[epoch] = (layer, None)
-        self._do(ev.StoreLayer(layer))
+        self._do(ev.StoreLayer(layer, self.program.delta()))

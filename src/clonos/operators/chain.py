@@ -16,7 +16,7 @@ import pyarrow as pa
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.batches import concat, unseal
 from clonos.operators.partition import Output
-from clonos.operators.state import CHAIN, Changes, Facts, decode_delta, encode_delta
+from clonos.operators.state import CHAIN, Changes, Delta, Facts, decode_delta
 
 if TYPE_CHECKING:
     from clonos.core.program import Batch, Step
@@ -109,9 +109,9 @@ class ChainProgram:
             self._advance_inputs()
         self._finish(step)
 
-    def delta(self) -> bytes:
+    def delta(self) -> Delta:
         """All state that changed since the last call."""
-        return encode_delta(self._names, self._changes())
+        return Delta(self._names, self._changes())
 
     def apply(self, delta: bytes) -> None:
         """Put a delta on top of the state."""

@@ -131,6 +131,20 @@ class KeyedStore:
                 self.values[key] = value
 
 
+class Delta:
+    """What changed, frozen now; written as bytes later, and elsewhere.
+
+    Values are bytes, which nobody can change: to freeze them is to hold them.
+    """
+
+    def __init__(self, names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> None:
+        self._names = names
+        self._changes = list(changes)
+
+    def __bytes__(self) -> bytes:
+        return encode_delta(self._names, self._changes)
+
+
 def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
     groups: list[int] = []

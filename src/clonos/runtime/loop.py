@@ -12,13 +12,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.connections import Phase
 from clonos.core.layer import encode_layer, layer_path
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import LayerRef
 from clonos.core.task import TaskMachine
 from clonos.errors import ClonosError, MalformedMessage, OperatorError
 from clonos.runtime.feeder import Feeder
@@ -369,9 +370,10 @@ class SlotLoop:
             raise failure
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
-        self._in_background(lambda: ev.LayerStored(self._put_layer(action.layer)))
+        self._in_background(lambda: ev.LayerStored(self._put_layer(action)))
 
-    def _put_layer(self, layer: Layer) -> LayerRef:
+    def _put_layer(self, action: ev.StoreLayer) -> LayerRef:
+        layer = replace(action.layer, delta=bytes(action.delta))
         path = layer_path(layer.task, layer.epoch, layer.incarnation)
         nbytes = self._store.put(path, encode_layer(layer))
         return LayerRef(layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes)

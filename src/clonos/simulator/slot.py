@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
@@ -279,7 +279,7 @@ class Slot:
                     network.refuse(accepted)
             case ev.StoreLayer():
                 self.cluster.scheduler.after(
-                    self.cluster.store_delay(), self._store, self.life, action.layer
+                    self.cluster.store_delay(), self._store, self.life, action
                 )
             case ev.Release():
                 self.cluster.scheduler.after(
@@ -290,9 +290,10 @@ class Slot:
                     self.cluster.rows_delay(), self._reread, self.life, action.cuts
                 )
 
-    def _store(self, life: int, layer: Layer) -> None:
+    def _store(self, life: int, action: ev.StoreLayer) -> None:
         if not self.alive:
             return
+        layer = replace(action.layer, delta=bytes(action.delta))
         path = layer_path(layer.task, layer.epoch, layer.incarnation)
         content = encode_layer(layer)
         self.cluster.layers[path] = content

@@ -198,7 +198,7 @@ def check_restore(
     outputs, deltas, clocks = [], [], []
     for event in events:
         outputs.append(reference.feed(event))
-        deltas.append(reference.program.delta())
+        deltas.append(bytes(reference.program.delta()))
         clocks.append((reference.position, reference.now_ms, reference.wake_ms))
     for done in range(1, len(events)):
         program = make_program()
@@ -208,12 +208,12 @@ def check_restore(
         position, now_ms, wake_ms = clocks[done - 1]
         restored = StepHarness(program, position=position, now_ms=now_ms)
         restored.wake_ms = wake_ms
-        assert not program.delta(), "a restored program has changed nothing yet"
+        assert not bytes(program.delta()), "a restored program has changed nothing yet"
         for i in range(done, len(events)):
             output = restored.feed(events[i])
             where = f"restored after step {done}, at event {i}: {events[i]}"
             assert output.seen == outputs[i].seen, where
-            assert program.delta() == deltas[i], f"delta {where}"
+            assert bytes(program.delta()) == deltas[i], f"delta {where}"
     return outputs
 
 

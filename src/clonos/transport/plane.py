@@ -44,7 +44,7 @@ HEARTBEAT_S: Final = 1.0
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
 
 LINGER_S: Final = 5.0
-"""How long a stream that was left waits for the other side to leave, too."""
+"""How long a stream that was left waits for the other side to read, and then to leave, too."""
 
 STRANGER_S: Final = 10.0
 """A client that has not shown for so long who it is, is sent away."""
@@ -172,11 +172,13 @@ class Plane:
             stream.is_listed = False
             if stream.state is State.ENDED:
                 continue
+            before = stream.unsent_bytes
             stream.flush()
             events = _READ | _WRITE if stream.wants_to_write else _READ
             if self._selector.get_key(stream.connection).events != events:
                 self._selector.modify(stream.connection, events, stream)
-            if stream.state is State.LEAVING and stream not in self._deadlines:
+            moves = stream.unsent_bytes < before or stream not in self._deadlines
+            if stream.is_leaving and moves:
                 self._deadlines[stream] = time.monotonic() + LINGER_S
 
     def changed(self, stream: Stream) -> None:

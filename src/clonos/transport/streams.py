@@ -64,6 +64,7 @@ class Stream:
         self.state = State.OPENING
         self.wants_to_write = False
         self.is_listed = False  # by the plane, as one to flush
+        self.is_leaving = False
         self._host = host
         self._bodies: Bodies | None = None
         self._reader = FrameReader()
@@ -177,6 +178,7 @@ class Stream:
         if self.state in (State.LEAVING, State.ENDED):
             return
         self.state = State.LEAVING
+        self.is_leaving = True
         self._host.changed(self)
 
     def _shut(self) -> None:
@@ -196,13 +198,12 @@ class Stream:
 
     def end(self, error: ClonosError | None) -> list[Thing]:
         """The connection is over: close it."""
-        left = self.state is State.LEAVING
         self.state = State.ENDED
         self._host.gone(self)
         with self._writing:
             self._forget_unsent()
             self.connection.close()
-        return self._say_so(None if left else error)
+        return self._say_so(None if self.is_leaving else error)
 
     def _say_so(self, error: ClonosError | None) -> list[Thing]:
         if self._said_so:
@@ -255,7 +256,16 @@ class Outgoing(Stream):
             if self.wants_to_write:
                 self._host.ring()
 
-    close = Stream.leave
+    def close(self) -> None:
+        """End the stream when what was sent is written; hear nothing more. Does not wait."""
+        self.leave()
+
+    def leave(self) -> None:
+        if self.state is State.OPENING and self._held:
+            self.is_leaving = True  # once it is open
+            self._host.changed(self)
+        else:
+            super().leave()
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
         if self.state is State.OPEN:
@@ -269,6 +279,8 @@ class Outgoing(Stream):
         for frame in self._held:
             self._put_frame(*frame)
         self._held.clear()
+        if self.is_leaving:
+            super().leave()
         return []
 
     def _turned_away(self, refusal: Refused | None) -> list[Thing]:
