@@ -33,7 +33,9 @@ class Job:
     standbys
         Warm standbys per task.
     sharing_depth
-        How many hops logs travel downstream: 0, 1, ..., or "full".
+        How many hops logs travel downstream: 0, 1, ..., or "full". With fewer hops than the job
+        is deep, tasks in the middle send what travels no further to the house-keeper: messages of
+        their own, where "full" needs none. Fewer hops save bytes when parallelism is high.
     checkpoint_interval
         Time between checkpoints.
     checkpoint_dir
@@ -66,7 +68,7 @@ class Job:
         *,
         parallelism: int = 1,
         standbys: int = 1,
-        sharing_depth: int | Literal["full"] = 1,
+        sharing_depth: int | Literal["full"] = "full",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
         guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",

@@ -1,55 +1,182 @@
 """Merging layers in the background, so that a fresh slot never has to apply thousands of them.
 
-Size-tiered, as in a log-structured merge tree: many small layers become one; the large one at
-the bottom is rewritten only when what lies on it has grown to a good part of its size.
+Size-tiered, as in a log-structured merge tree: small layers become one; an older one takes part
+when what lies on it has grown to a good part of its size. So state is written again a few times,
+however long the job runs.
+
+Merging is work for a processor, not for the driver's loop, and nobody waits for it: it is done by a
+process of its own at low priority (``python -m clonos.cluster.compaction``), which is told what to
+merge and answers, a line of JSON each.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from clonos.core.codec import CODEC
 from clonos.core.layer import decode_layer, encode_layer, layer_path
-from clonos.core.messages import LayerRef
+from clonos.core.messages import Feed, LayerRef
+from clonos.errors import ClonosError
+from clonos.operators.state import merge_deltas
+from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 
-CHAIN_MAX: Final = 12
+CHAIN_MAX: Final = 32
 """A task's layers are merged when there are more."""
-BASE_SHARE: Final = 0.5
-"""The bottom layer takes part when the others together reach this share of its size."""
+SHARE: Final = 0.5
+"""A layer takes part when those above it together reach this share of its size."""
+NICENESS: Final = 10
+"""Of the process that merges."""
 
 
 def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
-    """Which consecutive layers of a task to merge now (none: empty).
+    """Which of a task's newest layers to merge now (none: empty).
 
     Examples
     --------
     >>> from clonos.core.plan import Incarnation
-    >>> sizes = [1000, *[10] * 12]
+    >>> sizes = [1000, 300, *[10] * 31]
     >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n) for e, n in enumerate(sizes)]
-    >>> [ref.epoch for ref in choose(chain)]
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    >>> [ref.epoch for ref in choose(chain)][:3]
+    [0, 1, 2]
+    >>> len(choose(chain[:-1]))
+    0
+    >>> sizes = [10_000, *[10] * 32]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n) for e, n in enumerate(sizes)]
+    >>> choose(chain)[0].epoch
+    1
     """
     if len(chain) <= CHAIN_MAX:
         return ()
-    upper = chain[1:]
-    whole = sum(ref.nbytes for ref in upper) >= BASE_SHARE * chain[0].nbytes
-    return chain if whole else upper
+    start, above = len(chain) - 1, 0
+    for i, ref in reversed(list(enumerate(chain))):
+        if above >= SHARE * ref.nbytes:
+            start = i
+        above += ref.nbytes
+    return chain[start:]
 
 
 def merge(
     store: LayerStore,
-    chain: Sequence[LayerRef],
     chosen: Sequence[LayerRef],
     merge_deltas: Callable[..., bytes],
+    *,
+    is_base: bool,
 ) -> LayerRef:
-    """Store one layer with the effect of those chosen; it stands where the last of them stood."""
+    """Store one layer with the effect of those chosen; it stands where the last of them stood.
+
+    Parameters
+    ----------
+    is_base
+        The first of them is the task's first.
+    """
     layers = [decode_layer(store.get(ref.path)) for ref in chosen]
-    delta = merge_deltas([layer.delta for layer in layers], is_base=chosen[0] == chain[0])
+    delta = merge_deltas([layer.delta for layer in layers], is_base=is_base)
     merged = replace(layers[-1], delta=delta)
     last = chosen[-1]
     plain = layer_path(last.task, last.epoch, last.incarnation)
     path = plain.replace(".layer", f"-from-{chosen[0].epoch:012d}.layer")
     nbytes = store.put(path, encode_layer(merged))
     return replace(last, path=path, nbytes=nbytes)
+
+
+class Compactor:
+    """The driver's end of the process that merges. Its methods may wait; one thread at a time.
+
+    Examples
+    --------
+    >>> compactor = Compactor("layers", "process")
+    >>> compactor.merge(chain, chosen)  # doctest: +SKIP
+    >>> compactor.close()
+    """
+
+    def __init__(self, uri: str, durability: Durability) -> None:
+        self._command = [sys.executable, "-m", __name__, uri, durability]
+        self._process: subprocess.Popen[str] | None = None
+
+    def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> LayerRef:
+        """See :func:`merge`.
+
+        Raises
+        ------
+        ClonosError
+            It cannot be done: a layer is unreadable, or the process has died.
+        """
+        order = {"is_base": chosen[0] == chain[0], "layers": _pack(chosen)}
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = ""
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        if not answer:
+            self.close()
+            raise CompactorDied("the process that merges layers has died")
+        said = json.loads(answer)
+        if "error" in said:
+            raise ClonosError(said["error"])
+        return _unpack(said["merged"])[0]
+
+    def _start(self) -> subprocess.Popen[str]:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": paths},
+            text=True,
+        )
+        return self._process
+
+    def close(self) -> None:
+        """End the process, whatever it does: what it has not finished is not missed."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    assert pipe is not None
+                    pipe.close()
+
+
+class CompactorDied(ClonosError):
+    """The merging process is gone; the next merge starts another one."""
+
+
+def _pack(refs: Sequence[LayerRef]) -> str:
+    return b64encode(CODEC.encode(Feed(0, 0, tuple(refs)))).decode()
+
+
+def _unpack(packed: str) -> tuple[LayerRef, ...]:
+    feed: Feed = CODEC.decode(b64decode(packed))
+    return feed.layers
+
+
+def serve(orders: Any, answers: Any, uri: str, durability: Durability) -> None:
+    """Merge what is asked for, until there is nobody who asks."""
+    store = LayerStore(uri, durability)
+    for line in orders:
+        order = json.loads(line)
+        try:
+            merged = merge(store, _unpack(order["layers"]), merge_deltas, is_base=order["is_base"])
+            answer = {"merged": _pack([merged])}
+        except Exception as error:  # noqa: BLE001 - told to the driver
+            answer = {"error": f"merging layers failed: {type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    serve(sys.stdin, sys.stdout, sys.argv[1], sys.argv[2])  # type: ignore[arg-type]

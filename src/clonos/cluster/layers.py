@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from clonos.cluster import compaction
+from clonos.cluster.compaction import Compactor, CompactorDied, choose
 from clonos.core import coordinator as co
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
-from clonos.operators.state import merge_deltas
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
@@ -31,6 +30,7 @@ class Layers:
 
     def __init__(self, uri: str, durability: Durability, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
+        self._compactor = Compactor(uri, durability)
         self._inbox = inbox
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
         self._compacting: set[int] = set()
@@ -44,7 +44,7 @@ class Layers:
             self._garbage = [(since, path) for since, path in self._garbage if since >= due]
             self._worker.submit(self._store.delete, old)
         for task, chain in layers.items():
-            chosen = compaction.choose(chain)
+            chosen = choose(chain)
             if chosen and task not in self._compacting:
                 self._compacting.add(task)
                 self._worker.submit(self._compact, task, chain, tuple(chosen))
@@ -53,7 +53,9 @@ class Layers:
         self, task: int, chain: tuple[LayerRef, ...], chosen: tuple[LayerRef, ...]
     ) -> None:
         try:
-            merged = compaction.merge(self._store, chain, chosen, merge_deltas)
+            merged = self._compactor.merge(chain, chosen)
+        except CompactorDied:
+            self._inbox.put(lambda: self._compacting.discard(task))  # another time
         except ClonosError as error:
             self._inbox.put(error)
         except Exception as error:  # noqa: BLE001 - told to the loop
@@ -69,5 +71,7 @@ class Layers:
         self._garbage += [(now, ref.path) for ref in unused]
 
     def close(self) -> None:
-        """Finish what has begun."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Break off what has begun."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._compactor.close()
+        self._worker.shutdown(wait=True)

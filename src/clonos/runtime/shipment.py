@@ -60,6 +60,6 @@ class Shipment:
     allow_plaintext: bool = False
     batch_rows_max: int = 8192
     linger_ms: float = 10.0
-    share_ms: float = 20.0
+    share_ms: float = 50.0
     versions: Mapping[str, str] = field(default_factory=dict)
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

@@ -1,0 +1,96 @@
+"""Merging layers: what is chosen, what comes of it, and who does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clonos.cluster.compaction import CHAIN_MAX, SHARE, Compactor, CompactorDied, choose
+from clonos.core.layer import decode_layer, encode_layer, layer_path
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation
+from clonos.errors import ClonosError
+from clonos.operators.state import Changes, decode_delta, encode_delta
+from clonos.storage.layers import LayerStore
+
+FIRST = Incarnation(1, 0)
+NAMES = ["state"]
+
+
+def refs(sizes: list[int]) -> list[LayerRef]:
+    return [LayerRef(0, e, FIRST, e, f"{e}", n) for e, n in enumerate(sizes)]
+
+
+def test_every_byte_is_written_a_few_times_only() -> None:
+    chain, written, new = [], 0, 0
+    for epoch in range(5000):
+        chain.append(LayerRef(0, epoch, FIRST, epoch, "", 10))
+        new += 10
+        chosen = choose(chain)
+        if chosen:
+            size = min(sum(ref.nbytes for ref in chosen), 2000)  # keys are overwritten
+            written += size
+            chain = [*chain[: -len(chosen)], LayerRef(0, epoch, FIRST, epoch, "", size)]
+        assert len(chain) <= CHAIN_MAX
+        assert sum(ref.nbytes for ref in chain) <= 2000 * (1 + 1 / SHARE) + CHAIN_MAX * 10
+    assert written < 10 * new
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path / "layers", "process")
+
+
+@pytest.fixture
+def compactor(tmp_path: Path) -> Iterator[Compactor]:
+    made = Compactor(str(tmp_path / "layers"), "process")
+    yield made
+    made.close()
+
+
+def put(store: LayerStore, epoch: int, changes: dict[bytes, bytes | None]) -> LayerRef:
+    delta = encode_delta(NAMES, [(0, Changes([1] * len(changes), [*changes], [*changes.values()]))])
+    layer = Layer(3, FIRST, epoch, epoch * 10, {}, {}, (), {}, 0, None, 0, False, delta)
+    path = layer_path(3, epoch, FIRST)
+    return LayerRef(3, epoch, FIRST, epoch * 10, path, store.put(path, encode_layer(layer)))
+
+
+def content(store: LayerStore, ref: LayerRef) -> dict[bytes, bytes | None]:
+    layer = decode_layer(store.get(ref.path))
+    assert (layer.epoch, layer.position) == (ref.epoch, ref.position)
+    ((_, _, keys, values),) = decode_delta(NAMES, layer.delta)
+    return dict(zip(keys, values, strict=True))
+
+
+def test_a_merged_layer_has_the_effect_of_all(store: LayerStore, compactor: Compactor) -> None:
+    chain = [
+        put(store, 1, {b"a": b"1", b"b": b"1"}),
+        put(store, 2, {b"b": b"2", b"c": b"2"}),
+        put(store, 3, {b"a": None, b"d": b"3"}),
+    ]
+    upper = compactor.merge(chain, chain[1:])
+    assert content(store, upper) == {b"b": b"2", b"c": b"2", b"a": None, b"d": b"3"}
+    assert content(store, compactor.merge([chain[0], upper], [chain[0], upper])) == {
+        b"b": b"2",
+        b"c": b"2",
+        b"d": b"3",
+    }
+
+
+def test_what_cannot_be_merged_is_told(store: LayerStore, compactor: Compactor) -> None:
+    chain = [put(store, 1, {b"a": b"1"}), LayerRef(3, 2, FIRST, 20, "3/missing.layer", 5)]
+    with pytest.raises(ClonosError, match="it is missing"):
+        compactor.merge(chain, chain)
+
+
+def test_a_dead_process_is_replaced(store: LayerStore, compactor: Compactor) -> None:
+    chain = [put(store, 1, {b"a": b"1"}), put(store, 2, {b"a": b"2"})]
+    compactor.merge(chain, chain)
+    assert compactor._process is not None
+    compactor._process.kill()
+    compactor._process.wait()
+    with pytest.raises(CompactorDied):
+        compactor.merge(chain, chain)
+    assert content(store, compactor.merge(chain, chain)) == {b"a": b"2"}
