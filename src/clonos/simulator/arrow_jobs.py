@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.batches import seal
 from clonos.operators.process import Process, ProcessContext
+from clonos.operators.state import merge_deltas
 
 SCHEMA = "id long, key string, at timestamp, amount double"
 _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -98,6 +99,11 @@ class ArrowJob:
 
     def program(self, task: int) -> Program:
         return self.compiled.codes[task].program()
+
+    @staticmethod
+    def merge(deltas: Sequence[bytes], *, is_base: bool) -> bytes:
+        """See :meth:`clonos.simulator.programs.Job.merge`."""
+        return merge_deltas(deltas, is_base=is_base)
 
     def arrivals(self) -> dict[int, dict[int, int]]:
         """Rows are aggregated: nothing is said about where each of them arrives."""

@@ -39,6 +39,12 @@ class Options:
     detect_ms: float = 5.0
     step_ms: float = 0.3
     floors_at_end: int = 0
+    bound: frozenset[int] = frozenset()
+    """Tasks that only slots of their own can run, as many as their copies need."""
+    merges: float = 0.0
+    """How often a floor is followed by merging layers ..."""
+    pressures: float = 0.0
+    """... or by somebody's memory being full."""
 
 
 @dataclass
@@ -130,24 +136,26 @@ class Cluster:
 
     def start(self) -> None:
         self.driver.start()
-        for _ in range(self.options.slots):
-            self._launch(self.driver)
+        options = self.options
+        free = options.slots - len(options.bound)
+        for bound in (*([None] * free), *(sorted(options.bound) * (1 + options.standbys))):
+            self._launch(self.driver, bound)
 
-    def _launch(self, driver: Driver) -> None:
-        """Spark starts a process, which registers."""
+    def _launch(self, driver: Driver, bound: int | None) -> None:
+        """Spark starts a process, which registers; `bound`: the only task it can run."""
         if not driver.alive:
             return
         self._names += 1
         number = self._next_number
         self._next_number += 1
         group = f"executor{self.random.randrange(self.options.groups)}"
-        slot = Slot(self, number, f"slot{self._names}", group)
+        slot = Slot(self, number, f"slot{self._names}", group, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
         self._controls[slot] = Control()
         driver.slots[number] = slot
         self.trace(f"slot {number} is {slot.address} in {group}")
-        driver.happened(co.SlotReady(number, slot.address, group))
+        driver.happened(co.SlotReady(number, slot.address, group, bound))
 
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]
@@ -181,7 +189,8 @@ class Cluster:
             return
         driver.slots.pop(slot.number, None)
         driver.happened(co.SlotLost(slot.number))
-        self.scheduler.after(self._about(self.options.relaunch_ms), self._launch, driver)
+        delay = self._about(self.options.relaunch_ms)
+        self.scheduler.after(delay, self._launch, driver, slot.bound)
 
     def suspect(self, slot: Slot, *, lives_for: float) -> None:
         """The control stream is gone, the process is not: a zombie."""
@@ -192,7 +201,8 @@ class Cluster:
     def expel(self, slot: Slot) -> None:
         self.trace(f"{slot.address} is expelled")
         slot.is_controlled = False
-        self.scheduler.after(self._about(self.options.relaunch_ms), self._launch, self.driver)
+        delay = self._about(self.options.relaunch_ms)
+        self.scheduler.after(delay, self._launch, self.driver, slot.bound)
         self.scheduler.after(self._about(20.0), self.kill, slot, "expelled")
 
     def kill_driver(self) -> None:

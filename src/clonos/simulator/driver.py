@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.coordinator import Coordinator
+from clonos.core.coordinator import INFLIGHT_BYTES_HIGH, Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import decode_layer, encode_layer
 from clonos.simulator.network import Stream
 from clonos.simulator.world import EPOCH_MS
 
@@ -47,6 +49,7 @@ class Driver:
             address=address,
             standbys=options.standbys,
             availability=options.availability,
+            bound=options.bound,
             fence_timeout_ms=options.fence_timeout_ms,
         )
 
@@ -141,10 +144,43 @@ class Driver:
                     self.cluster.expel(slot)
             case co.Note():
                 self.cluster.noted(action)
+                if action.what == "floor":
+                    self.after_floor()
             case co.Fail():
                 self.cluster.fail(action)
             case co.Done():
                 self.cluster.finished()
+
+    # --- what goes on beside the protocol ---------------------------------------------------------
+
+    def after_floor(self) -> None:
+        """Now and then some layers of a task are merged, or somebody's memory is full."""
+        random, options = self.cluster.random, self.cluster.options
+        if random.random() < options.merges:
+            task = random.randrange(len(self.cluster.job.plan.tasks))
+            chain = self.keeper.layers[task]
+            first = random.randrange(max(1, len(chain) - 1))
+            chosen = chain[first : random.randint(first + 2, first + 6)]
+            if len(chosen) > 1:
+                delay = 3 * self.cluster.store_delay()
+                self.cluster.scheduler.after(delay, self._merged, chosen, first == 0)
+        if random.random() < options.pressures:
+            task = random.randrange(len(self.cluster.job.plan.tasks))
+            self.post(lambda: self.coordinator.pressure(task, 2 * INFLIGHT_BYTES_HIGH))
+            self.cluster.scheduler.after(60 * random.random(), self._relieved, task)
+
+    def _merged(self, chosen: tuple[msg.LayerRef, ...], is_base: bool) -> None:
+        if not self.alive:
+            return
+        layers = [decode_layer(self.cluster.layers[ref.path]) for ref in chosen]
+        delta = self.cluster.job.merge([layer.delta for layer in layers], is_base=is_base)
+        path = f"{chosen[-1].path} from {chosen[0].path}"
+        self.cluster.layers[path] = encode_layer(replace(layers[-1], delta=delta))
+        self.happened(co.Compacted(replace(chosen[-1], path=path), chosen))
+
+    def _relieved(self, task: int) -> None:
+        if self.alive:
+            self.post(lambda: self.coordinator.pressure(task, 0))
 
     # --- house-keeper -----------------------------------------------------------------------------
 

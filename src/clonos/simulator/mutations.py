@@ -23,9 +23,11 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item
+from clonos.core.placement import Slot
 from clonos.core.step import RunningStep
 from clonos.core.task import TaskMachine
 from clonos.simulator.driver import Driver
+from clonos.simulator.programs import Job
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """The owner and the name of a function, and what makes the wrong function of the right one."""
@@ -274,6 +276,17 @@ def _cut_nothing(original: Any) -> Any:
     return resolve
 
 
+def _newest_layer(_: Any) -> Any:
+    return staticmethod(lambda deltas, **_: deltas[-1])
+
+
+def _never_opened(_: Any) -> Any:
+    def on_throttle(self: TaskMachine, _: msg.Throttle) -> None:
+        self._throttled = True
+
+    return on_throttle
+
+
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation("log before effect", Input, "take", _without_delta),
     "dependencies are not transitive": mutation(
@@ -302,7 +315,7 @@ MUTATIONS: dict[str, Mutation] = {
         (InFlightLog, "resume", _start_over),
     ),
     "what is merely held is said to be stable": mutation(
-        "bounded memory and liveness", HouseKeeper, "_rests_on_stable", constant(True)
+        "bounded memory and liveness", HouseKeeper, "_rests_on_stable", constant(True), near=300
     ),
     "deliveries wait for nothing on resolution": mutation(
         "log before effect", HouseKeeper, "_journal_new", constant(None)
@@ -317,11 +330,11 @@ MUTATIONS: dict[str, Mutation] = {
         "fence",
         _fence_without_effect,
         (Fences, "judge", _never_unknown),
-        near=190,
+        near=390,
         harsh=True,
     ),
     "acknowledgements outlive their task": mutation(
-        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=170
+        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=30
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
@@ -340,11 +353,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "orphans are left alone": mutation("log before effect", Coordinator, "_orphans", constant([])),
     "logs are not cut to what is consistent": mutation(
-        "equivalence", co, "consistent_cut", _lengths_only, near=140, harsh=True
+        "equivalence", co, "consistent_cut", _lengths_only, near=30, harsh=True
     ),
+    "merging keeps the newest layer only": mutation(
+        "equivalence", Job, "merge", _newest_layer, near=1580
+    ),
+    "sources that wait are forgotten": mutation(
+        "bounded memory and liveness", TaskMachine, "_on_throttle", _never_opened
+    ),
+    "any slot runs any task": mutation("placement", Slot, "serves", constant(True)),
     "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
     "received orphans are kept": mutation(
-        "equivalence", Input, "drop_orphans", constant(False), near=855
+        "equivalence", Input, "drop_orphans", constant(False), near=160
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(

@@ -202,6 +202,7 @@ class AnyJob(Protocol):
     def encode(self, batch: Batch) -> bytes: ...
     def decode(self, content: bytes) -> Any: ...
     def wrap(self, payload: Any) -> Batch: ...
+    def merge(self, deltas: Sequence[bytes], *, is_base: bool) -> bytes: ...
     def arrivals(self) -> dict[int, dict[int, int]]: ...
 
 
@@ -233,6 +234,16 @@ class Job:
     def wrap(self, payload: Any) -> Batch:
         """A payload as a batch."""
         return batch_of(payload)
+
+    @staticmethod
+    def merge(deltas: Sequence[bytes], *, is_base: bool) -> bytes:  # noqa: ARG004 - it keeps all
+        """One delta with the effect of all of them."""
+        table: dict[int, int] = {}
+        for delta in deltas:
+            count, changed, *rest = msgpack.unpackb(delta, strict_map_key=False)
+            table.update(changed)
+        packed: bytes = msgpack.packb((count, table, *rest))
+        return packed
 
     def arrivals(self) -> dict[int, dict[int, int]]:
         """For each sink stage: how often each row id of a source stage arrives there."""

@@ -58,6 +58,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
     """Slots, standbys and how long things take, from comfortable to hopeless."""
     tasks = len(job.plan.tasks)
     standbys = random.choice((0, 0, 1, 1, 2))
+    sources = [task.id for task in job.plan.tasks if task.is_source]
     return Options(
         slots=tasks + random.choice((0, 1, 2, tasks // 2 + 1)),
         groups=random.choice((1, 2, 3, 5)),
@@ -72,6 +73,9 @@ def random_options(random: Random, job: AnyJob) -> Options:
         rotate_records=random.choice((40, 100_000)),
         step_ms=random.choice((0.05, 0.3, 1.0)),
         floors_at_end=random.choice((0, 0, 2)),
+        bound=frozenset(sources) if random.random() < 0.2 else frozenset(),
+        merges=random.choice((0.0, 0.5, 1.0)),
+        pressures=random.choice((0.0, 0.0, 0.1)),
     )
 
 

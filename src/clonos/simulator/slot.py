@@ -13,6 +13,7 @@ from clonos.core.messages import Layer
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
 from clonos.simulator.invariants import backlogs as backlogs_of
+from clonos.simulator.invariants import require
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
 from clonos.simulator.world import EPOCH_MS, TaskWorld
@@ -34,11 +35,14 @@ class Standby:
 class Slot:
     """One process. ``life`` counts the tasks it has been; what belongs to an older one is stale."""
 
-    def __init__(self, cluster: Cluster, number: int, address: str, group: str) -> None:
+    def __init__(
+        self, cluster: Cluster, number: int, address: str, group: str, bound: int | None = None
+    ) -> None:
         self.cluster = cluster
         self.number = number
         self.address = address
         self.group = group
+        self.bound = bound
         self.alive = True
         self.slowness = 0.0
         self.stalled_until = 0.0
@@ -107,6 +111,12 @@ class Slot:
     # --- becoming a task --------------------------------------------------------------------------
 
     def _activate(self, command: msg.Activate) -> None:
+        is_bound = command.task in self.cluster.options.bound
+        require(
+            self.bound == (command.task if is_bound else None),
+            "placement",
+            f"task {command.task} came to a slot that cannot run it",
+        )
         for stream in self._dialled.values():
             self.cluster.network.hang(stream)
         for stream in self._accepted.values():
