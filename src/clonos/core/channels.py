@@ -143,8 +143,12 @@ class Input:
         self._next_seq, self._chain = self.consumed + 1, self.consumed_chain
 
     def start_over(self) -> None:
-        """Availability: the sender makes something else of what we have; wait for its welcome."""
+        """Availability: the sender makes something else of what we have; wait for its welcome.
+
+        If it has sent END, that was not the last one.
+        """
         self.reset = True
+        self.ended = False
         self.queue.clear()
         self._held.clear()
 

@@ -345,7 +345,9 @@ class HouseKeeper:
         """How much of a fenced log survives: durable before anybody acts on it."""
         self._write_resolve(command)
         self._resolve(command)
-        self._deliver()
+        # Forgiving one loss must not let out what the next, of the same failure, makes void.
+        if not any(map(self.fences.pending, self.positions)):
+            self._deliver()
 
     def _write_resolve(self, command: msg.Resolve) -> None:
         fields = (*command.incarnation, command.length, command.generation, command.reset)

@@ -100,6 +100,7 @@ class TaskMachine(Connections):
         self._turn = 0
         self._sealed: dict[int, tuple[Layer, msg.LayerRef | None]] = {}
         self._finished_told = False
+        self._end_is_out = self.ended
         self._peers = activate.peers
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Opened: self._on_opened,
@@ -485,8 +486,9 @@ class TaskMachine(Connections):
         return epoch if some and all(i.aligned or i.ended for i in self.inputs.values()) else 0
 
     def _put_out(self, step: RunningStep, marker: int, ended: bool) -> None:
-        if self.ended and not ended:
-            return  # END is out already
+        if self._end_is_out:
+            return  # what comes after an END, some input's sender has made again: duplicates
+        self._end_is_out = ended
         dep, born = dict(self.dep), self.born_ms
         for channel, output in self.outputs.items():
             if not output.carries_items:

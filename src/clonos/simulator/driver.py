@@ -156,7 +156,7 @@ class Driver:
     def after_floor(self) -> None:
         """Now and then some layers of a task are merged, or somebody's memory is full."""
         random, options = self.cluster.random, self.cluster.options
-        if random.random() < options.merges:
+        if options.merges and random.random() < options.merges:
             task = random.randrange(len(self.cluster.job.plan.tasks))
             chain = self.keeper.layers[task]
             first = random.randrange(max(1, len(chain) - 1))
@@ -164,7 +164,7 @@ class Driver:
             if len(chosen) > 1:
                 delay = 3 * self.cluster.store_delay()
                 self.cluster.scheduler.after(delay, self._merged, chosen, first == 0)
-        if random.random() < options.pressures:
+        if options.pressures and random.random() < options.pressures:
             task = random.randrange(len(self.cluster.job.plan.tasks))
             self.post(lambda: self.coordinator.pressure(task, 2 * INFLIGHT_BYTES_HIGH))
             self.cluster.scheduler.after(60 * random.random(), self._relieved, task)

@@ -31,8 +31,8 @@ class Faults:
 
     Attributes
     ----------
-    ends_at
-        After this nothing fails any more.
+    begins_at, ends_at
+        Before and after this nothing fails.
     """
 
     def __init__(
@@ -40,22 +40,27 @@ class Faults:
         cluster: Cluster,
         *,
         budget: int,
-        ends_at: float,
+        lasts: float,
         eagerness: float,
+        begins_at: float = 3.0,
         kinds: tuple[tuple[str, int], ...] = KINDS,
     ) -> None:
         self.cluster = cluster
         self.budget = budget
-        self.ends_at = ends_at
+        self.begins_at = begins_at
+        self.ends_at = begins_at + lasts
         self.coverage: Coverage = Coverage()
         self._eagerness = eagerness
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         cluster.on_note.append(self.on_note)
         for _ in range(budget // 2 + 1):
-            cluster.scheduler.at(3.0 + cluster.random.random() * ends_at, self.strike)
+            at = begins_at + cluster.random.random() * lasts
+            cluster.scheduler.at(at, self.strike)
 
     def on_note(self, note: co.Note) -> None:
         random = self.cluster.random
+        if self.cluster.scheduler.now < self.begins_at:
+            return
         if note.what in CRITICAL and random.random() < self._eagerness:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 

@@ -315,7 +315,7 @@ MUTATIONS: dict[str, Mutation] = {
         (InFlightLog, "resume", _start_over),
     ),
     "what is merely held is said to be stable": mutation(
-        "bounded memory and liveness", HouseKeeper, "_rests_on_stable", constant(True), near=300
+        "bounded memory and liveness", HouseKeeper, "_rests_on_stable", constant(True)
     ),
     "deliveries wait for nothing on resolution": mutation(
         "log before effect", HouseKeeper, "_journal_new", constant(None)
@@ -330,11 +330,10 @@ MUTATIONS: dict[str, Mutation] = {
         "fence",
         _fence_without_effect,
         (Fences, "judge", _never_unknown),
-        near=390,
         harsh=True,
     ),
     "acknowledgements outlive their task": mutation(
-        "no early truncation", Coordinator, "_begin_recovery", _keep_acks, near=30
+        "no early truncation", Coordinator, "_begin_recovery", _keep_acks
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
@@ -353,11 +352,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "orphans are left alone": mutation("log before effect", Coordinator, "_orphans", constant([])),
     "logs are not cut to what is consistent": mutation(
-        "equivalence", co, "consistent_cut", _lengths_only, near=30, harsh=True
+        "equivalence", co, "consistent_cut", _lengths_only, near=130, harsh=True
     ),
-    "merging keeps the newest layer only": mutation(
-        "equivalence", Job, "merge", _newest_layer, near=1580
-    ),
+    "merging keeps the newest layer only": mutation("equivalence", Job, "merge", _newest_layer),
     "sources that wait are forgotten": mutation(
         "bounded memory and liveness", TaskMachine, "_on_throttle", _never_opened
     ),

@@ -91,7 +91,7 @@ class Toy:
         self._flush(step, now_ms)
 
     def on_end(self, step: Step, channel: int | None) -> None:
-        if channel is not None:
+        if channel is not None and channel not in self.ended:
             self.ended.append(channel)
         if len(self.ended) == len(self.inputs):
             self._flush(step)

@@ -64,7 +64,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
         groups=random.choice((1, 2, 3, 5)),
         standbys=standbys,
         availability=random.random() < 0.1,
-        epoch_ms=random.choice((5.0, 10.0, 25.0, 60.0, 1000.0)),
+        epoch_ms=random.choice((5.0, 5.0, 10.0, 25.0, 60.0, 1000.0)),
         latency_ms=random.choice((0.2, 1.0, 3.0, 10.0)),
         store_ms=random.choice((0.5, 4.0, 20.0)),
         commit_ms=random.choice((0.1, 1.0, 5.0)),
@@ -72,7 +72,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
         relaunch_ms=random.choice((10.0, 40.0, 150.0)),
         rotate_records=random.choice((40, 100_000)),
         step_ms=random.choice((0.05, 0.3, 1.0)),
-        floors_at_end=random.choice((0, 0, 2)),
+        floors_at_end=random.choice((0, 2, 2)),
         bound=frozenset(sources) if random.random() < 0.2 else frozenset(),
         merges=random.choice((0.0, 0.5, 1.0)),
         pressures=random.choice((0.0, 0.0, 0.1)),
@@ -133,7 +133,8 @@ def simulate(
         faults = Faults(
             cluster,
             budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
-            ends_at=random.choice((30.0, 80.0, 200.0)),
+            begins_at=random.choice((3.0, 3.0, 100.0, 200.0)),
+            lasts=random.choice((30.0, 80.0, 200.0)),
             eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
             kinds=HARSH if harsh else KINDS,
         )
