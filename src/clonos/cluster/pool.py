@@ -29,6 +29,9 @@ from clonos.transport.events import ControlOpened, Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.streams import Incoming
 
+SETTLE_S: Final = 1.0
+"""A lost slot is launched again so much later, if there are slots to spare: what starting a process
+takes, the recovery of what it ran needs first."""
 RELAUNCH_S: Final = 0.5
 """A place that fails again at once is launched again only after this time, doubled each time."""
 RELAUNCH_MAX: Final = 6
@@ -72,6 +75,7 @@ class SlotPool:
         self._inbox = inbox
         self._launcher = SlotLauncher(spark, compiled.name, self._on_end)
         self._places = places(compiled, standby_slots, is_local=self._launcher.is_local)
+        self._can_wait = len(self._places) > len(compiled.codes)
         self._frames: dict[str, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._expelled: list[tuple[float, SlotHandle]] = []
@@ -168,7 +172,9 @@ class SlotPool:
                 )
             )
             return
-        if failures > 1:
+        if failures == 1 and self._can_wait:
+            time.sleep(SETTLE_S)
+        elif failures > 1:
             time.sleep(min(RELAUNCH_S * 2 ** (failures - 2), 10.0))
         self._launch(place)
 
