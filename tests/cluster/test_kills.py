@@ -62,9 +62,14 @@ def test_one_after_the_other(kit, spark, tmp_path):
     ("depth", "standbys", "victims"),
     [
         (0, 1, [["running[0]"], ["events[0]"]]),
-        (2, 2, [["windows[0]", "running[0]"], ["out[1]", "windows[1]"]]),
+        pytest.param(
+            2,
+            2,
+            [["windows[0]", "running[0]"], ["out[1]", "windows[1]"]],
+            marks=pytest.mark.soak,
+        ),
         ("full", 1, [["events[0]", "running[0]", "windows[0]", "out[0]"]]),
-        (1, 0, [["windows[1]"], ["events[0]"]]),
+        pytest.param(1, 0, [["windows[1]"], ["events[0]"]], marks=pytest.mark.soak),
     ],
 )
 def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
@@ -81,6 +86,7 @@ def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
     kit.check(job.wait(60).table(), rows)
 
 
+@pytest.mark.soak
 def test_without_failures_the_order_is_the_same_too(kit, spark, tmp_path):
     """With one task per operator the output is equal row by row, killed or not."""
     rows = 4_000

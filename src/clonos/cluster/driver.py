@@ -120,6 +120,7 @@ class RunningJob:
         )
         self.directory.check(compiled)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
+            undo.callback(self._inbox.close)
             self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
             undo.callback(self.host.close)
             self._claim()
