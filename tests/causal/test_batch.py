@@ -109,9 +109,7 @@ class Job:
 
 
 def texts(spark: Any) -> Any:
-    return spark.range(ROWS, numPartitions=PARTITIONS).selectExpr(
-        "concat('text ', id) as text"
-    )
+    return spark.range(ROWS, numPartitions=PARTITIONS).selectExpr("concat('text ', id) as text")
 
 
 def run(spark: Any, job: Job, *, shuffle: bool) -> dict[str, float]:

@@ -188,4 +188,3 @@ def test_one_driver_per_directory(server, tmp_path):
 def test_answers_do_not_leave_the_machine_unasked(tmp_path, host):
     with pytest.raises(PlaintextRefused):
         LogServer(tmp_path, host)
-

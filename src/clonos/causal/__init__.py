@@ -38,8 +38,9 @@ from clonos.causal.errors import (
     ServiceTooSlow,
     UnsupportedSession,
 )
-from clonos.causal.place import arrived, connection
+from clonos.causal.place import arrived, connection, settle
 from clonos.causal.services import Service, call, clock, idempotency_key, operator, random, service
+from clonos.causal.sinks import exactly_once, postgres_sink, write_once
 
 __all__ = [
     "BelowFloor",
@@ -59,11 +60,15 @@ __all__ = [
     "UnsupportedSession",
     "call",
     "clock",
+    "exactly_once",
     "idempotency_key",
     "operator",
+    "postgres_sink",
     "random",
     "service",
+    "settle",
     "start",
+    "write_once",
 ]
 
 

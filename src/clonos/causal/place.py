@@ -239,7 +239,12 @@ def end_driver_task(*, succeeded: bool) -> None:
 
 
 def settle() -> None:
-    """Output is about to leave this process: make what it depends on durable."""
+    """Make all answers of this task durable that it has got.
+
+    Rows that are handed back to Spark wait for this by themselves. Ask for it before you hand
+    anything out yourself (an INSERT in ``foreachPartition``, in ``write()`` of a data source)
+    that depends on an answer of the same function.
+    """
     task = _process.task
     if task is not None and task.is_dirty:
         task.settle()
