@@ -216,11 +216,16 @@ class PostgresHolder:
 
     def _connect(self, psycopg: Any) -> Any:
         connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10)
-        with connection.transaction():
-            # Two that create the same table at the same time would fail.
-            connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
-            if connection.execute("select to_regclass('clonos_chunks')").fetchone()[0] is None:
-                connection.execute(_SCHEMA)
+        try:
+            with connection.transaction():
+                # Two that create the same table at the same time would fail.
+                connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
+                known = connection.execute("select to_regclass('clonos_chunks')").fetchone()
+                if known[0] is None:
+                    connection.execute(_SCHEMA)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _try_lock(self, sql: Any, log: int) -> bool:
