@@ -419,7 +419,7 @@ def test_other_rows_than_before_are_not_written(spark, log, tmp_path):
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .start()
         )
-        with pytest.raises(Exception, match="Error") as caught:
+        with pytest.raises(Exception, match="(?i)error") as caught:
             query.awaitTermination(60)
         return str(caught.value)
 
