@@ -22,65 +22,55 @@ from clonos.spark.session import get_or_create
 
 DEADLY, LAST = 1, 3
 
-folder, url = Path(sys.argv[1]), sys.argv[2]
-first_run = not (folder / "killed").exists()
-delivered_deadly = threading.Barrier(2)
+
+class Sinks:
+    """Delivers each batch to two sinks; in the first run the driver dies after batch 1."""
+
+    def __init__(self, folder, kind, both):
+        self.folder, self.kind, self.both = folder, kind, both
+
+    def __call__(self, frame, batch_id):
+        self.deliver("one", frame, batch_id)
+        self.deliver("two", frame, batch_id)
+        if self.kind == "causal":
+            stamp = causal.clock.now_ms()
+            causal.settle()
+            with (self.folder / "stamps").open("a") as out:
+                out.write(f"{batch_id} {stamp}\n")
+        if batch_id == DEADLY and not (self.folder / "killed").exists():
+            self.both.wait(60)
+            (self.folder / "killed").touch()
+            os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def deliver(self, sink, frame, batch_id):
+        rows = [{"batch": batch_id, **row.asDict()} for row in frame.collect()]
+        with (self.folder / f"{self.kind} {sink}").open("a") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def score(text):
-    body = json.dumps({"text": text}).encode()
-    with urllib.request.urlopen(url + "/score", body, timeout=30) as response:
-        return json.load(response)["score"]
-
-
-def scored_by(ask, kind):
+def scored_by(ask, url, kind):
     def enrich(batches):
         for batch in batches:
             texts = [f"{kind} {value}" for value in batch.column("value").to_pylist()]
-            scores = [ask(text) for text in texts]
+            scores = [ask(url, text) for text in texts]
             yield pa.RecordBatch.from_pydict({"text": texts, "score": scores})
 
     return enrich
 
 
-def deliver(name, frame, batch_id):
-    rows = [{"batch": batch_id, **row.asDict()} for row in frame.collect()]
-    with (folder / name).open("a") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+def score(url, text):
+    body = json.dumps({"text": text}).encode()
+    with urllib.request.urlopen(url + "/score", body, timeout=30) as response:
+        return json.load(response)["score"]
 
 
-def die():
-    (folder / "killed").touch()
-    os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def sinks(kind):
-    def write(frame, batch_id):
-        deliver(f"{kind} one", frame, batch_id)
-        deliver(f"{kind} two", frame, batch_id)
-        if kind == "causal":
-            stamp = causal.clock.now_ms()
-            causal.settle()
-            with (folder / "stamps").open("a") as out:
-                out.write(f"{batch_id} {stamp}\n")
-        if first_run and batch_id == DEADLY:
-            delivered_deadly.wait(60)
-            die()
-
-    return write
-
-
-spark = get_or_create("local[2]", "causal streaming")
-log = causal.start(spark, folder / "log")
-
-
-def start(kind, ask, write):
+def start(spark, folder, kind, enrich, write):
     frame = (
         spark.readStream.format("rate-micro-batch")
         .options(rowsPerBatch=6, numPartitions=2, startTimestamp=1000)
         .load()
-        .mapInArrow(scored_by(ask, kind), "text string, score double")
+        .mapInArrow(enrich, "text string, score double")
     )
     return (
         frame.writeStream.foreachBatch(write)
@@ -89,22 +79,29 @@ def start(kind, ask, write):
     )
 
 
-class Held:
-    sizes: list[int] = []
-
-
-queries = [
-    start("plain", score, sinks("plain")),
-    start("causal", causal.service(score), causal.exactly_once(sinks("causal"))),
-]
-while any((query.lastProgress or {"batchId": -1})["batchId"] < LAST for query in queries):
+def main(folder, url):
+    spark = get_or_create("local[2]", "causal streaming")
+    log = causal.start(spark, folder / "log")
+    both = threading.Barrier(2)
+    plain, logged = Sinks(folder, "plain", both), Sinks(folder, "causal", both)
+    ask = causal.service(score)
+    queries = [
+        start(spark, folder, "plain", scored_by(score, url, "plain"), plain),
+        start(spark, folder, "causal", scored_by(ask, url, "causal"), causal.exactly_once(logged)),
+    ]
+    held_max = 0
+    while any((query.lastProgress or {"batchId": -1})["batchId"] < LAST for query in queries):
+        for query in queries:
+            query.awaitTermination(0.1)
+            if query.exception() is not None:
+                raise query.exception()
+        held_max = max(held_max, log.nbytes)
     for query in queries:
-        query.awaitTermination(0.1)
-        if query.exception() is not None:
-            raise query.exception()
-    Held.sizes.append(log.nbytes)
-for query in queries:
-    query.stop()
-print(json.dumps({"held_max": max(Held.sizes)}))
-log.stop()
-spark.stop()
+        query.stop()
+    print(json.dumps({"held_max": held_max}))
+    log.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

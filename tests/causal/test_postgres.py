@@ -203,7 +203,7 @@ def test_a_copy_waits(attempt, postgres):
     where = Place(scope, 0, "g", 0)
     first = attempt.connection.holder()
     first.open(where, "another", "term/1")
-    entry = Entry(digest_of(("ask", None, ["a"], [])), CALL, True, b"\x2a")
+    entry = Entry(digest_of(["ask", None, ["a"], []]), CALL, True, b"\x2a")
 
     def go_on():
         time.sleep(0.2)

@@ -130,7 +130,7 @@ def test_a_copy_waits_for_the_one_that_runs(server, attempt, ask, world):
     where = Place("run", 0, "test_a_copy_waits_for_the_one_that_runs", 0)
     first = connection_to(server).holder()
     first.open(where, "another attempt", "term/1")
-    question = causal.entries.digest_of(("ask", None, ["a"], []))
+    question = causal.entries.digest_of(["ask", None, ["a"], []])
     entry = causal.entries.Entry(question, causal.entries.CALL, True, b"\x2a")
 
     def go_on():

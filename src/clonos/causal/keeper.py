@@ -143,10 +143,10 @@ class Keeper:
         log = self.find(place)
         return [] if log is None else log.chunks[since : log.durable]
 
-    def length(self, place: Place) -> tuple[int, int]:
-        """How many chunks a log has, and how many of them are durable."""
+    def length(self, place: Place) -> int:
+        """How many chunks a log has, durable or not."""
         log = self.find(place)
-        return (0, 0) if log is None else (len(log.chunks), log.durable)
+        return 0 if log is None else len(log.chunks)
 
     def owner(self, place: Place) -> object | None:
         """Who may append to this log."""
@@ -207,6 +207,11 @@ class Keeper:
         return answers[rank] if rank < len(answers) else None
 
     # --- durability ---------------------------------------------------------------------------
+
+    @property
+    def has_records(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._records)
 
     def take_records(self) -> tuple[list[bytes], list[TaskLog]]:
         """What has to be written, and what of it is told to :meth:`committed` afterwards."""

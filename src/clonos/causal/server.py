@@ -1,8 +1,8 @@
 """The house-keeper beside the driver: the book of answers, its journal, and its Flight server.
 
 Every process that asks has one stream, on which requests and replies take turns; a stream that
-ends is a process that is gone. Appends of all streams meet in one thread, which writes what has
-come meanwhile as one frame with one ``fdatasync`` (group commit); only then they are answered.
+ends is a process that is gone. Of all appends that wait, one writes everything that has come
+meanwhile as one frame with one ``fdatasync`` (group commit); only then they are answered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ipaddress
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,7 +100,7 @@ class LogServer:
         self._sessions: set[_Session] = set()
         self._nonces: set[bytes] = set()
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._is_committing = False
         self._broken: JournalBroken | None = None
         self._journal = Journal(directory, durability)
         try:
@@ -111,8 +112,6 @@ class LogServer:
             self._journal.close()
             raise
         self.address = f"grpc://{named}:{self._server.port}"
-        self._committer = threading.Thread(target=self._commit, name="clonos-causal", daemon=True)
-        self._committer.start()
         # Arrow's own clean-up at exit waits for open streams, forever: be there before it.
         atexit.register(self.close)
 
@@ -129,31 +128,29 @@ class LogServer:
     # --- the journal --------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Write what has come, again and again: the one thread that touches the journal."""
-        while True:
-            with self._changed:
-                records, staged = self._keeper.take_records()
-                while not records and not self._closing:
-                    self._changed.wait()
-                    records, staged = self._keeper.take_records()
-                if not records:
-                    return
-                head = self._head()
-            try:
-                if head is None:
-                    self._journal.append(records)
-                    self._journal.commit()
-                else:
-                    self._journal.rotate(head)
-                    self._held_bytes = self._journal.nbytes
-            except JournalBroken as error:
-                self._broken = error
-            with self._changed:
-                if self._broken is None:
-                    self._keeper.committed(staged)
-                self._changed.notify_all()
-                if self._broken is not None:
-                    return
+        """Write what has come; called holding the lock, which is free while the disk works."""
+        records, staged = self._keeper.take_records()
+        head = self._head()
+        self._is_committing = True
+        self._changed.release()
+        broken = None
+        try:
+            if head is None:
+                self._journal.append(records)
+                self._journal.commit()
+            else:
+                self._journal.rotate(head)
+                self._held_bytes = self._journal.nbytes
+        except JournalBroken as error:
+            broken = error
+        finally:
+            self._changed.acquire()
+            self._is_committing = False
+        if broken is None:
+            self._keeper.committed(staged)
+        else:
+            self._broken = broken
+        self._changed.notify_all()
 
     def _head(self) -> list[bytes] | None:
         """The snapshot to start a new segment with, if it is time for one."""
@@ -162,16 +159,18 @@ class LogServer:
             return None
         return list(self._keeper.snapshot())
 
-    def _wait_durable(self, done: Any) -> None:
-        """Wait, holding the lock, until `done` or the journal is broken."""
-        self._changed.notify_all()
+    def _wait_durable(self, done: Callable[[], bool]) -> None:
+        """Return, holding the lock, when `done`: somebody writes for all that came meanwhile."""
         while not done():
             if self._broken is not None or self._closing:
                 raise LogBroken(
                     f"the log cannot be written: {self._broken or 'it is being closed'}",
                     remedy="see to the disk of the log's directory, then start the job again",
                 )
-            self._changed.wait(1.0)
+            if self._is_committing:
+                self._changed.wait()
+            else:
+                self._commit()
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -197,8 +196,7 @@ class LogServer:
                 return m.Opened(owns, length, keeper.seed(place), shared)
             case m.Append(place, execution, chunk):
                 keeper.append(session, place, execution, chunk)
-                self._durable_to(place, keeper.length(place)[0])
-                self._changed.notify_all()
+                self._durable_to(place, keeper.length(place))
                 return m.Done()
             case m.Read(place, since, wait_ms):
                 return self._read(place, since, wait_ms)
@@ -209,7 +207,7 @@ class LogServer:
                 keeper.close(session, place)
                 self._changed.notify_all()
             case m.Truncate(scope, below):
-                self.truncate(scope, below)
+                keeper.truncate(scope, below)
         return m.Done()
 
     def _durable_to(self, place: m.Place, length: int) -> None:
@@ -231,12 +229,6 @@ class LogServer:
             if chunks or owner is None or left <= 0 or self._closing:
                 return m.Chunks(tuple(chunks), owner is None)
             self._changed.wait(left)
-
-    def truncate(self, scope: str, below: int | None = None) -> None:
-        """Forget what is committed of a query or run; durable a little later."""
-        with self._changed:
-            self._keeper.truncate(scope, below)
-            self._changed.notify_all()
 
     # --- streams ------------------------------------------------------------------------------
 
@@ -280,10 +272,13 @@ class LogServer:
         with self._changed:
             if self._closing:
                 return
+            while self._is_committing:
+                self._changed.wait()
+            if self._keeper.has_records and self._broken is None:
+                self._commit()  # floors, which nobody waits for
             self._closing = True
             self._changed.notify_all()
             peers = [session.peer for session in self._sessions]
-        self._committer.join()
         for peer in peers:  # a client that is idle reads nothing: it gets to know when it asks
             with contextlib.suppress(OSError, ValueError):
                 sever(peer, local_port=self._server.port)

@@ -100,7 +100,9 @@ def _question(
     task = place.current()
     log = task.log(operator)
     try:
-        digest = digest_of((service, key, list(args), sorted(kwargs.items())))
+        named = [list(item) for item in sorted(kwargs.items())] if kwargs else []
+        # Lists, not tuples: MessagePack has no tuples, and this is the path of every call.
+        digest = digest_of([service, key, list(args), named])
     except UnencodableValue as error:
         raise UnencodableValue(
             f"{service} was called with something that cannot be told apart: {error.what}",
