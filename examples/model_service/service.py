@@ -1,8 +1,9 @@
 """A slow, paid, non-deterministic model behind HTTP, for trying out what failures cost.
 
-``POST /score`` with ``{"text": ...}`` answers ``{"label": ..., "score": ..., "request": n}``: another
-score each time it is asked. Every request is in a journal (JSON lines) before it is answered; that is
-the bill. It prints its address when it is ready, and ends with the process that started it.
+``POST /score`` with ``{"text": ...}`` answers ``{"label": ..., "score": ..., "request": n}``:
+another score each time it is asked. Every request is in a journal (JSON lines) before it is
+answered; that is the bill. It prints its address when it is ready, and ends with the process that
+started it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Model:
 
 
 class Server(ThreadingHTTPServer):
+    """Listens on the loopback interface only."""
+
     daemon_threads = True
     request_queue_size = 128
 
@@ -53,6 +56,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
@@ -67,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """The journal says it all."""
 
 

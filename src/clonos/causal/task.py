@@ -1,7 +1,7 @@
 """The running task of this process, and its logs: answers to use again, then answers to keep.
 
-An answer is *sent* to its log at the latest :data:`LINGER_S` after it came, so that a task that
-dies has little to ask again; and it is *durable* before any byte of output leaves the task (see
+An answer is *sent* to its log soon after it came (:data:`LINGER_S`), so that a task that dies has
+little to ask again; and it is *durable* before any byte of output leaves the task (see
 :mod:`clonos.causal.gate`), so that no output depends on an answer that could be lost. An exception
 is an answer only from then on: if it fails the task instead, nobody has used it, and the next
 attempt asks again.
@@ -23,7 +23,11 @@ from clonos.causal.holder import Holder
 from clonos.causal.messages import Opened, Place
 
 LINGER_S: Final = 0.02
+LINGER_MAX_S: Final = 0.25
 """What a killed task may have to ask again is what came in so short a time."""
+
+SENDING_SHARE: Final = 1 / 40
+"""So much of its time a task may spend on sending early; where sending is slow it lingers."""
 
 BEAT_S: Final = 3.0
 """A task that has nothing to say says so, this often."""
@@ -328,18 +332,22 @@ class _Flusher:
             self._news.set()
 
     def _run(self) -> None:
+        linger_s = LINGER_S
         while True:
             has_news = self._news.wait(BEAT_S)
             if has_news:
-                time.sleep(LINGER_S)
+                time.sleep(linger_s)
                 self._news.clear()
             with self._lock:
                 tasks = list(self._tasks)
                 if not tasks:
                     self._thread = None
                     return
+            began_s = time.monotonic()
             for task in tasks:
                 _send(task, beat=not has_news)
+            took_s = time.monotonic() - began_s
+            linger_s = min(max(LINGER_S, took_s / SENDING_SHARE), LINGER_MAX_S)
 
 
 def _send(task: Task, *, beat: bool) -> None:
