@@ -57,6 +57,11 @@ class Log:
         ...     enrich(day).write.parquet("out/2024-06-01")
         """
         context, run = self._spark_context, f"{self.run}/{name}"
+        if context is None:
+            raise UnsupportedSession(
+                "a Spark Connect session cannot tell its tasks which part of the job they are",
+                remedy="give each part a run of its own: causal.start(spark, directory, run=...)",
+            )
         before = context.getLocalProperty(RUN_PROPERTY)
         context.setLocalProperty(RUN_PROPERTY, run)
         try:
@@ -137,7 +142,9 @@ def start(
     Raises
     ------
     UnsupportedSession
-        It is a Spark Connect session.
+        It is no session, or one of Spark Connect without `run` and `host`: the log is beside the
+        client then. Functions work as ever; :meth:`Log.batch`, and calls that a ``foreachBatch``
+        function itself makes, need a classic session.
     JournalInUse
         Another driver uses this directory.
 
@@ -160,6 +167,8 @@ def start(
         raise DefinitionError(
             "this driver has a log already", where="causal.start", remedy="stop it: log.stop()"
         )
+    if context is None:
+        host = _connect_host(spark, run, LOOPBACK if store else host)
     name = run or context.appName
     term = secrets.token_hex(4)
     if store is not None:
@@ -185,15 +194,28 @@ def _spark_context(spark: Any) -> Any:
     if isinstance(spark, SparkSession):
         return spark.sparkContext
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise UnsupportedSession(
-            "this is a Spark Connect session: its driver is another process, in which nothing can "
-            "be started from here, and the id of the batch and of the run are not visible",
-            remedy="run the job with a classic session: spark-submit, or SparkSession.builder "
-            "without remote()",
-        )
+        return None
     raise UnsupportedSession(
         f"{type(spark).__name__!r} is not a Spark session", remedy="pass the SparkSession"
     )
+
+
+def _connect_host(spark: Any, run: str | None, host: str | None) -> str:
+    """The address of the log beside a Spark Connect client."""
+    is_local = getattr(spark.client, "host", "") in {"localhost", LOOPBACK}
+    missing = ["run"] if run is None else []
+    if host is None and not is_local:
+        missing.append("host")
+    if missing:
+        raise UnsupportedSession(
+            "this is a Spark Connect session: its driver is another process, in which nothing can "
+            "be started from here, so the log is beside this client; missing for that: "
+            + " and ".join(missing),
+            remedy='pass run="..." (what answers are kept under) and host="..." (an address of '
+            "this machine that the executors reach), or use a classic session or a PostgreSQL "
+            "store",
+        )
+    return host or LOOPBACK
 
 
 def _driver_host(context: Any) -> str:
