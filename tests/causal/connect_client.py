@@ -17,7 +17,7 @@ def main(folder):
     try:
         causal.start(spark, folder / "log")
     except causal.UnsupportedSession as error:
-        print("said", error)
+        sys.stdout.write(f"said {error}\n")
 
     def ask(number):
         with (folder / "asked").open("a") as out:
@@ -27,14 +27,14 @@ def main(folder):
     service = causal.service(ask, name="ask")
 
     with causal.start(spark, folder / "log", run="connected") as log:
-        frame = spark.range(10).select("id", udf(lambda x: service(x), "double")("id").alias("a"))
+        frame = spark.range(10).select("id", udf(service, "double")("id").alias("a"))
         assert sorted(frame.collect()) == sorted(frame.collect())
         try:
             with log.batch("part"):
                 pass
         except causal.UnsupportedSession as error:
-            print("said", error)
-    print("asked", len((folder / "asked").read_text().split()))
+            sys.stdout.write(f"said {error}\n")
+    sys.stdout.write(f"asked {len((folder / 'asked').read_text().split())}\n")
     spark.stop()
 
 

@@ -1,7 +1,7 @@
 """A driver that is killed between sink and commit: run as a process, twice, by a test.
 
-Two queries do the same thing, one as it is, one with causal services. Both have delivered batch 1 when
-the driver (its JVM and itself) is killed; the second run goes on from the checkpoints.
+Two queries do the same thing, one as it is, one with causal services. Both have delivered batch 1
+when the driver (its JVM and itself) is killed; the second run goes on from the checkpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -40,7 +41,8 @@ class Sinks:
         if batch_id == DEADLY and not (self.folder / "killed").exists():
             self.both.wait(60)
             (self.folder / "killed").touch()
-            os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+            gateway: Any = SparkContext._gateway
+            os.kill(gateway.proc.pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def deliver(self, sink, frame, batch_id):
@@ -98,7 +100,7 @@ def main(folder, url):
         held_max = max(held_max, log.nbytes)
     for query in queries:
         query.stop()
-    print(json.dumps({"held_max": held_max}))
+    sys.stdout.write(json.dumps({"held_max": held_max}) + "\n")
     log.stop()
     spark.stop()
 

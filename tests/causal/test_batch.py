@@ -1,7 +1,7 @@
 """A batch job on real executors, killed in mid-batch: first as it is, then with causal services.
 
-The same functions run both times; what is delivered is written down by the job itself as it happens,
-and what was asked is in the service's own journal.
+The same functions run both times; what is delivered is written down by the job itself as it
+happens, and what was asked is in the service's own journal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,9 @@ def spark(new_jvm):
     settings = {
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10",
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.quantile": "0.4",
-        "spark.speculation.multiplier": "1.2",
-        "spark.speculation.minTaskRuntime": "100ms",
         "spark.stage.maxConsecutiveAttempts": "8",
+        "spark.shuffle.io.maxRetries": "1",
+        "spark.shuffle.io.retryWait": "100ms",
     }
     session = get_or_create("local-cluster[2,1,1024]", "causal batch", config=settings)
     yield session
@@ -89,7 +86,9 @@ class Job:
             yield batch.append_column("score", pa.array(scores, pa.float64()))
 
     def deliver(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        partition = TaskContext.get().partitionId()
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
         seen = 0
         for batch in batches:
             for row in batch.to_pylist():
@@ -148,43 +147,3 @@ def test_with_them_nothing_changes_and_nothing_is_asked_again(spark, tmp_path, v
     assert 0 <= unused <= 10
     used_twice = [text for text, times in bill.items() if times > 1 and text not in delivered]
     assert used_twice == []
-
-
-def dawdle(url: str, text: str, pause_s: float) -> float:
-    time.sleep(pause_s)
-    return score(url, text)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_speculative_copy(spark, tmp_path, is_causal):
-    """Both attempts run at once: the copy asks again, or follows the one that has the log."""
-    ask = causal.service(dawdle) if is_causal else dawdle
-    copies = tmp_path / "copies"
-    copies.mkdir()
-
-    def slowly(batches):
-        context = TaskContext.get()
-        slow = context.partitionId() == 1
-        for batch in batches:
-            column = batch.column("text").to_pylist()
-            (copies / f"{context.partitionId()}-{context.attemptNumber()}").touch()
-            pause_s = 0.15 if slow and context.attemptNumber() == 0 else 0.0
-            if is_causal:
-                scores = [ask.keyed(text)(url, text, 0.15 if slow else 0.0) for text in column]
-            else:
-                scores = [ask(url, text, pause_s) for text in column]
-            yield batch.append_column("score", pa.array(scores, pa.float64()))
-
-    with model_service() as model:
-        url = model.url
-        log = causal.start(spark, tmp_path / "log", run="copies") if is_causal else None
-        rows = texts(spark).mapInArrow(slowly, "text string, score double").collect()
-        if log is not None:
-            log.stop()
-        bill = model.bill()
-    assert (copies / "1-1").exists()  # there was one
-    assert len(rows) == ROWS
-    if is_causal:
-        assert Counter(bill.values()) == {1: ROWS}
-    else:
-        assert max(bill.values()) > 1

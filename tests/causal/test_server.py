@@ -107,6 +107,7 @@ def test_a_silent_owner_is_taken_for_dead(server, monkeypatch):
     owner.open(PLACE, "1", "e")
     assert not other.open(PLACE, "2", "e").owner
     time.sleep(0.3)
+    assert other.read(PLACE, 0, wait_s=5.0).is_free
     assert other.open(PLACE, "2", "e").owner
     with pytest.raises(errors.Fenced):
         owner.append(PLACE, "e", b"late")

@@ -138,18 +138,20 @@ def _pairs(spark: Any, shape: Shape, fn: Any, pairs: int) -> tuple[list[float], 
     """Wall times of the plain jobs and of the causal ones, and the log's bytes of one of these."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(shape.calls))
     plain, logged, nbytes = [], [], 0.0
-    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder:
-        with causal.start(spark, Path(folder) / "log", run="bench") as log:
-            ask = causal.service(fn)
-            _time(spark, shape, fn)
-            with log.batch("warm"):
-                _time(spark, shape, ask)
-            for number in range(pairs):
-                plain.append(_time(spark, shape, fn))
-                with log.batch(str(number)):
-                    before = _journal_bytes(Path(folder))
-                    logged.append(_time(spark, shape, ask))
-                    nbytes = _journal_bytes(Path(folder)) - before
+    with (
+        tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder,
+        causal.start(spark, Path(folder) / "log", run="bench") as log,
+    ):
+        ask = causal.service(fn)
+        _time(spark, shape, fn)
+        with log.batch("warm"):
+            _time(spark, shape, ask)
+        for number in range(pairs):
+            plain.append(_time(spark, shape, fn))
+            with log.batch(str(number)):
+                before = _journal_bytes(Path(folder))
+                logged.append(_time(spark, shape, ask))
+                nbytes = _journal_bytes(Path(folder)) - before
     return plain, logged, nbytes
 
 

@@ -262,8 +262,12 @@ gate.connect(settle, end_task)
 # --- which operator -----------------------------------------------------------------------------
 
 
-def operator_name() -> str:
-    """Name of the operator that asks: the outermost function of the user on the stack."""
+def operator_name(service: str) -> str:
+    """Name of the operator that asks: the outermost function of the user on the stack.
+
+    It is the service itself if that is what Spark was given, and in a thread of the user's, on
+    whose stack there is nothing of Spark.
+    """
     named = _operator_name.get()
     if named:
         return named
@@ -272,11 +276,11 @@ def operator_name() -> str:
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(_PYSPARK):
-            return outermost
+            return outermost or service
         if not code.co_filename.startswith(_HERE):
             outermost = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
         frame = frame.f_back
-    return ""  # a thread of the user's: Spark is not on its stack
+    return service
 
 
 @contextmanager

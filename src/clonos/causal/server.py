@@ -186,10 +186,8 @@ class LogServer:
         keeper = self._keeper
         match request:
             case m.Open(place, attempt, process, execution, take_over):
-                owner = keeper.owner(place)
-                silent = isinstance(owner, _Session) and time.monotonic() - owner.heard_s > SILENT_S
                 owns, length = keeper.open(
-                    session, place, attempt, process, take_over=take_over or silent
+                    session, place, attempt, process, take_over=take_over or self._is_free(place)
                 )
                 self._durable_to(place, length)
                 shared = keeper.is_shared(place, execution)
@@ -224,11 +222,18 @@ class LogServer:
                 size += len(chunk)
                 if size > READ_BYTES_MAX:
                     break
-            owner = keeper.owner(place)
+            is_free = self._is_free(place)
             left = until - time.monotonic()
-            if chunks or owner is None or left <= 0 or self._closing:
-                return m.Chunks(tuple(chunks), owner is None)
+            if chunks or is_free or left <= 0 or self._closing:
+                return m.Chunks(tuple(chunks), is_free)
             self._changed.wait(left)
+
+    def _is_free(self, place: m.Place) -> bool:
+        """Whether nobody owns a log, or one that has not been heard of for long."""
+        owner = self._keeper.owner(place)
+        return owner is None or (
+            isinstance(owner, _Session) and time.monotonic() - owner.heard_s > SILENT_S
+        )
 
     # --- streams ------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class Service(Shipped, Generic[F]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask, or use the logged answer (or exception) again."""
-        return self._call(place.operator_name(), None, args, kwargs)
+        return self._call(place.operator_name(self._name), None, args, kwargs)
 
     def keyed(self, key: Any) -> Callable[..., Any]:
         """The same, for one row: its `key` tells this call from equal ones.
@@ -175,7 +175,9 @@ class Service(Shipped, Generic[F]):
         With it answers stay with their rows however these are ordered and partitioned when they
         come again; and two equal calls for two rows are two calls.
         """
-        return lambda *args, **kwargs: self._call(place.operator_name(), key, args, kwargs)
+        return lambda *args, **kwargs: self._call(
+            place.operator_name(self._name), key, args, kwargs
+        )
 
     def map(
         self,
@@ -197,7 +199,7 @@ class Service(Shipped, Generic[F]):
         """
         rows = list(zip(*arguments, strict=True))
         each = list(keys) if keys is not None else [None] * len(rows)
-        operator = place.operator_name()
+        operator = place.operator_name(self._name)
         asked = [
             _question(self._name, operator, key, row, {})
             for key, row in zip(each, rows, strict=True)
@@ -389,7 +391,8 @@ class _Call(Shipped):
         """Call `fn` once: its logged answer or exception comes back at every retry."""
         if isinstance(fn, Service):
             return fn(*args, **kwargs)
-        name, operator = _name_of(fn), place.operator_name()
+        name = _name_of(fn)
+        operator = place.operator_name(name)
         question = _question(name, operator, None, args, kwargs)
         ask = _ask_async if inspect.iscoroutinefunction(fn) else _ask
         return ask(question, lambda: fn(*args, **kwargs))
@@ -401,7 +404,7 @@ class Clock(Shipped):
     def now_ms(self, key: Any = None) -> int:
         """Milliseconds since the epoch; `key` ties the reading to a row."""
         task = place.current()
-        log = task.log(place.operator_name())
+        log = task.log(place.operator_name("clock"))
         digest = digest_of(("clock", key))
         entry = log.take(digest, anywhere=key is not None)
         if entry is None:
@@ -427,7 +430,7 @@ class _Random(Shipped):
         order of its rows matters; with the row's key it does not.
         """
         task = place.current()
-        operator = place.operator_name()
+        operator = place.operator_name("random")
         log = task.log(operator)
         if not key:
             key = (task.partition, log.count(b"random"))

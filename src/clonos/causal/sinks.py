@@ -1,8 +1,8 @@
 """``foreachBatch`` whose every attempt delivers the same rows, and sinks that take a batch once.
 
-Spark runs the function of ``foreachBatch`` again with the same batch id if the driver dies before the
-commit. That the rows are the same then is what the causal services are for; that they are
-there once is up to the sink: it keeps the number of the newest batch (the *high-water mark*) in the
+Spark runs the function of ``foreachBatch`` again with the same batch id if the driver dies before
+the commit. That the rows are the same then is what the causal services are for; that they are there
+once is up to the sink: it keeps the number of the newest batch (the *high-water mark*) in the
 transaction that writes the rows.
 """
 
@@ -140,7 +140,10 @@ def write_once(connection: Any, name: str, batch_id: int, write: Callable[[Any],
         sql.execute("select pg_advisory_xact_lock(hashtext(%s))", [MARKS])
         sql.execute(f"create table if not exists {MARKS} (name text primary key, batch bigint)")
     with connection.transaction(), connection.cursor() as sql:
-        sql.execute(f"insert into {MARKS} values (%s, -1) on conflict do nothing", [name])
+        sql.execute(
+            f"insert into {MARKS} values (%s, -1) on conflict do nothing",  # noqa: S608 - a constant
+            [name],
+        )
         # Locks the mark: an attempt that still runs elsewhere is waited for.
         mark = sql.execute(
             f"select batch from {MARKS} where name = %s for update",  # noqa: S608 - a constant
