@@ -177,7 +177,6 @@ def in_reader(frame, ask, folder):
 
 
 SURFACES = [
-    in_udf,
     in_pickled_udf,
     in_arrow_udf,
     in_pandas_udf,
