@@ -229,6 +229,30 @@ def test_a_failure_that_output_depends_on_is_an_answer(attempt, world):
     assert len(world.asked) == 2
 
 
+def test_failures_and_answers_to_one_question_stay_in_order(attempt, world):
+    @causal.service
+    def flaky():
+        if world() in {1, 3}:
+            raise ConnectionError
+        return "well"
+
+    def outcomes():
+        found = []
+        for _ in range(5):
+            try:
+                found.append(flaky())
+            except ConnectionError:
+                found.append("failed")
+            time.sleep(2 * tasks.LINGER_S)  # what may be sent early is
+        return found
+
+    with attempt():
+        first = outcomes()
+    with attempt():
+        assert outcomes() == first == ["well", "failed", "well", "failed", "well"]
+    assert len(world.asked) == 5
+
+
 def test_many_at_a_time(attempt, world):
     running, most = set(), []
 
@@ -298,6 +322,7 @@ def test_a_service_that_is_too_slow(attempt, world):
 
 
 def test_retries_are_one_call(attempt, world, monkeypatch):
+    pytest.importorskip("tenacity")
     monkeypatch.setattr("clonos.causal.services.RETRY_WAIT_S", 0.001)
     monkeypatch.setattr("clonos.causal.services.RETRY_WAIT_MAX_S", 0.001)
 
@@ -326,6 +351,56 @@ def test_the_clock_is_read_once_and_never_goes_back(attempt, monkeypatch):
         assert [causal.clock.now_ms() for _ in range(4)] == first == sorted(first)
         assert causal.clock.now("row 1") == keyed
         assert keyed.tzinfo is not None
+
+
+class _Driver:
+    """The driver, in the thread of a query's foreachBatch function."""
+
+    def __init__(self, **properties):
+        self.properties = properties
+
+    def getLocalProperty(self, name):  # noqa: N802 - Spark's name
+        return self.properties.get(name)
+
+
+def test_the_foreach_batch_function_is_a_task(server, world):
+    @causal.service
+    def flaky():
+        number = world()
+        if number in {0, 2}:
+            raise ConnectionError
+        return number
+
+    def run(*, expected):
+        query = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "5"}
+        driver = _Driver(**query, **{"spark.jobGroup.id": "run"})
+        place.connect(connection_to(server), driver)
+        succeeded = False
+        try:
+            answers = [flaky()]  # the first time this fails the function, and is no answer
+            with pytest.raises(ConnectionError):
+                flaky()
+            answers.append(flaky())
+            assert answers == expected
+            succeeded = True
+        finally:
+            place.end_driver_task(succeeded=succeeded)
+            place.connect(None)
+
+    with pytest.raises(ConnectionError):
+        run(expected=None)
+    for _ in range(2):
+        run(expected=[1, 3])
+    assert len(world.asked) == 4
+
+
+def test_on_the_driver(server):
+    place.connect(connection_to(server), _Driver())
+    try:
+        with pytest.raises(causal.OnDriver, match="or inside foreachBatch"):
+            causal.call(dict)
+    finally:
+        place.connect(None)
 
 
 def test_random_numbers_need_no_log(attempt, server):

@@ -159,6 +159,7 @@ class Service(Shipped, Generic[F]):
 
     def __init__(self, fn: F, name: str, timeout_s: float | None, attempts: int) -> None:
         functools.update_wrapper(self, fn)
+        self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
         self._fn = fn
         self._name = name
         self._timeout_s = timeout_s
@@ -444,6 +445,7 @@ class Operator(Shipped):
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         functools.update_wrapper(self, fn)
+        self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
         self._fn = fn
         self._name = name
 

@@ -63,7 +63,7 @@ class OperatorLog:
         self._from_others: dict[bytes, int] = {}
         self._counts: dict[bytes, int] = {}
         self._fresh: deque[Entry] = deque()
-        self._failures: deque[Entry] = deque()
+        self._held: list[Entry] = []
         self._chunks = 0
         self._broken: Exception | None = None
         self._lock = threading.RLock()
@@ -141,15 +141,16 @@ class OperatorLog:
     def add(self, entry: Entry) -> None:
         """Keep an answer."""
         self.asked += 1
-        (self._fresh if entry.ok else self._failures).append(entry)
+        self._fresh.append(entry)
 
     def send(self, *, failures: bool) -> None:
         """Make what was kept durable; exceptions only if asked to."""
         with self._lock:
             self.check()
-            entries = _drain(self._fresh)
-            if failures:
-                entries += _drain(self._failures)
+            entries = [*self._held, *_drain(self._fresh)]
+            self._held = []
+            if not failures:
+                entries, self._held = _split(entries)
             try:
                 for chunk in _chunks(entries):
                     self._append(chunk)
@@ -202,6 +203,21 @@ def _drain(entries: deque[Entry]) -> list[Entry]:
             drained.append(entries.popleft())
         except IndexError:
             return drained
+
+
+def _split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """What may be sent early, and what may not: failures, and answers to what failed before.
+
+    Entries with the same digest stay in order: it tells which is whose.
+    """
+    early, held, failed = [], [], set()
+    for entry in entries:
+        if entry.ok and entry.digest not in failed:
+            early.append(entry)
+        else:
+            failed.add(entry.digest)
+            held.append(entry)
+    return early, held
 
 
 def _chunks(entries: list[Entry]) -> list[bytes]:
@@ -270,8 +286,9 @@ class Task:
         self.is_dirty = True
         if self.is_gated:
             flusher.wake()
-        else:
+        elif entry.ok or self.partition >= 0:
             self.settle()
+        # else: on the driver a failure is an answer when the function has gone on after it.
 
     def settle(self) -> None:
         """Make all answers durable: output that depends on them is about to leave."""
