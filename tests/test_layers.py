@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "runtime": {"core", "operators", "transport", "storage"},
     "spark": {"core", "transport", "runtime", "graph", "operators", "storage"},
     "cluster": {"core", "graph", "operators", "runtime", "transport", "storage", "spark"},
+    "causal": {"core", "operators", "transport", "storage"},
     "api": {"graph", "operators", "core"},
     "testing": {"core", "operators", "graph"},
     "simulator": {"core", "operators", "graph", "api", "testing"},

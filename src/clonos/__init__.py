@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clonos import errors
+    from clonos import causal, errors
     from clonos.api import sinks, sources
     from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
     from clonos.api.job import Job
@@ -40,6 +40,7 @@ _HOMES = {
     "tumbling": "clonos.api.windows",
 }
 _MODULES = {
+    "causal": "clonos.causal",
     "errors": "clonos.errors",
     "sinks": "clonos.api.sinks",
     "sources": "clonos.api.sources",
@@ -55,6 +56,7 @@ __all__ = [
     "Row",
     "Stream",
     "avg",
+    "causal",
     "count",
     "errors",
     "max",

@@ -1,0 +1,91 @@
+"""Causal services for PySpark jobs that exist already: retried tasks do not change their minds.
+
+.. code-block:: python
+
+    from clonos import causal
+
+    log = causal.start(spark, "/data/answers")
+
+    @causal.service
+    def judge(text):
+        return requests.post(URL, json={"text": text}).json()
+
+    df.withColumn("verdict", udf(lambda text: judge(text)["verdict"])("text"))
+
+``causal`` itself may be used as the decorator, too. See ``docs/causal.md`` for what is guaranteed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from clonos.causal.driver import Log, start
+from clonos.causal.errors import (
+    BelowFloor,
+    CausalError,
+    Fenced,
+    LogBroken,
+    LogFull,
+    LogUnreachable,
+    NotConnected,
+    OnDriver,
+    OperatorUsedTwice,
+    OtherRows,
+    OutsideTask,
+    ServiceTooSlow,
+    UnsupportedSession,
+)
+from clonos.causal.place import arrived, connection, settle
+from clonos.causal.services import Service, call, clock, idempotency_key, operator, random, service
+from clonos.causal.sinks import exactly_once, postgres_sink, write_once
+
+__all__ = [
+    "BelowFloor",
+    "CausalError",
+    "Fenced",
+    "Log",
+    "LogBroken",
+    "LogFull",
+    "LogUnreachable",
+    "NotConnected",
+    "OnDriver",
+    "OperatorUsedTwice",
+    "OtherRows",
+    "OutsideTask",
+    "Service",
+    "ServiceTooSlow",
+    "UnsupportedSession",
+    "call",
+    "clock",
+    "exactly_once",
+    "idempotency_key",
+    "operator",
+    "postgres_sink",
+    "random",
+    "service",
+    "settle",
+    "start",
+    "write_once",
+]
+
+
+class _Module(ModuleType):
+    """What ``causal`` is: it takes the job's log with it when Spark ships a function that mentions
+    it, and ``@causal`` is short for ``@causal.service``."""
+
+    def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        return service(fn, **options)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _arrive, (connection(),)
+
+
+def _arrive(shipped: Any) -> ModuleType:
+    arrived(shipped)
+    return sys.modules[__name__]
+
+
+sys.modules[__name__].__class__ = _Module

@@ -1,0 +1,231 @@
+"""The log of a job, as its driver starts it."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from clonos.causal import place
+from clonos.causal.errors import UnsupportedSession
+from clonos.causal.place import RUN_PROPERTY, Connection
+from clonos.causal.server import LogServer
+from clonos.errors import DefinitionError
+from clonos.storage.files import Durability
+
+BYTES_MAX: Final = 1 << 30
+PATIENCE_S: Final = 600.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+class Log:
+    """The running log of this driver: made by :func:`start`.
+
+    As a context manager it ends the run: without an exception its answers are forgotten, with one
+    they are kept for the next start.
+    """
+
+    def __init__(
+        self, spark_context: Any, run: str, server: LogServer | None, connection: Connection
+    ) -> None:
+        self.run = run
+        self._spark_context = spark_context
+        self._server = server
+        self._holder = connection.holder()
+        place.connect(connection, spark_context)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of answers held here; 0 if PostgreSQL holds them."""
+        return 0 if self._server is None else self._server.nbytes
+
+    @contextmanager
+    def batch(self, name: str) -> Iterator[None]:
+        """A part of a batch job, as a micro-batch is one of a streaming query.
+
+        What this thread has Spark do meanwhile is asked and kept under this name, and forgotten at
+        the end: the part is done then. If it raises, the next start with this name goes on with
+        the same answers.
+
+        Examples
+        --------
+        >>> with log.batch("2024-06-01"):  # doctest: +SKIP
+        ...     enrich(day).write.parquet("out/2024-06-01")
+        """
+        context, run = self._spark_context, f"{self.run}/{name}"
+        if context is None:
+            raise UnsupportedSession(
+                "a Spark Connect session cannot tell its tasks which part of the job they are",
+                remedy="give each part a run of its own: causal.start(spark, directory, run=...)",
+            )
+        before = context.getLocalProperty(RUN_PROPERTY)
+        context.setLocalProperty(RUN_PROPERTY, run)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(RUN_PROPERTY, before)
+        self.forget(run)
+
+    def done(self) -> None:
+        """The run is complete: its answers are not needed any more."""
+        self.forget(self.run)
+
+    def forget(self, scope: str) -> None:
+        """Drop all answers of a run, or of a streaming query (by its id)."""
+        self._holder.truncate(scope, None)
+
+    def stop(self) -> None:
+        """End the log; what it holds stays in its directory."""
+        place.connect(None)
+        self._holder.close()
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.done()
+        self.stop()
+
+
+def start(
+    spark: Any,
+    directory: str | Path | None = None,
+    *,
+    store: str | None = None,
+    run: str | None = None,
+    host: str | None = None,
+    bytes_max: int = BYTES_MAX,
+    durability: Durability = "fsync",
+    patience_s: float = PATIENCE_S,
+    allow_plaintext: bool = False,
+) -> Log:
+    """Start the log of this driver. Functions that Spark gets from now on use it.
+
+    Parameters
+    ----------
+    spark
+        The running session.
+    directory
+        On a local disk of the driver that survives it. Started again with the same directory, a
+        run or query goes on with the answers that are there.
+    store
+        Instead of `directory`: ``"postgresql://..."``. Executors talk to the database directly.
+    run
+        What batch jobs' answers are kept under, such as the day that is computed; the
+        application's name, if not given. Streaming queries have their own id.
+    host
+        Address at which executors reach the driver. Loopback for local masters, else the
+        driver's.
+    bytes_max
+        Of answers that are not committed yet; beyond it calls are refused.
+    durability
+        ``"fsync"``: answers survive the machine. ``"process"``: the death of processes.
+    patience_s
+        How long a speculative copy of a task waits for the other one if that lives and gets no
+        answers.
+    allow_plaintext
+        Needed if executors are on other machines: the stream with the log is authenticated but
+        not encrypted.
+
+    Raises
+    ------
+    UnsupportedSession
+        It is no session, or one of Spark Connect without `run` and `host`: the log is beside the
+        client then. Functions work as ever; :meth:`Log.batch`, and calls that a ``foreachBatch``
+        function itself makes, need a classic session.
+    JournalInUse
+        Another driver uses this directory.
+
+    Examples
+    --------
+    >>> from clonos import causal
+    >>> causal.start("no session", "answers")
+    Traceback (most recent call last):
+        ...
+    clonos.causal.errors.UnsupportedSession: 'str' is not a Spark session...
+    """
+    context = _spark_context(spark)
+    if (directory is None) == (store is None):
+        raise DefinitionError(
+            "the log needs a directory or a store, and not both",
+            where="causal.start",
+            remedy='causal.start(spark, "/data/answers") or store="postgresql://..."',
+        )
+    if place.connection() is not None:
+        raise DefinitionError(
+            "this driver has a log already", where="causal.start", remedy="stop it: log.stop()"
+        )
+    if context is None:
+        host = _connect_host(spark, run, LOOPBACK if store else host)
+    name = run or context.appName
+    term = secrets.token_hex(4)
+    if store is not None:
+        connection = Connection(name, term, patience_s, dsn=store, bytes_max=bytes_max)
+        return Log(context, name, None, connection)
+    assert directory is not None
+    server = LogServer(
+        directory,
+        host or _driver_host(context),
+        bytes_max=bytes_max,
+        durability=durability,
+        allow_plaintext=allow_plaintext,
+    )
+    connection = Connection(
+        name, term, patience_s, address=server.address, job=server.job, secret=server.secret
+    )
+    return Log(context, name, server, connection)
+
+
+def _spark_context(spark: Any) -> Any:
+    from pyspark.sql import SparkSession
+
+    if isinstance(spark, SparkSession):
+        return spark.sparkContext
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return None
+    raise UnsupportedSession(
+        f"{type(spark).__name__!r} is not a Spark session", remedy="pass the SparkSession"
+    )
+
+
+def _connect_host(spark: Any, run: str | None, host: str | None) -> str:
+    """The address of the log beside a Spark Connect client."""
+    is_local = getattr(spark.client, "host", "") in {"localhost", LOOPBACK}
+    missing = ["run"] if run is None else []
+    if host is None and not is_local:
+        missing.append("host")
+    if missing:
+        raise UnsupportedSession(
+            "this is a Spark Connect session: its driver is another process, in which nothing can "
+            "be started from here, so the log is beside this client; missing for that: "
+            + " and ".join(missing),
+            remedy='pass run="..." (what answers are kept under) and host="..." (an address of '
+            "this machine that the executors reach), or use a classic session or a PostgreSQL "
+            "store",
+        )
+    return host or LOOPBACK
+
+
+def _driver_host(context: Any) -> str:
+    if context.master.startswith("local"):
+        return LOOPBACK
+    host: str = context.getConf().get("spark.driver.host")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        import socket
+
+        return socket.gethostbyname(host)
+    return host

@@ -1,0 +1,311 @@
+"""A holder in PostgreSQL: for logs that outgrow the driver, or must survive its machine.
+
+Executors talk to the database themselves, so that neither the driver's memory nor its network is
+in the way. The verbs are the same. A log is owned by whoever holds a session-level advisory lock on
+it: when that process dies its connection ends, and the lock with it. A taker-over ends the owner's
+*incarnation*, which every append checks in its own transaction.
+
+Use a direct connection, or a pooler in session mode: advisory locks belong to sessions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from clonos.causal import errors
+from clonos.causal import messages as m
+from clonos.causal.entries import Entry, decode_chunk
+from clonos.causal.keeper import CHUNK_OVERHEAD, SEED_BYTES
+from clonos.errors import DefinitionError
+
+POLL_S: Final = 0.05
+"""How often an attempt that follows another one looks for news."""
+
+READ_BYTES_MAX: Final = 16 << 20
+
+_SCHEMA: Final = """
+create table if not exists clonos_scopes (
+    scope text primary key, seed bytea not null, newest bigint not null);
+create table if not exists clonos_logs (
+    id bigint generated always as identity primary key,
+    scope text not null references clonos_scopes on delete cascade,
+    batch bigint not null, operator text not null, partition integer not null,
+    incarnation bigint not null default 0, length integer not null default 0,
+    nbytes bigint not null default 0,
+    attempt text not null default '', process text not null default '',
+    unique (scope, batch, operator, partition));
+create table if not exists clonos_chunks (
+    log bigint not null references clonos_logs on delete cascade,
+    number integer not null, execution text not null, chunk bytea not null,
+    primary key (log, number));
+"""
+_LOCKS: Final = 0x436C << 48  # "Cl"
+"""Our advisory locks are this and the number of a log; log 0 stands for the tables."""
+
+T = TypeVar("T")
+
+
+class PostgresHolder:
+    """The logs of a job in a database. Usable by several threads; requests take turns.
+
+    Parameters
+    ----------
+    dsn
+        As psycopg takes it. The tables ``clonos_*`` are made there if they do not exist.
+    bytes_max
+        Of answers of one scope that are not truncated yet.
+    """
+
+    def __init__(self, dsn: str, bytes_max: int) -> None:
+        self._dsn = dsn
+        self._bytes_max = bytes_max
+        self._process = secrets.token_hex(8)
+        self._lock = threading.RLock()
+        self._connection: Any = None
+        self._owned: dict[m.Place, tuple[int, int]] = {}  # log, incarnation
+        self._ids: dict[m.Place, int] = {}
+
+    # --- the verbs ----------------------------------------------------------------------------
+
+    def open(
+        self, place: m.Place, attempt: str, execution: str, *, take_over: bool = False
+    ) -> m.Opened:
+        def run(sql: Any) -> m.Opened:
+            seed = self._begin(sql, place)
+            log, length, owner, process = self._find(sql, place)
+            known = self._owned.get(place)
+            owns = known is not None or self._try_lock(sql, log)
+            if not owns and owner == attempt and process != self._process and not take_over:
+                raise errors.OperatorUsedTwice(
+                    f"two processes of one task attempt ask as {place}",
+                    remedy="give one of the two functions that you hand to Spark another name: "
+                    'causal.operator(fn, name="...")',
+                )
+            if owns or take_over:
+                incarnation = sql.execute(
+                    "update clonos_logs set incarnation = incarnation + 1, attempt = %s, "
+                    "process = %s where id = %s returning incarnation",
+                    (attempt, self._process, log),
+                ).fetchone()[0]
+                self._owned[place] = log, incarnation
+            self._ids[place] = log
+            return m.Opened(owns or take_over, length, seed, self._is_shared(sql, place, execution))
+
+        return self._do(run)
+
+    def append(self, place: m.Place, execution: str, chunk: bytes) -> None:
+        def run(sql: Any) -> None:
+            log, incarnation = self._owned.get(place, (-1, -1))
+            self._check_budget(sql, place, len(chunk))
+            number = sql.execute(
+                "update clonos_logs set length = length + 1, nbytes = nbytes + %s where id = %s "
+                "and incarnation = %s returning length - 1",
+                (len(chunk) + CHUNK_OVERHEAD, log, incarnation),
+            ).fetchone()
+            if number is None:
+                self._check_floor(sql, place)
+                raise errors.Fenced(
+                    f"another attempt has taken over {place}",
+                    remedy="nothing: this attempt ends, the other one goes on with the same "
+                    "answers",
+                )
+            sql.execute(
+                "insert into clonos_chunks values (%s, %s, %s, %s)",
+                (log, number[0], execution, chunk),
+            )
+
+        self._do(run)
+
+    def read(self, place: m.Place, since: int, wait_s: float = 0.0) -> m.Chunks:
+        until = time.monotonic() + wait_s
+        while True:
+            chunks = self._do(lambda sql: self._read(sql, place, since))
+            left = until - time.monotonic()
+            if chunks.chunks or chunks.is_free or left <= 0:
+                return chunks
+            time.sleep(min(POLL_S, left))
+
+    def _read(self, sql: Any, place: m.Place, since: int) -> m.Chunks:
+        log = self._ids[place]
+        chunks, size = [], 0
+        for (chunk,) in sql.execute(
+            "select chunk from clonos_chunks where log = %s and number >= %s order by number",
+            (log, since),
+        ):
+            chunks.append(bytes(chunk))
+            size += len(chunk)
+            if size > READ_BYTES_MAX:
+                break
+        if chunks or place in self._owned:
+            return m.Chunks(tuple(chunks), is_free=False)
+        is_free = self._try_lock(sql, log)
+        if is_free:
+            sql.execute("select pg_advisory_unlock(%s)", [_LOCKS + log])
+        return m.Chunks((), is_free)
+
+    def lookup(self, place: m.Place, execution: str, digest: bytes, rank: int) -> Entry | None:
+        def run(sql: Any) -> Entry | None:
+            seen = 0
+            for (chunk,) in sql.execute(
+                "select chunk from clonos_chunks join clonos_logs on log = id where scope = %s "
+                "and batch = %s and operator = %s and partition <> %s and execution <> %s "
+                "and position(%s in chunk) > 0 order by log, number",
+                (*place, execution, digest),
+            ):
+                for entry in decode_chunk(bytes(chunk)):
+                    if entry.digest == digest:
+                        if seen == rank:
+                            return entry
+                        seen += 1
+            return None
+
+        return self._do(run)
+
+    def close_log(self, place: m.Place) -> None:
+        def run(sql: Any) -> None:
+            log, _ = self._owned.pop(place, (None, None))
+            if log is not None:
+                sql.execute("select pg_advisory_unlock(%s)", [_LOCKS + log])
+
+        self._do(run)
+
+    def beat(self) -> None:
+        """A dead process is known by its connection."""
+
+    def truncate(self, scope: str, below: int | None) -> None:
+        if below is None:
+            self._do(lambda sql: sql.execute("delete from clonos_scopes where scope = %s", [scope]))
+        else:
+            self._do(lambda sql: self._truncate(sql, scope, below))
+
+    def close(self) -> None:
+        """End the connection, and with it the ownership of logs."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            self._owned.clear()
+            if connection is not None:
+                connection.close()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _do(self, run: Callable[[Any], T]) -> T:
+        """Run something in one transaction; with a connection that breaks go all locks."""
+        psycopg = _psycopg()
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._connect(psycopg)
+                with self._connection.transaction(), self._connection.cursor() as sql:
+                    return run(sql)
+            except psycopg.OperationalError as error:
+                self.close()
+                raise errors.LogUnreachable(
+                    f"the database of the log does not answer: {str(error)[:300]}",
+                    remedy="see that it runs and that executors reach it; the task can be tried "
+                    "again, nothing is lost",
+                ) from error
+            except psycopg.Error as error:
+                raise errors.LogBroken(
+                    f"the database of the log refuses: {str(error)[:300]}",
+                    remedy="see that the role may create and change the tables clonos_*",
+                ) from error
+
+    def _connect(self, psycopg: Any) -> Any:
+        connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10)
+        try:
+            with connection.transaction():
+                # Two that create the same table at the same time would fail.
+                connection.execute("select pg_advisory_xact_lock(%s)", [_LOCKS])
+                known = connection.execute("select to_regclass('clonos_chunks')").fetchone()
+                if known[0] is None:
+                    connection.execute(_SCHEMA)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _try_lock(self, sql: Any, log: int) -> bool:
+        locked: bool = sql.execute("select pg_try_advisory_lock(%s)", [_LOCKS + log]).fetchone()[0]
+        return locked
+
+    def _begin(self, sql: Any, place: m.Place) -> bytes:
+        """The seed of the scope, in which the batch of `place` is the newest one now."""
+        sql.execute(
+            "insert into clonos_scopes values (%s, %s, -1) on conflict do nothing",
+            (place.scope, secrets.token_bytes(SEED_BYTES)),
+        )
+        seed, newest = sql.execute(
+            "select seed, newest from clonos_scopes where scope = %s", [place.scope]
+        ).fetchone()
+        if place.batch > newest:
+            sql.execute(
+                "update clonos_scopes set newest = %s where scope = %s and newest < %s",
+                (place.batch, place.scope, place.batch),
+            )
+            self._truncate(sql, place.scope, place.batch)
+        self._check_floor(sql, place)
+        return bytes(seed)
+
+    def _check_floor(self, sql: Any, place: m.Place) -> None:
+        row = sql.execute(
+            "select newest from clonos_scopes where scope = %s", [place.scope]
+        ).fetchone()
+        if row is not None and place.batch < row[0]:
+            raise errors.BelowFloor(
+                f"{place} asks, but batch {row[0]} has begun: this one was committed",
+                remedy="if it is a leftover of a lost executor, nothing; if you have reset the "
+                "query's checkpoint, tell the log: log.forget(query_id)",
+            )
+
+    @staticmethod
+    def _truncate(sql: Any, scope: str, below: int) -> None:
+        sql.execute("delete from clonos_logs where scope = %s and batch < %s", (scope, below))
+
+    @staticmethod
+    def _find(sql: Any, place: m.Place) -> tuple[int, int, str, str]:
+        sql.execute(
+            "insert into clonos_logs (scope, batch, operator, partition) values (%s, %s, %s, %s) "
+            "on conflict do nothing",
+            tuple(place),
+        )
+        log, length, attempt, process = sql.execute(
+            "select id, length, attempt, process from clonos_logs where scope = %s and batch = %s "
+            "and operator = %s and partition = %s",
+            tuple(place),
+        ).fetchone()
+        return log, length, attempt, process
+
+    @staticmethod
+    def _is_shared(sql: Any, place: m.Place, execution: str) -> bool:
+        found: bool = sql.execute(
+            "select exists (select from clonos_logs join clonos_chunks on log = id where "
+            "scope = %s and batch = %s and operator = %s and partition <> %s and execution <> %s)",
+            (*place, execution),
+        ).fetchone()[0]
+        return found
+
+    def _check_budget(self, sql: Any, place: m.Place, more: int) -> None:
+        used = sql.execute(
+            "select coalesce(sum(nbytes), 0) from clonos_logs where scope = %s", [place.scope]
+        ).fetchone()[0]
+        if used + more + CHUNK_OVERHEAD > self._bytes_max:
+            raise errors.LogFull(
+                f"{place} has {more} bytes more, and {used} of {self._bytes_max} are in use",
+                remedy="let batches be smaller, end finished runs (log.done()) or give more "
+                "(causal.start(bytes_max=...))",
+            )
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise DefinitionError(
+            "a store in PostgreSQL needs the package psycopg",
+            remedy="pip install 'clonos[postgres]', on the executors, too",
+        ) from error
+    return psycopg

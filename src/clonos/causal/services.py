@@ -1,0 +1,514 @@
+"""Calls, the clock and random numbers, as functions of Spark tasks ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from clonos.causal import place, values  # noqa: F401 - teaches the log NumPy's and pandas' values
+from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
+from clonos.causal.errors import CausalError, OutsideTask, ServiceTooSlow
+from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
+from clonos.core import canonical
+from clonos.errors import DefinitionError, UnencodableValue
+from clonos.operators.context import from_ms
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RETRY_WAIT_S: Final = 0.1
+RETRY_WAIT_MAX_S: Final = 10.0
+"""Between attempts of a call: exponential, with jitter."""
+
+_asking: ContextVar[_Question | None] = ContextVar("clonos_question", default=None)
+
+
+class Shipped:
+    """Something that knows its job's log: it is pickled with the connection."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _rebuild, (type(self), place.connection(), self.__dict__)
+
+
+def _rebuild(cls: type[Any], connection: Any, state: dict[str, Any]) -> Any:
+    rebuilt = object.__new__(cls)
+    rebuilt.__dict__.update(state)
+    place.arrived(connection)
+    return rebuilt
+
+
+class _Question:
+    """One call, and the log in which its answer is looked for."""
+
+    __slots__ = ("digest", "key", "log", "occurrence", "service", "task")
+
+    def __init__(self, task: Task, log: OperatorLog, digest: bytes, service: str, key: Any) -> None:
+        self.task = task
+        self.log = log
+        self.digest = digest
+        self.service = service
+        self.key = key
+        self.occurrence = log.count(digest) if key is None else 0
+
+    @property
+    def idempotency_key(self) -> str:
+        where = self.log.place
+        parts = [where.scope, str(where.batch), where.operator, self.digest.hex()]
+        if self.key is None:
+            parts.append(f"{where.partition}.{self.occurrence}")
+        return "/".join(parts)
+
+    def logged(self) -> Entry | None:
+        return self.log.take(self.digest)
+
+    def keep(self, *, ok: bool, value: Any) -> Entry:
+        try:
+            answer = canonical.encode(value) if ok else encode_error(value)
+        except UnencodableValue as error:
+            raise UnencodableValue(
+                f"the answer of {self.service} cannot be kept: {error.what}",
+                where=str(self.log.place),
+                remedy=f"let {self.service} return what you use of it (response.json() rather than "
+                "response): plain values, NumPy arrays, pandas objects, Arrow batches",
+            ) from error
+        if len(answer) > ANSWER_BYTES_MAX:
+            raise UnencodableValue(
+                f"the answer of {self.service} has {len(answer)} bytes; {ANSWER_BYTES_MAX} are "
+                "the limit",
+                where=str(self.log.place),
+                remedy="keep it in a store of its own, and return its name",
+            )
+        entry = Entry(self.digest, CALL, ok, answer)
+        self.task.keep(self.log, entry)
+        return entry
+
+
+def _question(
+    service: str, operator: str, key: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> _Question:
+    task = place.current()
+    log = task.log(operator)
+    try:
+        named = [list(item) for item in sorted(kwargs.items())] if kwargs else []
+        # Lists, not tuples: MessagePack has no tuples, and this is the path of every call.
+        digest = digest_of([service, key, list(args), named])
+    except UnencodableValue as error:
+        raise UnencodableValue(
+            f"{service} was called with something that cannot be told apart: {error.what}",
+            where=str(log.place),
+            remedy="pass plain values (text, numbers, lists, ...) rather than objects",
+        ) from error
+    return _Question(task, log, digest, service, key)
+
+
+def _value(entry: Entry, cause: BaseException | None = None) -> Any:
+    if entry.ok:
+        return canonical.decode(entry.answer)
+    raise decode_error(entry.answer) from cause
+
+
+def _ask(question: _Question, fn: Callable[[], Any]) -> Any:
+    entry = question.logged()
+    if entry is not None:
+        return _value(entry)
+    token = _asking.set(question)
+    try:
+        value, ok = fn(), True
+    except ServiceTooSlow as error:
+        value, ok = error, False
+    except CausalError:
+        raise
+    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+        value, ok = error, False
+    finally:
+        _asking.reset(token)
+    return _value(question.keep(ok=ok, value=value), None if ok else value)
+
+
+async def _ask_async(question: _Question, fn: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    entry = question.logged()
+    if entry is not None:
+        return _value(entry)
+    token = _asking.set(question)
+    try:
+        value, ok = await fn(), True
+    except ServiceTooSlow as error:
+        value, ok = error, False
+    except CausalError:
+        raise
+    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+        value, ok = error, False
+    finally:
+        _asking.reset(token)
+    return _value(question.keep(ok=ok, value=value), None if ok else value)
+
+
+class Service(Shipped, Generic[F]):
+    """A function whose answers are kept: made by :func:`service`."""
+
+    def __init__(self, fn: F, name: str, timeout_s: float | None, attempts: int) -> None:
+        functools.update_wrapper(self, fn)
+        self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
+        self._fn = fn
+        self._name = name
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._is_async = inspect.iscoroutinefunction(fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask, or use the logged answer (or exception) again."""
+        return self._call(place.operator_name(self._name), None, args, kwargs)
+
+    def keyed(self, key: Any) -> Callable[..., Any]:
+        """The same, for one row: its `key` tells this call from equal ones.
+
+        With it answers stay with their rows however these are ordered and partitioned when they
+        come again; and two equal calls for two rows are two calls.
+        """
+        return lambda *args, **kwargs: self._call(
+            place.operator_name(self._name), key, args, kwargs
+        )
+
+    def map(
+        self,
+        *arguments: Iterable[Any],
+        concurrency: int = 8,
+        keys: Iterable[Any] | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Ask for many at a time; the results in the order of the arguments.
+
+        Parameters
+        ----------
+        concurrency
+            So many calls run at once: in threads, or in an event loop if the function is async.
+        keys
+            One per call, as for :meth:`keyed`.
+        return_exceptions
+            Put exceptions among the results instead of raising the first one at the end.
+        """
+        rows = list(zip(*arguments, strict=True))
+        each = list(keys) if keys is not None else [None] * len(rows)
+        operator = place.operator_name(self._name)
+        asked = [
+            _question(self._name, operator, key, row, {})
+            for key, row in zip(each, rows, strict=True)
+        ]
+        if self._is_async:
+            results = _run(self._gather(asked, rows, concurrency))
+        else:
+            with ThreadPoolExecutor(concurrency, thread_name_prefix="clonos-call") as pool:
+                jobs = [
+                    pool.submit(_ask, question, functools.partial(self._perform, row, {}))
+                    for question, row in zip(asked, rows, strict=True)
+                ]
+                results = [_outcome(job) for job in jobs]
+        failed = [r for r in results if isinstance(r, _Failure)]
+        for failure in failed:
+            if isinstance(failure.error, CausalError) and not isinstance(
+                failure.error, ServiceTooSlow
+            ):
+                raise failure.error
+        if failed and not return_exceptions:
+            raise failed[0].error
+        return [r.error if isinstance(r, _Failure) else r for r in results]
+
+    async def _gather(
+        self, asked: Sequence[_Question], rows: Sequence[Any], concurrency: int
+    ) -> list[Any]:
+        places = asyncio.Semaphore(concurrency)
+
+        async def one(question: _Question, row: Any) -> Any:
+            async with places:
+                return await _ask_async(question, lambda: self._perform(row, {}))
+
+        tasks = [one(question, row) for question, row in zip(asked, rows, strict=True)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return [_Failure(r) if isinstance(r, BaseException) else r for r in results]
+
+    def _call(self, operator: str, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        question = _question(self._name, operator, key, args, kwargs)
+        ask = _ask_async if self._is_async else _ask
+        return ask(question, lambda: self._perform(args, kwargs))
+
+    def _perform(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Really call, within the time, as often as allowed."""
+        fn: Callable[..., Any] = self._fn
+        if self._timeout_s is not None:
+            in_time = _in_time_async if self._is_async else _in_time
+            fn = functools.partial(in_time, self._fn, self._name, self._timeout_s)
+        if self._attempts == 1:
+            return fn(*args, **kwargs)
+        return _retrying(self._attempts, is_async=self._is_async)(fn, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+def _outcome(job: Future[Any]) -> Any:
+    try:
+        return job.result()
+    except Exception as error:  # noqa: BLE001 - given to whoever asked for the results
+        return _Failure(error)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, also below a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    context = copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(context.run, asyncio.run, work).result()
+
+
+def _too_slow(name: str, seconds: float) -> ServiceTooSlow:
+    return ServiceTooSlow(
+        f"{name} gave no answer within {seconds:g} s",
+        remedy="give it more time (timeout_s=...), or catch this and go on without an answer",
+    )
+
+
+def _in_time(fn: Callable[..., Any], name: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
+    # A thread of its own: nothing else can leave a function that hangs. It is left behind.
+    future: Future[Any] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(fn, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - raised in the other thread
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name=f"clonos-call-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not future.done():
+        raise _too_slow(name, seconds)
+    return future.result()
+
+
+async def _in_time_async(
+    fn: Callable[..., Any], name: str, seconds: float, *args: Any, **kwargs: Any
+) -> Any:
+    task = asyncio.ensure_future(fn(*args, **kwargs))
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        task.cancel()
+        raise _too_slow(name, seconds)
+    return task.result()
+
+
+def _retrying(attempts: int, *, is_async: bool) -> Any:
+    try:
+        import tenacity
+    except ImportError as error:
+        raise DefinitionError(
+            "attempts=... needs the package tenacity",
+            remedy="pip install 'clonos[causal]', on the executors, too",
+        ) from error
+    kind = tenacity.AsyncRetrying if is_async else tenacity.Retrying
+    return kind(
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=tenacity.wait_random_exponential(RETRY_WAIT_S, RETRY_WAIT_MAX_S),
+        reraise=True,
+    )
+
+
+def service(
+    fn: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    attempts: int = 1,
+) -> Any:
+    """Make a function's answers causal: asked once, used again by every retry.
+
+    Parameters
+    ----------
+    fn
+        Anything that asks the world: HTTP, a database, a model, the file system. Arguments and
+        answers are plain values, NumPy arrays, pandas objects or Arrow batches. It may be async.
+    name
+        Part of what tells its calls from others'; the function's own, if not given.
+    timeout_s
+        An attempt that takes longer ends as :class:`~clonos.causal.errors.ServiceTooSlow`. A
+        function that is not async goes on in a thread of its own, unheard.
+    attempts
+        A call that raises is tried so often (by the package tenacity); the last outcome is logged.
+
+    Returns
+    -------
+    Service
+        To be called like `fn`, with ``.keyed(key)`` and ``.map(...)``.
+
+    Examples
+    --------
+    >>> from clonos import causal
+    >>> @causal.service(timeout_s=5, attempts=3)
+    ... def judge(text):
+    ...     return {"ok": "bad" not in text}
+    >>> judge("outside of Spark nothing can be kept")
+    Traceback (most recent call last):
+        ...
+    clonos.causal.errors.OutsideTask: ...
+    """
+    if fn is None:
+        return functools.partial(service, name=name, timeout_s=timeout_s, attempts=attempts)
+    if not callable(fn):
+        raise DefinitionError(f"{fn!r} is not a function", remedy="decorate a function")
+    if isinstance(fn, Service):
+        return fn
+    if attempts < 1 or (timeout_s is not None and timeout_s <= 0):
+        raise DefinitionError(
+            f"attempts={attempts}, timeout_s={timeout_s}", remedy="both must be positive"
+        )
+    return Service(fn, name or _name_of(fn), timeout_s, attempts)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+class _Call(Shipped):
+    """:data:`call`, as something that can be pickled with the connection."""
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn` once: its logged answer or exception comes back at every retry."""
+        if isinstance(fn, Service):
+            return fn(*args, **kwargs)
+        name = _name_of(fn)
+        operator = place.operator_name(name)
+        question = _question(name, operator, None, args, kwargs)
+        ask = _ask_async if inspect.iscoroutinefunction(fn) else _ask
+        return ask(question, lambda: fn(*args, **kwargs))
+
+
+class Clock(Shipped):
+    """Processing time: every reading is logged, and none is before the one that came before."""
+
+    def now_ms(self, key: Any = None) -> int:
+        """Milliseconds since the epoch; `key` ties the reading to a row."""
+        task = place.current()
+        log = task.log(place.operator_name("clock"))
+        digest = digest_of(("clock", key))
+        entry = log.take(digest, anywhere=key is not None)
+        if entry is None:
+            now_ms = max(time.time_ns() // 1_000_000, task.last_clock_ms)
+            entry = Entry(digest, CLOCK, True, canonical.encode(now_ms))
+            task.keep(log, entry)
+        read: int = canonical.decode(entry.answer)
+        task.last_clock_ms = max(read, task.last_clock_ms)
+        return read
+
+    def now(self, key: Any = None) -> datetime:
+        """The same as a datetime in UTC."""
+        return from_ms(self.now_ms(key))
+
+
+class _Random(Shipped):
+    """:data:`random`, as something that can be pickled with the connection."""
+
+    def __call__(self, *key: Any) -> np.random.Generator:
+        """Random numbers that depend only on (run, batch, operator, key): nothing is logged.
+
+        Without a key they depend on the partition and on how often it has asked, so that the
+        order of its rows matters; with the row's key it does not.
+        """
+        task = place.current()
+        operator = place.operator_name("random")
+        log = task.log(operator)
+        if not key:
+            key = (task.partition, log.count(b"random"))
+        material = canonical.encode([log.seed, task.batch, operator, list(key)])
+        digest = blake2b(material, digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))
+
+
+class Operator(Shipped):
+    """A function that is handed to Spark, with a name and the job's log: :func:`operator`."""
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        functools.update_wrapper(self, fn)
+        self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
+        self._fn = fn
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with place.named(self._name):
+            result = self._fn(*args, **kwargs)
+        return self._each(result) if inspect.isgenerator(result) else result
+
+    def _each(self, results: Any) -> Any:
+        # A generator runs when it is asked for its next value, not when it is made.
+        try:
+            while True:
+                with place.named(self._name):
+                    try:
+                        value = next(results)
+                    except StopIteration:
+                        return
+                yield value
+        finally:
+            results.close()
+
+
+def operator(fn: Callable[..., Any], name: str | None = None) -> Any:
+    """Mark the function that Spark gets, where marking is needed.
+
+    It carries the job's log to the executors. Functions of a script or notebook do so by
+    themselves when they mention ``causal`` or a service; those of an installed module are only
+    named when they are shipped, and need this. The name is what the function's answers are kept
+    under: give one where two operators of a stage would have the same, or before you rename it.
+
+    Examples
+    --------
+    >>> import inspect
+    >>> def enrich(text, language):
+    ...     return text
+    >>> str(inspect.signature(operator(enrich)))
+    '(text, language)'
+    """
+    return Operator(fn, name or _name_of(fn))
+
+
+call: Final = _Call()
+"""``call(fn, *args)``: call a function once; see :func:`service` for the options."""
+
+clock: Final = Clock()
+random: Final = _Random()
+
+
+def idempotency_key() -> str:
+    """Inside a called function: a key for this call, the same whenever it is made again.
+
+    Services with side effects deduplicate by it: a task that dies within a call makes it again.
+    Without ``keyed(...)`` it depends on the partition and the order of equal calls in it.
+
+    Raises
+    ------
+    OutsideTask
+        No causal call is being made.
+    """
+    question = _asking.get()
+    if question is None:
+        raise OutsideTask(
+            "no causal call is being made here",
+            remedy="ask for the key inside the function that is called",
+        )
+    return question.idempotency_key

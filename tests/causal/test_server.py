@@ -1,0 +1,191 @@
+"""The house-keeper's process: what it acknowledged is there, whatever dies."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from clonos.causal import errors
+from clonos.causal.holder import FlightHolder
+from clonos.causal.messages import Place
+from clonos.causal.server import LogServer
+from clonos.storage.journal import JournalBroken, JournalInUse
+from clonos.transport.errors import PlaintextRefused
+from clonos.transport.secret import JobSecret
+
+PLACE = Place("query", 0, "f", 3)
+
+
+def holder_of(server, **options):
+    return FlightHolder(server.address, server.job, server.secret, **options)
+
+
+def test_what_is_acknowledged_is_there_again(tmp_path):
+    with LogServer(tmp_path) as server:
+        holder = holder_of(server)
+        holder.open(PLACE, "1", "e")
+        for number in range(10):
+            holder.append(PLACE, "e", str(number).encode())
+    with LogServer(tmp_path) as server:
+        holder = holder_of(server)
+        assert holder.open(PLACE, "2", "e").length == 10
+        assert holder.read(PLACE, 7).chunks == (b"7", b"8", b"9")
+
+
+_CRASHING = """
+import os, sys, threading
+from clonos.causal.holder import FlightHolder
+from clonos.causal.messages import Place
+from clonos.causal.server import LogServer
+server = LogServer(sys.argv[1])
+def append(partition):
+    holder = FlightHolder(server.address, server.job, server.secret)
+    place = Place("query", 0, "f", partition)
+    holder.open(place, "1", "e")
+    number = 0
+    while True:
+        holder.append(place, "e", b"%d" % number * 50)
+        os.write(1, b"%d %d\\n" % (partition, number))
+        number += 1
+for partition in range(4):
+    threading.Thread(target=append, args=(partition,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_a_killed_house_keeper_loses_nothing_acknowledged(tmp_path):
+    directory, acknowledged = tmp_path / "log", tmp_path / "acknowledged"
+    source = str(Path(errors.__file__).parents[2])
+    with acknowledged.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CRASHING, str(directory)],
+            stdout=out,
+            env={**os.environ, "PYTHONPATH": source},
+        )
+        give_up = time.monotonic() + 60
+        while acknowledged.stat().st_size < 2_000 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with next(directory.glob("*.journal")).open("ab") as journal:
+        journal.write(b"\xc1JRN half a frame")  # what a crash of the machine may leave, too
+    lines = [line.split() for line in acknowledged.read_text().splitlines()]
+    assert len(lines) > 100
+    with LogServer(directory) as server:
+        holder = holder_of(server)
+        for partition in range(4):
+            where = Place("query", 0, "f", partition)
+            holder.open(where, "2", "e")
+            kept = holder.read(where, 0).chunks
+            mine = [int(number) for p, number in lines if int(p) == partition]
+            assert len(kept) >= len(mine)
+            assert all(chunk == b"%d" % i * 50 for i, chunk in enumerate(kept))
+
+
+def test_a_follower_sees_what_the_owner_appends_and_inherits_it(server):
+    owner, follower = holder_of(server), holder_of(server)
+    assert owner.open(PLACE, "1", "e").owner
+    assert not follower.open(PLACE, "2", "e").owner
+    later = threading.Timer(0.1, owner.append, (PLACE, "e", b"news"))
+    later.start()
+    assert follower.read(PLACE, 0, wait_s=5.0).chunks == (b"news",)
+    later.join()
+    threading.Timer(0.1, owner.close).start()  # as if the process had died
+    assert follower.read(PLACE, 1, wait_s=5.0).is_free
+    assert follower.open(PLACE, "2", "e").owner
+
+
+def test_a_silent_owner_is_taken_for_dead(server, monkeypatch):
+    monkeypatch.setattr("clonos.causal.server.SILENT_S", 0.2)
+    owner, other = holder_of(server), holder_of(server)
+    owner.open(PLACE, "1", "e")
+    assert not other.open(PLACE, "2", "e").owner
+    time.sleep(0.3)
+    assert other.read(PLACE, 0, wait_s=5.0).is_free
+    assert other.open(PLACE, "2", "e").owner
+    with pytest.raises(errors.Fenced):
+        owner.append(PLACE, "e", b"late")
+
+
+def test_a_stranger_gets_nothing(server):
+    stranger = FlightHolder(server.address, server.job, JobSecret(secrets.token_bytes(32)))
+    with pytest.raises(errors.LogUnreachable, match="secret"):
+        stranger.open(PLACE, "1", "e")
+    other_job = FlightHolder(server.address, "another", server.secret)
+    with pytest.raises(errors.LogUnreachable):
+        other_job.open(PLACE, "1", "e")
+
+
+def test_a_log_that_is_gone_is_unreachable_within_the_time(server):
+    holder = holder_of(server)
+    holder.open(PLACE, "1", "e")
+    server.close()
+    began = time.monotonic()
+    with pytest.raises(errors.LogUnreachable, match="does not answer"):
+        holder.append(PLACE, "e", b"answer")
+    assert time.monotonic() - began < 10
+
+
+def test_no_reply_is_waited_for_forever(server):
+    holder = holder_of(server, reply_s=0.2)
+    holder.open(PLACE, "1", "e")
+    with pytest.raises(errors.LogUnreachable, match="no reply within"):
+        holder_of(server, reply_s=0.2).read(PLACE, 0, wait_s=2.0)
+
+
+def test_the_budget_is_a_typed_error(tmp_path):
+    with LogServer(tmp_path, bytes_max=1000) as server:
+        holder = holder_of(server)
+        holder.open(PLACE, "1", "e")
+        holder.append(PLACE, "e", bytes(500))
+        with pytest.raises(errors.LogFull, match="bytes_max"):
+            holder.append(PLACE, "e", bytes(500))
+        holder.truncate("query", None)
+        holder.open(PLACE, "1", "e")
+        holder.append(PLACE, "e", bytes(500))
+
+
+def test_a_full_disk_is_a_typed_error(server, monkeypatch):
+    holder = holder_of(server)
+    holder.open(PLACE, "1", "e")
+
+    def refuse():
+        raise JournalBroken("no space left on device")
+
+    monkeypatch.setattr(server._journal, "commit", refuse)
+    with pytest.raises(errors.LogBroken, match="no space left"):
+        holder.append(PLACE, "e", b"answer")
+    with pytest.raises(errors.LogBroken):
+        holder.append(PLACE, "e", b"answer")
+
+
+def test_the_file_does_not_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("clonos.causal.server.ROTATE_BYTES", 10_000)
+    with LogServer(tmp_path, durability="process") as server:
+        holder = holder_of(server)
+        for batch in range(60):
+            where = PLACE._replace(batch=batch)
+            holder.open(where, "1", "e")
+            holder.append(where, "e", bytes([batch]) * 1000)
+        assert server.journal_bytes < 20_000
+    with LogServer(tmp_path) as server:
+        holder = holder_of(server)
+        holder.open(PLACE._replace(batch=59), "2", "e")
+        assert holder.read(PLACE._replace(batch=59), 0).chunks == (bytes([59]) * 1000,)
+
+
+def test_one_driver_per_directory(server, tmp_path):
+    with pytest.raises(JournalInUse):
+        LogServer(tmp_path / "log")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example"])
+def test_answers_do_not_leave_the_machine_unasked(tmp_path, host):
+    with pytest.raises(PlaintextRefused):
+        LogServer(tmp_path, host)
