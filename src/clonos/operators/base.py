@@ -38,11 +38,15 @@ class Place:
 
 
 class Services:
-    """The current step of a task and what its operators share within it."""
+    """The current step of a task and what its operators share within it.
+
+    ``port``: by which input of the first operator rows come.
+    """
 
     def __init__(self) -> None:
         self._step: Step | None = None
         self.calls = 0
+        self.port = 0
 
     def begin(self, step: Step) -> None:
         """A new step begins."""
@@ -121,6 +125,10 @@ class Operator:
         """Take keyed state from a delta; deltas come oldest first."""
         del keys, values
         raise ProtocolError("this operator has no keyed state", where=self.place.where)
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        """The same for operators that keep columns."""
+        self.restore(keys.to_pylist(), values.to_pylist())
 
     def reject(self, error: Exception, record: Any) -> None:
         """A bad record: fail, or drop and count it, as the job is set up."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from clonos.core.canonical import decode, encode
@@ -37,11 +38,11 @@ _NAMES = b"clonos.operators"
 
 
 class Changes(NamedTuple):
-    """New values of keys (None: gone), as columns."""
+    """New values of keys (null: gone), as columns: lists, or Arrow arrays of large binary."""
 
-    groups: list[int]
-    keys: list[bytes]
-    values: list[bytes | None]
+    groups: Any
+    keys: Any
+    values: Any
 
 
 class Facts:
@@ -147,28 +148,27 @@ class Delta:
 
 def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
-    groups: list[int] = []
-    operators: list[int] = []
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
+    columns: list[list[pa.Array]] = [[] for _ in _SCHEMA]
     for operator, changed in changes:
-        groups.extend(changed.groups)
-        keys.extend(changed.keys)
-        values.extend(changed.values)
-        operators.extend([operator] * len(changed.keys))
-    if not keys:
+        if len(changed.keys):
+            numbers = np.full(len(changed.keys), operator)
+            for column, values, field in zip(
+                columns,
+                (changed.groups, numbers, changed.keys, changed.values),
+                _SCHEMA,
+                strict=True,
+            ):
+                is_array = isinstance(values, pa.Array)
+                column.append(values if is_array else pa.array(values, field.type))
+    if not columns[0]:
         return b""
-    columns = [
-        pa.array(column, field.type)
-        for column, field in zip((groups, operators, keys, values), _SCHEMA, strict=True)
-    ]
     schema = _SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
-    return _to_bytes(pa.Table.from_arrays(columns, schema=schema))
+    return _to_bytes(pa.Table.from_arrays(list(map(pa.concat_arrays, columns)), schema=schema))
 
 
 def decode_delta(
     names: Sequence[str], delta: bytes
-) -> Iterator[tuple[int, bool, list[bytes], list[bytes | None]]]:
+) -> Iterator[tuple[int, bool, pa.Array, pa.Array]]:
     """Per operator, its facts (True) and its keyed state (False): keys and values."""
     if not delta:
         return
@@ -187,7 +187,7 @@ def decode_delta(
             chosen = of_operator & ((groups == FACTS) == is_fact)
             if chosen.any():
                 part = table if chosen.all() else table.filter(pa.array(chosen))
-                yield operator, is_fact, part["key"].to_pylist(), part["value"].to_pylist()
+                yield operator, is_fact, _column(part, "key"), _column(part, "value")
 
 
 def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
@@ -222,6 +222,12 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     if is_base:
         merged = merged.filter(merged["value"].is_valid())
     return _to_bytes(merged.combine_chunks()) if len(merged) else b""
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    # Before version 19 of Arrow the result may still be in chunks.
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _to_bytes(table: pa.Table) -> bytes:
