@@ -116,6 +116,7 @@ def test_tasks_share_out_the_rows_and_read_them_again(kind, total, parallelism, 
                 batch = reader.read(size, 0.0)
             except EndOfInput:
                 break
+            assert batch is not None
             assert 0 < batch.num_rows <= size
             rows += batch.to_pylist()
         reader.close()

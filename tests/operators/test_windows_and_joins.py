@@ -121,13 +121,15 @@ def model_sessions(given_rows, gap=4):
     return {(k, s, e): xs for (k, _), (s, e, xs) in found.items()}
 
 
-@settings(deadline=None, max_examples=30)
-@given(scripts, st.sampled_from(sorted(WINDOWS)), merges, st.booleans())
-def test_windows_restored_equal_continued(script, kind, merge, is_top):
+@settings(deadline=None, max_examples=60)
+@given(scripts, st.sampled_from(sorted(WINDOWS)), merges, st.sampled_from(["agg", "top", "rows"]))
+def test_windows_restored_equal_continued(script, kind, merge, content):
     def build(s):
         window = s.key_by("k").filter(lambda r: True, name="f").window(WINDOWS[kind])
-        if is_top and "session" not in kind:
+        if content == "top" and "session" not in kind:
             return window.top(2, "x", clonos.asc("t"), ties=True, name="op")
+        if content == "rows" and ("session" in kind or kind == "tumbling"):
+            return window.rows(name="op")
         return window.agg(**AGGREGATES, name="op")
 
     check_restore(whole(build), [*script, End(0)], merge=merge)
@@ -199,6 +201,22 @@ def test_top_agrees_with_a_model(batches, kind, number, ties, is_keyed):
         kept = [x for x in xs if x >= ranked[:number][-1]] if ties else ranked[:number]
         assert found.pop(key) == sorted(kept, reverse=True)
     assert not found
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(some_rows, min_size=1, max_size=4), st.lists(st.integers(0, 70), max_size=3))
+def test_rows_of_sessions_agree_with_a_model(batches, marks):
+    build = lambda s: s.key_by("k").window(WINDOWS["session"]).rows(name="op")  # noqa: E731
+    harness = StepHarness(whole(build)())
+    outputs = [harness.feed(Batches(0, (b,))) for b in batches]
+    outputs += [harness.watermark(0, mark) for mark in sorted(marks)]
+    found = results([*outputs, harness.end(0)])
+    given_rows = [row for b in batches for row in rows(b)]
+    expected = []
+    for k, start, end in model_sessions(given_rows):
+        inside = [r for r in given_rows if r[0] == k and start <= ms(r[2]) < end]
+        expected += [(*r, at(start), at(end)) for r in inside]
+    assert sorted(found) == sorted(expected)
 
 
 def join_code(**options):
@@ -422,6 +440,8 @@ def test_an_idle_source_holds_nobody_back():
         (lambda s: s.key_by("k").window(clonos.tumbling("5 ms")).top(1), WrongType, "column"),
         (lambda s: s.window(clonos.tumbling("1 s")).top(1, "x", parallelism=2), BadGraph, "tasks"),
         (lambda s: s.window(clonos.between("t", "x")), WrongType, "not a time"),
+        (lambda s: s.key_by("k").window(clonos.between("t", "u")).rows(), BadGraph, "overlap"),
+        (lambda s: s.window(clonos.tumbling("1 s")).rows(), BadGraph, "by key"),
         (lambda s: s.key_by("k").last(0, n=clonos.count()), WrongType, "last"),
         (lambda s: s.key_by("k").last(1, x=clonos.count()), BadGraph, "two columns"),
         (lambda s: s.key_by("k").deduplicate("1 s"), WrongType, "of which column"),

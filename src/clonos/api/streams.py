@@ -132,6 +132,8 @@ class Stream:
     ) -> Stream:
         """Only these columns, in this order; ``new="old"`` renames one.
 
+        A keyed stream stays one if its keys are among them.
+
         Examples
         --------
         >>> import clonos
@@ -145,7 +147,9 @@ class Stream:
         fields = [self.schema.field(old).with_name(new) for new, old in chosen.items()]
         schema = parse_schema(pa.schema(fields))
         make = partial(MapBatchesOperator, Select(tuple(chosen.values()), schema), schema)
-        return self._like_this(self._add("select", name, schema, parallelism, make))
+        node = self._add("select", name, schema, parallelism, make)
+        is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
+        return self._like_this(node) if is_like_this else Stream(self._job, node)
 
     def look_up(
         self,
@@ -306,7 +310,7 @@ class KeyedStream(Stream):
         on: str | tuple[str, str] | None = None,
         name: str | None = None,
         parallelism: int | None = None,
-    ) -> Stream:
+    ) -> KeyedStream:
         """Pairs of rows of this and another stream with the same key: columns of both.
 
         Without `window`, `keep` and `between` every row is kept for ever.
@@ -356,7 +360,7 @@ class KeyedStream(Stream):
             make=make,
             edges=(self._hashed, other._hashed),
         )
-        return Stream(self._job, node)
+        return KeyedStream(self._job, node, Edge(node, Routing.FORWARD, self.keys))
 
     def deduplicate(
         self,
@@ -365,7 +369,7 @@ class KeyedStream(Stream):
         *,
         name: str | None = None,
         parallelism: int | None = None,
-    ) -> Stream:
+    ) -> KeyedStream:
         """Only the first row of each key.
 
         Parameters
@@ -396,7 +400,7 @@ class KeyedStream(Stream):
 
     def in_order(
         self, time: str, *ties: str, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
+    ) -> KeyedStream:
         """Hold rows back until event time has passed them, and sort them by it.
 
         Parameters
@@ -429,7 +433,7 @@ class KeyedStream(Stream):
         name: str | Aggregate | None = None,
         parallelism: int | Aggregate | None = None,
         **aggregates: Aggregate,
-    ) -> Stream:
+    ) -> KeyedStream:
         """To each row, aggregates of the last `number` rows of its key, itself among them.
 
         Examples
@@ -466,7 +470,7 @@ class KeyedStream(Stream):
         make = partial(ProcessOperator, process, self.keys, parsed)
         return Stream(self._job, self._add("process", name, parsed, parallelism, make))
 
-    def _like_this(self, node: Node) -> Stream:
+    def _like_this(self, node: Node) -> KeyedStream:
         for key in self.keys:
             if key not in node.schema.names or (
                 node.schema.field(key).type != self.schema.field(key).type

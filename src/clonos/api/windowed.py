@@ -17,6 +17,7 @@ from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
 from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Order, Top
 from clonos.operators.window_kinds import Fixed, Given, Session, Window
+from clonos.operators.window_rows import WindowRowsOperator
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream
@@ -131,6 +132,34 @@ class WindowedStream:
         schema, keys, window = self._stream.schema, self._keys, self._window
         make = partial(Top, schema, keys, window, number, orders, ties=ties)
         return self._add(make, name, parallelism, is_partial=True, kind="top")
+
+    def rows(self, *, name: str | None = None, parallelism: int | None = None) -> Stream:
+        """All rows with window_start and window_end, when their window is over.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "user long"))
+        >>> rows.key_by("user").window(clonos.session("5 s")).rows().schema.names
+        ['user', 'window_start', 'window_end']
+        """
+        stream, window, where = self._stream, self._window, name or "rows"
+        if isinstance(window, Given) or not window.is_tumbling or not self._keys:
+            raise BadGraph(
+                "rows only come with the bounds of windows that do not overlap, by key",
+                where=where,
+                remedy="use key_by, and tumbling windows or sessions",
+            )
+        for column in (WINDOW_START, WINDOW_END):
+            if column in stream.schema.names:
+                raise BadGraph(
+                    f"the output would have two columns {column!r}",
+                    where=where,
+                    remedy="rename it before: select(...)",
+                )
+        make = partial(WindowRowsOperator, stream.schema, self._keys, window)
+        edge = stream._edge  # noqa: SLF001 - our own
+        return stream._follow("rows", name, make().schema, parallelism, make, edge)  # noqa: SLF001
 
     def _add(
         self,

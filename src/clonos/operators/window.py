@@ -118,6 +118,10 @@ class WindowOperator(_Windowing):
         self._next_end = None
         self._look_ahead(self._store.all())
 
+    def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
+        """The output for windows that are over, as combined pieces."""
+        return self._content.result(fired)
+
     def _now(self, pieces: pa.RecordBatch, clock_ms: int) -> pa.RecordBatch:
         """In processing time a piece belongs to the window in which it arrives here."""
         assert not isinstance(self._window, Given)
@@ -165,7 +169,7 @@ class WindowOperator(_Windowing):
                 columns[at : at + 2] = [pa.array(due.starts), pa.array(due.ends)]
                 fired = pa.RecordBatch.from_arrays(columns, schema=fired.schema)
                 fired = self._content.combine(fired).pieces
-            result = self._content.result(fired)
+            result = self._result(fired)
         if due.is_over.any():
             self._store.remove(due.is_over)
         self._next_end = None

@@ -124,7 +124,7 @@ class Folded(Content):
 
     def result(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
         columns = [pieces.column(key) for key in self.keys]
-        columns += [_instants(numbers(pieces, name)) for name in (START, END)]
+        columns += [instants(numbers(pieces, name)) for name in (START, END)]
         at = len(columns) + 1
         for fold in self._folds:
             columns.append(fold.result(pieces.columns[at : at + len(fold.partial_types)]))
@@ -195,7 +195,7 @@ class Top(Content):
         bounds = {WINDOW_START: START, WINDOW_END: END}
         columns = [ranked.column(name) for name in self._columns]
         columns += [
-            _instants(numbers(ranked, bounds[name]))
+            instants(numbers(ranked, bounds[name]))
             for name in self.output.names[len(self._columns) :]
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
@@ -244,5 +244,6 @@ class Top(Content):
         return np.flatnonzero(values == best[codes])
 
 
-def _instants(times_ms: Int64) -> pa.Array:
+def instants(times_ms: Int64) -> pa.Array:
+    """Times in ms as a column of timestamps."""
     return pa.array(times_ms * 1000).cast(TIMESTAMP)
