@@ -15,7 +15,7 @@ from clonos.nexmark.queries import QUERIES, Auctions
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job
 
-EVENTS = 2500
+EVENTS = 3500
 DELAY_US = 20_000
 SEEDS = 3
 

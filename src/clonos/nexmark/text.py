@@ -16,7 +16,7 @@ import pyarrow as pa
 UInt64 = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 
-POOL: Final = 4096
+POOL: Final = 1024
 """How many different strings of a kind there are."""
 
 FIRST_NAMES: Final = (

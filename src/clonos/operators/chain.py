@@ -75,6 +75,11 @@ class ChainProgram:
             if operator.facts.get(fact)
         }
 
+    @property
+    def operators(self) -> dict[str, Operator]:
+        """By name, in order, for those who measure them."""
+        return dict(zip(self._names, self._operators, strict=True))
+
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows of the task's source."""
         self._services.begin(step)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.core.canonical import decode, encode
 
@@ -44,33 +45,27 @@ class RowCodec:
     def encode(self, columns: list[pa.Array]) -> pa.Array:
         """One binary value per row."""
         rows = len(columns[0])
-        head: list[Bytes] = []
-        tails: list[tuple[Int64, Bytes]] = []
+        heads = np.empty((rows, self._head), np.uint8)
+        tails: list[pa.Array] = []
+        at = 0
         for column, width in zip(columns, self._widths, strict=True):
             valid = column.is_valid().to_numpy(zero_copy_only=False)
-            head.append(valid.view(np.uint8)[:, None])
+            heads[:, at] = valid
+            at += 1
             if width:
-                head.append(_fixed_bytes(column, width, valid))
+                heads[:, at : at + width] = _fixed_bytes(column, width, valid)
+                at += width
             else:
-                offsets, data = _strings(column)
-                tails.append((offsets, data))
-                head.append(np.diff(offsets).astype(_LENGTH).view(np.uint8).reshape(rows, -1))
-        ends = np.arange(1, rows + 1, dtype=np.int64) * self._head
-        for offsets, _ in tails:
-            ends += offsets[1:]
-        heads = np.hstack(head)
-        starts = np.concatenate([[0], ends])
-        if not tails:
-            return _binary(starts, heads.reshape(-1))
-        out = np.empty(int(starts[-1]), np.uint8)
-        at = starts[:-1]
-        out[at[:, None] + np.arange(self._head)] = heads
-        at = at + self._head
-        for offsets, data in tails:
-            lengths = np.diff(offsets)
-            out[np.repeat(at - offsets[:-1], lengths) + np.arange(len(data))] = data
-            at = at + lengths
-        return _binary(starts, out)
+                tails.append(_strings(column))
+                lengths = pc.binary_length(tails[-1]).to_numpy().astype(_LENGTH)
+                heads[:, at : at + _LENGTH.itemsize] = lengths.view(np.uint8).reshape(rows, -1)
+                at += _LENGTH.itemsize
+        offsets = np.arange(rows + 1, dtype=np.int64) * self._head
+        encoded = _binary(offsets, heads.reshape(-1))
+        if tails:
+            separator = pa.scalar(b"", pa.large_binary())
+            encoded = pc.binary_join_element_wise(encoded, *tails, separator)
+        return encoded
 
     def decode(self, encoded: pa.Array) -> list[pa.Array]:
         """The inverse of :meth:`encode`."""
@@ -126,16 +121,13 @@ def _fixed_array(data_type: pa.DataType, values: Bytes, valid: npt.NDArray[np.bo
     return pa.Array.from_buffers(data_type, len(values), buffers)
 
 
-def _strings(column: pa.Array) -> tuple[Int64, Bytes]:
-    """Offsets from 0 on, and the bytes; other types are strings in their canonical encoding."""
+def _strings(column: pa.Array) -> pa.Array:
+    """As binary without nulls; other types are strings in their canonical encoding."""
     if not _is_text(column.type):
         values = [None if v is None else encode(v) for v in column.to_pylist()]
         column = pa.array(values, pa.binary())
-    elif column.null_count:
-        column = column.fill_null("" if pa.types.is_string(column.type) else b"")
-    offsets = _offsets(column, np.dtype(np.int32))
-    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return offsets - offsets[0], data
+    binary = column.cast(pa.binary()).cast(pa.large_binary())
+    return binary.fill_null(b"") if binary.null_count else binary
 
 
 def _string_array(
