@@ -8,13 +8,14 @@ from types import ModuleType
 
 from rich.console import Console
 
-from clonos.bench import latency, overhead, recovery, run, shuffle, spark
+from clonos.bench import latency, nexmark, overhead, recovery, run, shuffle, spark
 
 _ALL: dict[str, tuple[ModuleType, str]] = {
     "recovery": (recovery, "what killed workers and executors do to the output"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
+    "nexmark": (nexmark, "events per second of Nexmark's queries"),
     "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
 }
 
