@@ -34,7 +34,7 @@ ENGINE_AIM: Final = Aim(1e6, at_least=True)
 
 _AIMED: Final = ("0", "1", "2", "3", "8", "12")
 _PARTS: Final = ("generator", "plain", "engine", "spark")
-_BATCH_ROWS: Final = 8192
+_BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
 
 
@@ -192,8 +192,8 @@ def _job(query: Callable[[Auctions], clonos.Stream], arguments: Any) -> clonos.J
         guarantee="at_least_once" if arguments.unprotected else "exactly_once",
         on_orphan="availability" if arguments.unprotected else "consistency",
     )
-    rows = query(Auctions(job, arguments.events)).union(name="results")
-    counts = rows.map_batches(_count, "key long, rows long", name="counts")
+    rows = query(Auctions(job, arguments.events)).union(name="result")
+    counts = rows.map_batches(_count, "key long, rows long", name="counted")
     counts.sink(clonos.sinks.callback(jobs.nothing), name="sink")
     return job
 

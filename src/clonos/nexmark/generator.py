@@ -164,7 +164,7 @@ class Generator:
         return BASE_MS + ids * self.delay_us // 1000
 
     def _time(self, ids: Int64) -> pa.Array:
-        return pa.array(self.time_ms(ids) * 1000).cast(_TIME)
+        return pa.array(self.time_ms(ids) * 1000).view(_TIME)
 
     def _persons(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
         draws = _draws(ids, 0)
@@ -208,7 +208,7 @@ class Generator:
                 pa.array(initial),
                 pa.array(initial + _price(_draws(ids, 3))),
                 self._time(ids),
-                pa.array((now + 1 + open_for) * 1000).cast(_TIME),
+                pa.array((now + 1 + open_for) * 1000).view(_TIME),
                 pa.array(seller + FIRST_ID),
                 pa.array(FIRST_CATEGORY + _below(draws >> np.uint64(40), CATEGORIES)),
                 _filler(first, ids, _AUCTION_FILLER, 2),
@@ -242,8 +242,7 @@ class Generator:
         rests = ids % PROPORTION
         code = (rests >= FIRST_AUCTION_REST).astype(np.int8) + (rests >= FIRST_BID_REST)
         names = ("person", "auction", "bid")
-        kinds = pa.DictionaryArray.from_arrays(pa.array(code), pa.array(names))
-        columns = [kinds.cast(pa.string())]
+        columns = [pa.array(names).take(pa.array(code))]
         for number, kind in enumerate(names):
             places = np.flatnonzero(code == number)
             columns.append(_scatter(self._of(kind, ids[places]), places, len(ids)))
@@ -360,9 +359,14 @@ def _scatter(batch: pa.RecordBatch, places: npt.NDArray[np.intp], rows: int) -> 
 def _spread(column: pa.Array, places: npt.NDArray[np.intp], rows: int) -> pa.Array:
     if not pa.types.is_string(column.type):
         spread = np.zeros(rows, np.int64)
-        spread[places] = column.cast(pa.int64()).to_numpy()
-        return pa.array(spread).cast(column.type)
-    lengths = np.zeros(rows + 1, np.int64)
-    lengths[1:][places] = pc.binary_length(column).to_numpy()
-    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
-    return text.string_array(np.cumsum(lengths), data)
+        spread[places] = column.view(pa.int64()).to_numpy()
+        return pa.array(spread).view(column.type)
+    _, offsets, data = column.buffers()
+    if offsets is None:
+        return pa.array([""] * rows, pa.string())
+    ends = np.frombuffer(offsets, np.int32)[: len(column) + 1]
+    # A row that has no string ends where the one before it does.
+    before = np.zeros(rows + 1, np.int32)
+    before[1:][places] = np.diff(ends)
+    np.cumsum(before, out=before)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(before), data)
