@@ -58,7 +58,9 @@ class RowCodec:
             else:
                 tails.append(_strings(column))
                 lengths = pc.binary_length(tails[-1]).to_numpy().astype(_LENGTH)
-                heads[:, at : at + _LENGTH.itemsize] = lengths.view(np.uint8).reshape(rows, -1)
+                heads[:, at : at + _LENGTH.itemsize] = lengths.view(np.uint8).reshape(
+                    rows, _LENGTH.itemsize
+                )
                 at += _LENGTH.itemsize
         offsets = np.arange(rows + 1, dtype=np.int64) * self._head
         encoded = _binary(offsets, heads.reshape(-1))
@@ -85,8 +87,14 @@ class RowCodec:
             else:
                 lengths = values.view(_LENGTH)[:, 0].astype(np.int64)
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
-                places = np.repeat(tail - offsets[:-1], lengths) + np.arange(offsets[-1])
-                columns.append(_string_array(data_type, offsets, data[places], valid))
+                if self._widths.count(0) == 1:  # what is not a head is this column
+                    is_head = np.zeros(len(data), bool)
+                    is_head[starts[:-1, None] + np.arange(self._head)] = True
+                    text = data[starts[0] : starts[-1]][~is_head[starts[0] : starts[-1]]]
+                else:
+                    places = np.repeat(tail - offsets[:-1], lengths) + np.arange(offsets[-1])
+                    text = data[places]
+                columns.append(_string_array(data_type, offsets, text, valid))
                 tail = tail + lengths
         return columns
 

@@ -76,6 +76,7 @@ class WindowOperator(_Windowing):
         self._in_event_time = is_event_time(window)
         self._store = PieceStore(content)
         self._next_end: int | None = None
+        self._is_restored = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -105,7 +106,10 @@ class WindowOperator(_Windowing):
         return self._fire(now_ms - 1)
 
     def next_due_ms(self) -> int | None:
-        return None if self._in_event_time else self._next_end
+        if self._in_event_time:
+            return None
+        self._look_again()
+        return self._next_end
 
     def on_end(self) -> pa.RecordBatch | None:
         return self._fire(FOR_EVER)
@@ -115,8 +119,7 @@ class WindowOperator(_Windowing):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
-        self._next_end = None
-        self._look_ahead(self._store.all())
+        self._is_restored = True
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
         """The output for windows that are over, as combined pieces."""
@@ -141,6 +144,7 @@ class WindowOperator(_Windowing):
 
     def _look_ahead(self, pieces: pa.RecordBatch) -> None:
         """Note when the next window ends; a session may turn out to end later."""
+        self._look_again()
         if isinstance(self._window, Session) and not self._in_event_time:
             # A timer is visible: it must not depend on when pieces are combined.
             pieces, self._next_end = self._store.combine(), None
@@ -149,8 +153,16 @@ class WindowOperator(_Windowing):
         if end is not None:
             self._next_end = end if self._next_end is None else min(end, self._next_end)
 
+    def _look_again(self) -> None:
+        """After all layers are restored: any of them may have changed a fact that counts here."""
+        if self._is_restored:
+            self._is_restored = False
+            self._next_end = None
+            self._look_ahead(self._store.all())
+
     def _fire(self, mark: int) -> pa.RecordBatch | None:
         """Give out the windows that are over at `mark`."""
+        self._look_again()
         done = self.facts.get("done", -FOR_EVER)
         if isinstance(self._window, Fixed) and not self._window.is_tumbling:
             self.facts.set("done", mark)
