@@ -314,7 +314,7 @@ def test_joined_rows_are_dropped_when_their_time_has_come():
 def deltas(code, delta):
     from clonos.operators.state import decode_delta
 
-    return list(decode_delta([name for name, _ in code.operators], delta))
+    return list(decode_delta([name for name, _ in code.operators], bytes(delta)))
 
 
 @settings(deadline=None, max_examples=40)

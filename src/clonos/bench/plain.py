@@ -136,7 +136,7 @@ class PlainLoop:
     def _take_layers(self) -> None:
         for harness in self._tasks.values():
             began = time.process_time()
-            self.layer_bytes += len(harness.program.delta())
+            self.layer_bytes += len(bytes(harness.program.delta()))
             self.seconds += time.process_time() - began
 
     def _time(self, operator: Operator, cost: Cost) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.errors import Divergence, OperatorError, ProtocolError
 from clonos.operators.rows import describe, short
-from clonos.operators.state import Changes, Facts
+from clonos.operators.state import Changes, Facts, Frozen
 
 if TYPE_CHECKING:
     from clonos.core.program import Step
@@ -117,8 +117,8 @@ class Operator:
         """No more rows will come."""
         return None
 
-    def changes(self) -> Changes:
-        """Keyed state that changed since the last call."""
+    def changes(self) -> Changes | Frozen:
+        """Keyed state that changed since the last call, as it is now."""
         return Changes([], [], [])
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.batches import concat, unseal
 from clonos.operators.partition import Output
-from clonos.operators.state import CHAIN, Changes, Delta, Facts, decode_delta
+from clonos.operators.state import CHAIN, Changes, Delta, Facts, Frozen, decode_delta
 from clonos.operators.watermark import IDLE
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ChainProgram:
             else:
                 self._operators[number].restore_columns(keys, values)
 
-    def _changes(self) -> Iterator[tuple[int, Changes]]:
+    def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()
         for i, operator in enumerate(self._operators):
             yield i, operator.facts.changes()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from clonos.operators.base import Operator
 from clonos.operators.keys import factorise, key_columns
 from clonos.operators.row_store import DUE, RowStore
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 
@@ -57,7 +57,7 @@ class DeduplicateOperator(Operator):
             self._store.drop_due(watermark_ms)
         return None
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         return self._store.changes()
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:

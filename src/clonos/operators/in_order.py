@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
 from clonos.operators.pieces import END, INTERVAL, ORDER, START, Combined, PieceStore, numbers
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 
@@ -80,7 +80,7 @@ class InOrderOperator(Operator):
     def on_end(self) -> pa.RecordBatch | None:
         return self.on_watermark(FOR_EVER - 1)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         return self._store.changes()
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:

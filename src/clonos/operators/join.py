@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from clonos.operators.base import Operator
 from clonos.operators.pieces import numbers, orders_of
 from clonos.operators.row_store import DUE, RowStore
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen, both
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 
@@ -139,9 +139,9 @@ class JoinOperator(Operator):
             store.drop_due(watermark_ms)
         return None
 
-    def changes(self) -> Changes:
-        both = [store.changes() for store in self._stores]
-        return Changes(*(pa.concat_arrays(column) for column in zip(*both, strict=True)))
+    def changes(self) -> Frozen:
+        left, right = self._stores
+        return both(left.changes(), right.changes())
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         is_right = pa.array(orders_of(keys) >= _FIRST_ORDERS[1])

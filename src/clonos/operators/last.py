@@ -13,7 +13,7 @@ from clonos.operators.base import Operator
 from clonos.operators.batches import concat
 from clonos.operators.keys import factorise, key_columns
 from clonos.operators.row_store import RowStore
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen
 
 Int64 = npt.NDArray[np.int64]
 
@@ -67,7 +67,7 @@ class LastOperator(Operator):
         columns = [*batch.columns, *(column.take(arrival) for column in results)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         return self._store.changes()
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:

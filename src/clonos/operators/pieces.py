@@ -18,7 +18,7 @@ import pyarrow as pa
 from clonos.operators.batches import concat, empty
 from clonos.operators.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.operators.row_codec import RowCodec
-from clonos.operators.state import WHOLE_TASK, Changes
+from clonos.operators.state import WHOLE_TASK, Changes, Frozen
 
 START: Final = "~start"
 END: Final = "~end"
@@ -128,23 +128,25 @@ class PieceStore:
         self.rows = len(self._flags[0])
         self._appended = min(self._appended, self.rows)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         """What changed since the last call, gone pieces first."""
         pieces = self.combine()
         flags = self._flags[0]
         dirty = np.flatnonzero((flags & _DIRTY) != 0)
         flags[:] = _STORED
         gone, self._gone = self._gone, []
-        gone_orders = np.concatenate([np.empty(0, np.int64), *(order for order, _ in gone)])
-        gone_groups = np.concatenate([np.empty(0, np.int64), *(group for _, group in gone)])
-        by_order = np.argsort(gone_orders)
-        rows = pieces.take(pa.array(dirty))
-        orders = np.concatenate([gone_orders[by_order], numbers(rows, ORDER)])
-        groups = np.concatenate([gone_groups[by_order], self._groups(rows)])
-        values = [pa.nulls(len(by_order), pa.large_binary())]
-        if len(dirty):
-            values.append(self._codec.encode(rows.columns))
-        return Changes(pa.array(groups, pa.int16()), addresses(orders), pa.concat_arrays(values))
+
+        def work_out() -> Changes:
+            nothing = np.empty(0, np.int64)
+            gone_orders = np.concatenate([nothing, *(order for order, _ in gone)])
+            gone_groups = np.concatenate([nothing, *(group for _, group in gone)])
+            by_order = np.argsort(gone_orders)
+            rows = pieces.take(pa.array(dirty))
+            orders = np.concatenate([gone_orders[by_order], numbers(rows, ORDER)])
+            groups = np.concatenate([gone_groups[by_order], self._groups(rows)])
+            return columns_of(orders, groups, rows, self._codec)
+
+        return work_out
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
         """Take pieces from a delta."""
@@ -180,6 +182,14 @@ def groups_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Int64:
     hashes = hash_columns(key_columns(batch, keys))
     groups: Int64 = (hashes % np.uint64(KEY_GROUPS)).astype(np.int64)
     return groups
+
+
+def columns_of(orders: Int64, groups: Int64, rows: pa.RecordBatch, codec: RowCodec) -> Changes:
+    """Changes by number: `rows` are the last ones, those before are gone."""
+    values = [pa.nulls(len(orders) - rows.num_rows, pa.large_binary())]
+    if rows.num_rows:
+        values.append(codec.encode(rows.columns))
+    return Changes(pa.array(groups, pa.int16()), addresses(orders), pa.concat_arrays(values))
 
 
 def addresses(orders: Int64) -> pa.Array:

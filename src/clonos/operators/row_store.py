@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from clonos.core.canonical import encode
 from clonos.operators.batches import concat, empty
 from clonos.operators.keys import factorise, hash_columns, key_columns
-from clonos.operators.pieces import ORDER, addresses, groups_of, numbers, orders_of
+from clonos.operators.pieces import ORDER, columns_of, groups_of, numbers, orders_of
 from clonos.operators.row_codec import RowCodec
-from clonos.operators.state import Changes
+from clonos.operators.state import Changes, Frozen
 
 DUE: Final = "~due"
 
@@ -135,23 +135,24 @@ class RowStore:
     def __len__(self) -> int:
         return sum(int(run.is_alive.sum()) for run in self._runs)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         """What changed since the last call, gone rows first."""
         fresh = [
-            run.rows.filter(pa.array(run.is_alive & (numbers(run.rows, ORDER) >= self._sealed)))
+            (run.rows, run.is_alive & (numbers(run.rows, ORDER) >= self._sealed))
             for run in self._runs
         ]
-        gone, self._gone = self._sorted(self._gone), []
-        rows = self._sorted(fresh)
-        self._sealed = 1 + max(
-            [self._sealed - 1, *(int(numbers(r.rows, ORDER).max()) for r in self._runs)]
-        )
-        orders = np.concatenate([numbers(gone, ORDER), numbers(rows, ORDER)])
-        groups = np.concatenate([groups_of(gone, self._keys), groups_of(rows, self._keys)])
-        values = [pa.nulls(gone.num_rows, pa.large_binary())]
-        if rows.num_rows:
-            values.append(self._codec.encode(rows.columns))
-        return Changes(pa.array(groups, pa.int16()), addresses(orders), pa.concat_arrays(values))
+        gone, self._gone = self._gone, []
+        newest = [int(numbers(run.rows, ORDER).max()) for run in self._runs]
+        self._sealed = 1 + max([self._sealed - 1, *newest])
+
+        def work_out() -> Changes:
+            old = self._sorted(gone)
+            rows = self._sorted([rows.filter(pa.array(chosen)) for rows, chosen in fresh])
+            orders = np.concatenate([numbers(old, ORDER), numbers(rows, ORDER)])
+            groups = np.concatenate([groups_of(old, self._keys), groups_of(rows, self._keys)])
+            return columns_of(orders, groups, rows, self._codec)
+
+        return work_out
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
         """Take rows from a delta."""

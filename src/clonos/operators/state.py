@@ -8,7 +8,7 @@ last row per key; :func:`merge_deltas` does that without knowing what the values
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,20 @@ class Changes(NamedTuple):
     groups: Any
     keys: Any
     values: Any
+
+
+Frozen = Callable[[], Changes]
+"""Changes that are worked out later, in another thread perhaps: out of what does not change."""
+
+
+def both(first: Frozen, second: Frozen) -> Frozen:
+    """The changes of two stores of one operator, all of them Arrow columns."""
+
+    def work_out() -> Changes:
+        pairs = zip(first(), second(), strict=True)
+        return Changes(*(pa.concat_arrays(pair) for pair in pairs))
+
+    return work_out
 
 
 class Facts:
@@ -135,10 +149,12 @@ class KeyedStore:
 class Delta:
     """What changed, frozen now; written as bytes later, and elsewhere.
 
-    Values are bytes, which nobody can change: to freeze them is to hold them.
+    Values are bytes or Arrow columns, which nobody can change: to freeze them is to hold them.
     """
 
-    def __init__(self, names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> None:
+    def __init__(
+        self, names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]
+    ) -> None:
         self._names = names
         self._changes = list(changes)
 
@@ -146,10 +162,11 @@ class Delta:
         return encode_delta(self._names, self._changes)
 
 
-def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
+def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
     columns: list[list[pa.Array]] = [[] for _ in _SCHEMA]
-    for operator, changed in changes:
+    for operator, given in changes:
+        changed = given() if callable(given) else given
         if len(changed.keys):
             numbers = np.full(len(changed.keys), operator)
             for column, values, field in zip(

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from clonos.operators.base import Operator
 from clonos.operators.pieces import END, START, PieceStore, numbers
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
@@ -114,7 +114,7 @@ class WindowOperator(_Windowing):
     def on_end(self) -> pa.RecordBatch | None:
         return self._fire(FOR_EVER)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         return self._store.changes()
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from clonos.operators.pieces import END, START, numbers, orders_of
 from clonos.operators.row_store import RowStore
-from clonos.operators.state import Changes
+from clonos.operators.state import Frozen, both
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
 from clonos.operators.window_content import BOUNDS, Folded, instants
@@ -53,9 +53,8 @@ class WindowRowsOperator(WindowOperator):
         self._rows.append(pa.RecordBatch.from_arrays([*rows.columns, times], names), order)
         return None
 
-    def changes(self) -> Changes:
-        both = [super().changes(), self._rows.changes()]
-        return Changes(*(pa.concat_arrays(column) for column in zip(*both, strict=True)))
+    def changes(self) -> Frozen:
+        return both(super().changes(), self._rows.changes())
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         is_row = pa.array(orders_of(keys) >= _FIRST_ORDER)

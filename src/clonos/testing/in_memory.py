@@ -144,7 +144,7 @@ class InMemoryRun:
 
     def _restored(self, task: int, old: StepHarness) -> StepHarness:
         layers = self._layers[task]
-        layers.append(old.program.delta())
+        layers.append(bytes(old.program.delta()))
         program = self._compiled.codes[task].program()
         for layer in layers:
             program.apply(layer)
