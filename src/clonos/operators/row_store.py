@@ -174,12 +174,16 @@ class RowStore:
             due = int(numbers(rows, DUE).min())
             self._earliest = due if self._earliest is None else min(due, self._earliest)
         run = Run(rows, hash_columns(key_columns(rows, self._keys)))
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+        while self._runs and len(self._runs[-1]) <= len(run):
             run = _merged(self._runs.pop(), run)
         self._runs.append(run)
 
     def _same(self, distinct: Sequence[pa.Array], codes: Int64, rows: pa.RecordBatch) -> Mask:
-        """Keys of one hash may still differ."""
+        """Keys of one hash may still differ, unless they are single integers."""
+        first = rows.column(self._keys[0])
+        is_integer = len(self._keys) == 1 and pa.types.is_integer(first.type)
+        if is_integer and not first.null_count and not distinct[0].null_count:
+            return np.ones(rows.num_rows, bool)
         same: pa.Array = None
         chosen = pa.array(codes)
         for column, key in zip(distinct, self._keys, strict=True):
