@@ -36,6 +36,7 @@ FACADE = "clonos"
 """The package itself: what users import."""
 
 LAYERS[FACADE] = {"api", "graph", "operators", "core"}
+LAYERS["nexmark"] = {FACADE, "api", "graph", "operators", "core"}
 LAYERS["demo"] = set(LAYERS)
 LAYERS["bench"] = set(LAYERS)
 LAYERS["cli"] = set(LAYERS)

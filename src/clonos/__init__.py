@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
     from clonos.api.job import Job
     from clonos.api.streams import KeyedStream, Stream
-    from clonos.api.windows import tumbling
+    from clonos.api.windows import asc, between, desc, session, sliding, tumbling
     from clonos.errors import ClonosError
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
@@ -37,7 +37,9 @@ _HOMES = {
     "max": "clonos.api.aggregates",
     "min": "clonos.api.aggregates",
     "sum": "clonos.api.aggregates",
-    "tumbling": "clonos.api.windows",
+    **dict.fromkeys(
+        ("asc", "between", "desc", "session", "sliding", "tumbling"), "clonos.api.windows"
+    ),
 }
 _MODULES = {
     "causal": "clonos.causal",
@@ -55,13 +57,18 @@ __all__ = [
     "ProcessContext",
     "Row",
     "Stream",
+    "asc",
     "avg",
+    "between",
     "causal",
     "count",
+    "desc",
     "errors",
     "max",
     "min",
+    "session",
     "sinks",
+    "sliding",
     "sources",
     "sum",
     "tumbling",

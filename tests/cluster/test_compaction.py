@@ -61,6 +61,7 @@ def content(store: LayerStore, ref: LayerRef) -> dict[bytes, bytes | None]:
     layer = decode_layer(store.get(ref.path))
     assert (layer.epoch, layer.position) == (ref.epoch, ref.position)
     ((_, _, keys, values),) = decode_delta(NAMES, layer.delta)
+    keys, values = keys.to_pylist(), values.to_pylist()
     return dict(zip(keys, values, strict=True))
 
 

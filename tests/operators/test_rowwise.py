@@ -3,9 +3,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import clonos
 from clonos.errors import CallError, Divergence, OperatorError
+from clonos.operators.rows import row_type, values_of
+from clonos.operators.schema import parse_type
 from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
 
 
@@ -202,3 +206,39 @@ def test_batches_of_a_channel_are_handled_as_one_and_restored_anywhere():
         [code.task.outputs[i]] for i in (0, 1, 0, 1)
     ]  # fmt: skip
     assert Source(batch).batch is batch
+
+
+@given(
+    st.sampled_from(
+        [
+            ("string", st.text(max_size=3)), ("long", st.integers(-(2**63), 2**63 - 1)),
+            ("double", st.floats(allow_nan=False)), ("float", st.floats(width=32, allow_nan=False)),
+            ("timestamp", st.integers(-(10**15), 10**15)), ("boolean", st.booleans()),
+            ("timestamp_ntz", st.integers(-(10**15), 10**15)), ("date", st.integers(0, 99)),
+            ("binary", st.binary(max_size=2)), ("decimal(5,2)", st.integers(-9, 9)),
+        ]
+    ),
+    st.booleans(), st.data(),
+)  # fmt: skip
+def test_values_are_those_of_arrow(kind, has_nulls, data):
+    data_type = parse_type(kind[0])
+    values = data.draw(st.lists(st.none() | kind[1] if has_nulls else kind[1], max_size=6))
+    column = pa.array(values, data_type).slice(data.draw(st.integers(0, 2)))
+    found, expected = values_of(column), column.to_pylist()
+    assert found == expected
+    assert [type(v) for v in found] == [type(v) for v in expected]
+    assert [getattr(v, "tzinfo", None) for v in found] == [
+        getattr(v, "tzinfo", None) for v in expected
+    ]
+
+
+def test_times_that_python_cannot_hold_are_no_silent_numbers():
+    column = pa.array([2**62], pa.timestamp("us", "UTC"))
+    with pytest.raises((OverflowError, ValueError)):
+        values_of(column)
+
+
+def test_odd_column_names():
+    row = row_type(("class", "_x", "count", "a b", "1"))((1, 2, 3, 4, 5))
+    assert (getattr(row, "class"), row._x, row["count"], row["a b"], row["1"]) == (1, 2, 3, 4, 5)
+    assert row.count(3) == 1

@@ -35,7 +35,7 @@ def applied(deltas):
     for delta in deltas:
         for operator, is_fact, keys, values in decode_delta(NAMES, delta):
             assert not is_fact
-            for key, value in zip(keys, values, strict=True):
+            for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
                 if value is None:
                     state.pop((operator, key), None)
                 else:
@@ -95,6 +95,6 @@ def test_large_state_is_quick():
     delta = encode_delta(NAMES, [(0, store.changes())])
     other = KeyedStore()
     for _, _, keys, values in decode_delta(NAMES, delta):
-        other.restore(keys, values)
+        other.restore(keys.to_pylist(), values.to_pylist())
     assert other.values == store.values
     assert time.process_time() - start < 5

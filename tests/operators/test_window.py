@@ -40,9 +40,9 @@ def window_code(*, on=None, schema=SCHEMA, key=("k",), **aggregates):
     if on is not None:
         stream = stream.with_watermark(on, "0 ms")
     keyed = stream.key_by(*key)
-    keyed.window(clonos.tumbling("10 ms", on=on)).agg(**aggregates, name="w").sink(
-        clonos.sinks.collect()
-    )
+    keyed.window(clonos.tumbling("10 ms", on=on)).agg(
+        **aggregates, name="w", pre_aggregate=False
+    ).sink(clonos.sinks.collect())
     return task_code(job.compile(), "w[0]")
 
 
@@ -97,7 +97,7 @@ def test_missing_event_time_fails_the_job_unless_dropped():
         clonos.sinks.collect()
     )
     with pytest.raises(OperatorError, match="no event time"):
-        StepHarness(job.compile().codes[1].program()).input(0, [("a", 1, 0, "", None)], SCHEMA)
+        StepHarness(job.compile().codes[0].program()).source([("a", 1, 0, "", None)], SCHEMA)
 
 
 def test_nan_is_the_largest_as_in_spark():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,22 +10,27 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from clonos.api.durations import parse_duration
-from clonos.api.windows import Tumbling
+from clonos.api.joins import check_join, join_bounds, look_up_operator
+from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.nodes import Edge, Node, OperatorFactory
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.context import takes_context
+from clonos.operators.deduplicate import DeduplicateOperator
 from clonos.operators.filter import FilterOperator
 from clonos.operators.flat_map import FlatMapOperator
 from clonos.operators.identity import IdentityOperator
+from clonos.operators.in_order import InOrderOperator
+from clonos.operators.join import Always, JoinOperator
+from clonos.operators.last import LastOperator
 from clonos.operators.map import MapOperator
-from clonos.operators.map_batches import MapBatchesOperator
+from clonos.operators.map_batches import MapBatchesOperator, Select
 from clonos.operators.partition import Routing
 from clonos.operators.process import Process, ProcessOperator
 from clonos.operators.schema import parse_schema, require_columns
 from clonos.operators.specs import SinkSpec
 from clonos.operators.watermark import WatermarkOperator
-from clonos.operators.window import WindowOperator
+from clonos.operators.window_kinds import Window
 
 if TYPE_CHECKING:
     from clonos.api.job import Job
@@ -99,15 +104,88 @@ class Stream:
         column: str,
         delay: str | timedelta,
         *,
+        idle_after: str | timedelta | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Event time is in `column`, and no row comes more than `delay` behind the newest."""
+        """Event time is in `column`, and no row comes more than `delay` behind the newest.
+
+        Parameters
+        ----------
+        idle_after
+            A task that has had rows and gets no more for so long (processing time) does not hold
+            back the event time of those behind it, until it gets rows again. By default they wait.
+        """
         require_columns(self.schema, [column], name or "with_watermark")
-        _require_time(self.schema, column, name or "with_watermark")
-        make = partial(WatermarkOperator, column, parse_duration(delay, minimum_ms=0))
+        require_time(self.schema, column, name or "with_watermark")
+        idle_ms = None if idle_after is None else parse_duration(idle_after)
+        make = partial(WatermarkOperator, column, parse_duration(delay, minimum_ms=0), idle_ms)
         node = self._add("with_watermark", name, self.schema, parallelism, make)
         return self._like_this(node)
+
+    def select(
+        self,
+        *columns: str,
+        name: str | None = None,
+        parallelism: int | None = None,
+        **renamed: str,
+    ) -> Stream:
+        """Only these columns, in this order; ``new="old"`` renames one.
+
+        A keyed stream stays one if its keys are among them.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long, c long"))
+        >>> rows.select("c", x="a").schema.names
+        ['c', 'x']
+        """
+        chosen = dict(zip(columns, columns, strict=True)) | renamed
+        where = name or "select"
+        require_columns(self.schema, list(chosen.values()), where)
+        fields = [self.schema.field(old).with_name(new) for new, old in chosen.items()]
+        schema = parse_schema(pa.schema(fields))
+        make = partial(MapBatchesOperator, Select(tuple(chosen.values()), schema), schema)
+        node = self._add("select", name, schema, parallelism, make)
+        is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
+        return self._like_this(node) if is_like_this else Stream(self._job, node)
+
+    def look_up(
+        self,
+        table: Any,
+        on: str | Mapping[str, str],
+        *,
+        how: str = "inner",
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Add the columns of a table that does not change: a side input.
+
+        Parameters
+        ----------
+        table
+            An Arrow table or record batch; every task gets it with its code.
+        on
+            The column that has the key in both, or ``{column: column of the table}``.
+        how
+            "inner" drops rows without a match, "left" fills them up with nulls.
+
+        Examples
+        --------
+        >>> import clonos, pyarrow
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "city long, n long"))
+        >>> cities = pyarrow.table({"id": [1, 2], "city_name": ["Rom", "Ulm"]})
+        >>> rows.look_up(cities, {"city": "id"}).schema.names
+        ['city', 'n', 'city_name']
+        """
+        where = name or "look_up"
+        make = look_up_operator(self.schema, table, on, how, where)
+        return self._like_this(self._add("look_up", name, make().schema, parallelism, make))
+
+    def window(self, window: Window) -> WindowedStream:
+        """Group all rows by window, in one task (behind a local aggregation in each task)."""
+        return WindowedStream(self, (), window)
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Bring rows with the same values in `columns` to the same task."""
@@ -187,6 +265,19 @@ class Stream:
             edges=(self._edge,),
         )
 
+    def _follow(
+        self,
+        kind: str,
+        name: str | None,
+        schema: pa.Schema,
+        parallelism: int | None,
+        make: OperatorFactory,
+        edge: Edge,
+    ) -> Stream:
+        """The stream behind an operator that reads from `edge`, and does not keep keys."""
+        node = Stream(self._job, edge.node, edge)._add(kind, name, schema, parallelism, make)  # noqa: SLF001 - our own
+        return Stream(self._job, node)
+
     def _like_this(self, node: Node) -> Stream:
         """The stream behind an operator that keeps keys and partitioning."""
         return Stream(self._job, node)
@@ -200,22 +291,165 @@ class KeyedStream(Stream):
         """The columns of the key."""
         return self._edge.keys
 
-    def window(self, window: Tumbling) -> WindowedStream:
-        """Group rows by key and window."""
-        if not isinstance(window, Tumbling):
-            raise WrongType(
-                f"{window!r} is not a window", remedy='write window(clonos.tumbling("5 seconds"))'
+    @property
+    def _hashed(self) -> Edge:
+        return Edge(self._node, Routing.HASH, self.keys)
+
+    def window(self, window: Window) -> WindowedStream:
+        """Group rows by key and window; see ``clonos.tumbling``, ``sliding``, ``session`` and
+        ``between``."""
+        return WindowedStream(self, self.keys, window)
+
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        window: Window | None = None,
+        keep: str | timedelta | tuple[str | timedelta, str | timedelta] | None = None,
+        between: tuple[str, str] | None = None,
+        on: str | tuple[str, str] | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> KeyedStream:
+        """Pairs of rows of this and another stream with the same key: columns of both.
+
+        Without `window`, `keep` and `between` every row is kept for ever.
+
+        Parameters
+        ----------
+        window
+            A tumbling one: both rows are in the same window.
+        keep
+            How long a row waits for rows of the other side that are later (one duration for both
+            sides, or one for each).
+        between
+            Two columns of this stream: the other row's time is from the first of them (which is
+            this row's event time) up to before the second.
+        on
+            The column with the event time, or one for each side; not needed on this side with
+            `between`.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job()
+        >>> left = job.source(clonos.sources.from_batches([], "id long, name string"))
+        >>> right = job.source(clonos.sources.from_batches([], "owner long, item string"))
+        >>> left.key_by("id").join(right.key_by("owner")).schema.names
+        ['id', 'name', 'owner', 'item']
+        """
+        where = name or "join"
+        check_join(self, other, where)
+        bounds = join_bounds(
+            (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
+            where=where,
+        )  # fmt: skip
+        if bounds[0] != Always() and not (has_watermark(self._node) and has_watermark(other._node)):
+            raise BadGraph(
+                "a join in event time of streams without a watermark would keep all rows",
+                where=where,
+                remedy="write with_watermark(...) on both streams before it",
             )
-        if window.event_time is not None:
-            require_columns(self.schema, [window.event_time], "window")
-            _require_time(self.schema, window.event_time, "window")
-            if not _has_watermark(self._node):
-                raise BadGraph(
-                    "a window in event time on a stream without a watermark would never end",
-                    where="window",
-                    remedy=f'write with_watermark("{window.event_time}", "5 seconds") before it',
-                )
-        return WindowedStream(self, window)
+        schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
+        make = partial(JoinOperator, schemas, keys, bounds)
+        node = self._job.add_node(
+            "join",
+            name,
+            schema=make().schema,
+            parallelism=self._job.parallelism if parallelism is None else parallelism,
+            make=make,
+            edges=(self._hashed, other._hashed),
+        )
+        return KeyedStream(self._job, node, Edge(node, Routing.FORWARD, self.keys))
+
+    def deduplicate(
+        self,
+        within: str | timedelta | None = None,
+        on: str | None = None,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> KeyedStream:
+        """Only the first row of each key.
+
+        Parameters
+        ----------
+        within, on
+            Forget a key when event time is so far past the time of its row, in column `on`; by
+            default keys are remembered for ever.
+
+        Examples
+        --------
+        ``events.key_by("id").deduplicate("1 hour", on="time")``
+        """
+        where = name or "deduplicate"
+        within_ms = 0
+        if (within is None) != (on is None):
+            raise WrongType(
+                "deduplicate within a time, but of which column?" if on is None
+                else "deduplicate on a time, but within which?",
+                where=where,
+                remedy='write deduplicate("1 hour", on="time")',
+            )  # fmt: skip
+        if within is not None and on is not None:
+            require_columns(self.schema, [on], where)
+            require_time(self.schema, on, where)
+            within_ms = parse_duration(within, minimum_ms=0)
+        make = partial(DeduplicateOperator, self.schema, self.keys, on, within_ms)
+        return self._like_this(self._add("deduplicate", name, self.schema, parallelism, make))
+
+    def in_order(
+        self, time: str, *ties: str, name: str | None = None, parallelism: int | None = None
+    ) -> KeyedStream:
+        """Hold rows back until event time has passed them, and sort them by it.
+
+        Parameters
+        ----------
+        time
+            The column with the event time.
+        ties
+            Columns that decide between rows of one time.
+
+        Examples
+        --------
+        ``bids.key_by("seller").in_order("time", "id")``
+        """
+        where = name or "in_order"
+        require_columns(self.schema, [time, *ties], where)
+        require_time(self.schema, time, where)
+        if not has_watermark(self._node):
+            raise BadGraph(
+                "without a watermark no row would ever come out",
+                where=where,
+                remedy=f'write with_watermark("{time}", "5 seconds") before it',
+            )
+        make = partial(InOrderOperator, self.schema, self.keys, time, ties)
+        return self._like_this(self._add("in_order", name, self.schema, parallelism, make))
+
+    def last(
+        self,
+        number: int,
+        *,
+        name: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
+        **aggregates: Aggregate,
+    ) -> KeyedStream:
+        """To each row, aggregates of the last `number` rows of its key, itself among them.
+
+        Examples
+        --------
+        ``sales.key_by("seller").last(10, mean=clonos.avg("price"))``
+        """
+        if isinstance(name, Aggregate):
+            aggregates["name"], name = name, None
+        if isinstance(parallelism, Aggregate):
+            aggregates["parallelism"], parallelism = parallelism, None
+        where = name or "last"
+        if type(number) is not int or number < 1:
+            raise WrongType(f"last({number!r})", where=where, remedy="give a number from 1 on")
+        check_aggregates(aggregates, self.schema, self.schema.names, where)
+        make = partial(LastOperator, self.schema, self.keys, number, dict(aggregates), where)
+        return self._like_this(self._add("last", name, make().schema, parallelism, make))
 
     def process(
         self,
@@ -236,7 +470,7 @@ class KeyedStream(Stream):
         make = partial(ProcessOperator, process, self.keys, parsed)
         return Stream(self._job, self._add("process", name, parsed, parallelism, make))
 
-    def _like_this(self, node: Node) -> Stream:
+    def _like_this(self, node: Node) -> KeyedStream:
         for key in self.keys:
             if key not in node.schema.names or (
                 node.schema.field(key).type != self.schema.field(key).type
@@ -247,82 +481,6 @@ class KeyedStream(Stream):
                     remedy="keep the key's columns, or key_by afterwards",
                 )
         return KeyedStream(self._job, node, Edge(node, Routing.FORWARD, self.keys))
-
-
-class WindowedStream:
-    """A keyed stream cut into windows, to be aggregated."""
-
-    def __init__(self, stream: KeyedStream, window: Tumbling) -> None:
-        self._stream = stream
-        self._window = window
-
-    def agg(
-        self,
-        *,
-        name: str | Aggregate | None = None,
-        parallelism: int | Aggregate | None = None,
-        **aggregates: Aggregate,
-    ) -> Stream:
-        """One row per key and window: the key, window_start, window_end, and the aggregates.
-
-        Examples
-        --------
-        ``words.key_by("word").window(clonos.tumbling("5 seconds")).agg(n=clonos.count())``
-        """
-        # Somebody may want to call a column "name".
-        if isinstance(name, Aggregate):
-            aggregates["name"], name = name, None
-        if isinstance(parallelism, Aggregate):
-            aggregates["parallelism"], parallelism = parallelism, None
-        stream, window, where = self._stream, self._window, name or "window"
-        self._check(aggregates, where)
-        make = partial(
-            WindowOperator,
-            stream.schema,
-            stream.keys,
-            window.size_ms,
-            window.event_time,
-            dict(aggregates),
-        )
-        for aggregate in aggregates.values():
-            aggregate.accumulator(stream.schema, where)
-        node = stream._add("window", name, make().schema, parallelism, make)  # noqa: SLF001
-        return Stream(stream._job, node)  # noqa: SLF001
-
-    def _check(self, aggregates: dict[str, Aggregate], where: str) -> None:
-        if not aggregates:
-            raise WrongType("agg without aggregates", where=where, remedy="agg(n=clonos.count())")
-        for column, aggregate in aggregates.items():
-            if not isinstance(aggregate, Aggregate):
-                raise WrongType(
-                    f"{column}={aggregate!r} is not an aggregate",
-                    where=where,
-                    remedy="use clonos.count, sum, min, max or avg",
-                )
-            if aggregate.column is not None:
-                require_columns(self._stream.schema, [aggregate.column], where)
-            if column in (*self._stream.keys, "window_start", "window_end"):
-                raise BadGraph(
-                    f"the output would have two columns {column!r}",
-                    where=where,
-                    remedy="rename the aggregate",
-                )
-
-
-def _require_time(schema: pa.Schema, column: str, where: str) -> None:
-    data_type = schema.field(column).type
-    if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)):
-        raise WrongType(
-            f"column {column!r} is {data_type}, not a time",
-            where=where,
-            remedy="use a timestamp or date column",
-        )
-
-
-def _has_watermark(node: Node) -> bool:
-    if isinstance(node.make, partial) and node.make.func is WatermarkOperator:
-        return True
-    return bool(node.edges) and all(_has_watermark(edge.node) for edge in node.edges)
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -1,21 +1,16 @@
-"""Windows."""
+"""Windows, and how their rows are ranked."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
 
 from clonos.api.durations import parse_duration
+from clonos.errors import BadDuration
+from clonos.operators.window_content import Order
+from clonos.operators.window_kinds import Fixed, Given, Session
 
 
-class Tumbling(NamedTuple):
-    """Windows of one size, side by side; made by :func:`tumbling`."""
-
-    size_ms: int
-    event_time: str | None
-
-
-def tumbling(size: str | timedelta, on: str | None = None) -> Tumbling:
+def tumbling(size: str | timedelta, on: str | None = None) -> Fixed:
     """Windows of one size, side by side.
 
     Parameters
@@ -29,6 +24,71 @@ def tumbling(size: str | timedelta, on: str | None = None) -> Tumbling:
     Examples
     --------
     >>> tumbling("5 seconds")
-    Tumbling(size_ms=5000, event_time=None)
+    Fixed(size_ms=5000, slide_ms=5000, event_time=None)
     """
-    return Tumbling(parse_duration(size), on)
+    size_ms = parse_duration(size)
+    return Fixed(size_ms, size_ms, on)
+
+
+def sliding(size: str | timedelta, slide: str | timedelta, on: str | None = None) -> Fixed:
+    """Windows of one size, one beginning at each multiple of `slide`.
+
+    Parameters
+    ----------
+    size, on
+        See :func:`tumbling`.
+    slide
+        At most `size`: a row is in every window that has its time.
+
+    Examples
+    --------
+    >>> sliding("10 seconds", "5 seconds", on="time")
+    Fixed(size_ms=10000, slide_ms=5000, event_time='time')
+    """
+    size_ms, slide_ms = parse_duration(size), parse_duration(slide)
+    if slide_ms > size_ms:
+        raise BadDuration(
+            f"windows of {size!r} every {slide!r} would leave out rows",
+            remedy="give a slide that is not longer than the window",
+        )
+    return Fixed(size_ms, slide_ms, on)
+
+
+def session(gap: str | timedelta, on: str | None = None) -> Session:
+    """Windows of rows of a key that follow each other by less than `gap`.
+
+    A window begins with its first row and ends `gap` after its last one.
+
+    Examples
+    --------
+    >>> session("10 minutes", on="time")
+    Session(gap_ms=600000, event_time='time')
+    """
+    return Session(parse_duration(gap), on)
+
+
+def between(start: str, end: str) -> Given:
+    """Windows that each row names itself: from its column `start` up to before its column `end`.
+
+    Examples
+    --------
+    >>> between("opens", "expires")
+    Given(start='opens', end='expires')
+    """
+    return Given(start, end)
+
+
+def asc(column: str) -> Order:
+    """Rank by this column, the smallest first.
+
+    Examples
+    --------
+    >>> asc("price")
+    Order(column='price', is_descending=False)
+    """
+    return Order(column, is_descending=False)
+
+
+def desc(column: str) -> Order:
+    """Rank by this column, the largest first."""
+    return Order(column, is_descending=True)

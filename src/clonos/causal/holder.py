@@ -105,7 +105,9 @@ class FlightHolder:
     def _ask(self, request: Any, expected: type) -> Any:
         with self._lock:
             if self._stream is None:
-                greeting = Greeting(self._job, self.address, Purpose.CONTROL, 0, _NOBODY, _NOBODY)
+                greeting = Greeting(
+                    self._job, self.address, Purpose.CONTROL, 0, _NOBODY, _NOBODY, b""
+                )
                 self._stream = _Stream(self.address, self._secret, self._secret.seal(greeting))
             try:
                 reply = self._stream.ask(m.WIRE.encode(request), self._reply_s)

@@ -24,11 +24,11 @@ from clonos.causal import messages as m
 from clonos.causal.entries import encode_chunk
 from clonos.causal.errors import LogBroken
 from clonos.causal.keeper import SEED_BYTES, Keeper, TaskLog
+from clonos.causal.sever import sever
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal, JournalBroken
 from clonos.transport.errors import AuthenticationFailed, PlaintextRefused
-from clonos.transport.plane import sever
 from clonos.transport.secret import JobSecret, Purpose, refused
 
 ROTATE_BYTES: Final = 64 << 20

@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -180,18 +180,25 @@ def _task(code: TaskCode) -> dict[str, Any]:
 
 
 def _plain(make: Any) -> list[Any]:
-    """The settings of an operator's factory, as far as they are plain values."""
+    """The settings of an operator's factory, as far as they are plain values: also those inside
+    of windows, aggregates and factories of parts."""
     if not isinstance(make, partial):
         return []
-    values = [*make.args, *make.keywords.values()]
-    plain = [v if isinstance(v, _PLAIN) else _names(v) for v in values]
-    return [v for v in plain if v != ()]
+    found = [_setting(value) for value in (*make.args, *make.keywords.values())]
+    return [value for value in found if value != []]
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, Sequence) and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    return ()
+def _setting(value: Any) -> Any:
+    """A plain value, or those in it; an empty list for what is not plain."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, partial):
+        return _plain(value)
+    if isinstance(value, Mapping):
+        return [[str(key), _setting(held)] for key, held in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [_setting(held) for held in value]
+    return []
 
 
 def _files(factory: Any) -> list[Any]:

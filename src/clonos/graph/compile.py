@@ -8,7 +8,7 @@ before a sink: a sink is always a task of its own, so that it can fail alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -26,7 +26,8 @@ from clonos.operators.specs import SinkSpec, SourceSpec
 class TaskCode:
     """Everything that a slot needs to run a task; shipped in Spark's closure.
 
-    ``schemas`` gives the schema of each of the task's channels, as both ends must see it.
+    ``schemas`` gives the schema of each of the task's channels, as both ends must see it;
+    ``ports`` says by which input channels come, where that is not the first.
     """
 
     task: TaskSpec
@@ -39,6 +40,7 @@ class TaskCode:
     schemas: Mapping[int, pa.Schema]
     source: SourceSpec | None = None
     sink: SinkSpec | None = None
+    ports: Mapping[int, int] = field(default_factory=dict)
 
     def program(self) -> ChainProgram:
         """A fresh program, with no state."""
@@ -46,7 +48,7 @@ class TaskCode:
             Link(make(), self._place(number, name))
             for number, (name, make) in enumerate(self.operators)
         ]
-        return ChainProgram(links, self.task.inputs, self.outputs)
+        return ChainProgram(links, self.task.inputs, self.outputs, self.ports)
 
     def _place(self, number: int, name: str) -> Place:
         return Place(
@@ -267,4 +269,5 @@ class _Wiring:
             schemas={channel: self._schemas[channel] for channel in channels},
             source=chain.head.source,
             sink=sink,
+            ports={c: self._channels[c].port for c in task.inputs if self._channels[c].port},
         )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.errors import Divergence, OperatorError, ProtocolError
 from clonos.operators.rows import describe, short
-from clonos.operators.state import Changes, Facts
+from clonos.operators.state import Changes, Facts, Frozen
 
 if TYPE_CHECKING:
     from clonos.core.program import Step
@@ -38,11 +38,15 @@ class Place:
 
 
 class Services:
-    """The current step of a task and what its operators share within it."""
+    """The current step of a task and what its operators share within it.
+
+    ``port``: by which input of the first operator rows come.
+    """
 
     def __init__(self) -> None:
         self._step: Step | None = None
         self.calls = 0
+        self.port = 0
 
     def begin(self, step: Step) -> None:
         """A new step begins."""
@@ -113,14 +117,18 @@ class Operator:
         """No more rows will come."""
         return None
 
-    def changes(self) -> Changes:
-        """Keyed state that changed since the last call."""
+    def changes(self) -> Changes | Frozen:
+        """Keyed state that changed since the last call, as it is now."""
         return Changes([], [], [])
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take keyed state from a delta; deltas come oldest first."""
         del keys, values
         raise ProtocolError("this operator has no keyed state", where=self.place.where)
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        """The same for operators that keep columns."""
+        self.restore(keys.to_pylist(), values.to_pylist())
 
     def reject(self, error: Exception, record: Any) -> None:
         """A bad record: fail, or drop and count it, as the job is set up."""

@@ -7,7 +7,7 @@ step: first the rows, then the watermark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ import pyarrow as pa
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.batches import concat, unseal
 from clonos.operators.partition import Output
-from clonos.operators.state import CHAIN, Changes, Delta, Facts, decode_delta
+from clonos.operators.state import CHAIN, Changes, Delta, Facts, Frozen, decode_delta
+from clonos.operators.watermark import IDLE
 
 if TYPE_CHECKING:
     from clonos.core.program import Batch, Step
@@ -41,15 +42,22 @@ class ChainProgram:
         The input channels; empty for a source.
     outputs
         Where the rows go.
+    ports
+        By which input of the first operator a channel comes; 0 if it is not mentioned.
     """
 
     def __init__(
-        self, links: Sequence[Link], inputs: Sequence[int], outputs: Sequence[Output]
+        self,
+        links: Sequence[Link],
+        inputs: Sequence[int],
+        outputs: Sequence[Output],
+        ports: Mapping[int, int] | None = None,
     ) -> None:
         self._operators = [link.operator for link in links]
         self._names = [link.place.operator for link in links]
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
+        self._ports = dict(ports or {})
         self._services = Services()
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
@@ -67,6 +75,11 @@ class ChainProgram:
             if operator.facts.get(fact)
         }
 
+    @property
+    def operators(self) -> dict[str, Operator]:
+        """By name, in order, for those who measure them."""
+        return dict(zip(self._names, self._operators, strict=True))
+
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows of the task's source."""
         self._services.begin(step)
@@ -75,15 +88,18 @@ class ChainProgram:
 
     def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
         """Consecutive batches of one channel, handled as one."""
-        del channel
         self._services.begin(step)
+        self._services.port = self._ports.get(channel, 0)
         self._push(0, unseal(batches))
         self._finish(step)
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
-        """Event time of the task is that of the channel that is furthest behind."""
+        """Event time of the task is that of the channel that is furthest behind, of those that
+        are not idle."""
         self._services.begin(step)
-        if watermark_ms > self._facts.get(f"watermark {channel}", watermark_ms - 1):
+        if watermark_ms == IDLE or watermark_ms > self._facts.get(
+            f"watermark {channel}", watermark_ms - 1
+        ):
             self._facts.set(f"watermark {channel}", watermark_ms)
         self._advance_inputs()
         self._finish(step)
@@ -95,6 +111,9 @@ class ChainProgram:
             due = operator.next_due_ms()
             if due is not None and due <= now_ms:
                 self._push(i + 1, operator.on_timer(now_ms))
+                watermark = operator.take_watermark()
+                if watermark is not None:
+                    self._advance(i + 1, watermark)
         self._finish(step)
 
     def on_end(self, step: Step, channel: int | None) -> None:
@@ -117,13 +136,14 @@ class ChainProgram:
         """Put a delta on top of the state."""
         for number, is_fact, keys, values in decode_delta(self._names, delta):
             if number == CHAIN:
-                self._facts.restore(keys, values)
+                self._facts.restore(keys.to_pylist(), values.to_pylist())
             elif is_fact:
-                self._operators[number].facts.restore(keys, values)
+                facts = self._operators[number].facts
+                facts.restore(keys.to_pylist(), values.to_pylist())
             else:
-                self._operators[number].restore(keys, values)
+                self._operators[number].restore_columns(keys, values)
 
-    def _changes(self) -> Iterator[tuple[int, Changes]]:
+    def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()
         for i, operator in enumerate(self._operators):
             yield i, operator.facts.changes()
@@ -148,11 +168,20 @@ class ChainProgram:
 
     def _advance_inputs(self) -> None:
         facts = self._facts
-        open_inputs = [c for c in self._inputs if not facts.get(f"ended {c}")]
-        marks = [facts.get(f"watermark {c}") for c in open_inputs]
-        if marks and None not in marks and min(marks) > facts.get("watermark", min(marks) - 1):
-            facts.set("watermark", min(marks))
-            self._advance(0, min(marks))
+        marks = [facts.get(f"watermark {c}") for c in self._inputs if not facts.get(f"ended {c}")]
+        if not marks or None in marks:
+            return
+        active = [mark for mark in marks if mark != IDLE]
+        was_idle = facts.get("idle", False)
+        facts.set("idle", not active)
+        if not active:
+            self._advance(0, IDLE)
+        elif min(active) > facts.get("watermark", min(active) - 1):
+            facts.set("watermark", min(active))
+            self._advance(0, min(active))
+        elif was_idle:
+            # Those behind us have to count on this task again.
+            self._advance(0, facts.get("watermark"))
 
     def _advance(self, start: int, watermark_ms: int) -> None:
         """Let event time advance from operator number `start` on."""
@@ -161,8 +190,9 @@ class ChainProgram:
             if mark is None:
                 return
             operator = self._operators[i]
-            operator.facts.set("watermark", mark)
-            self._push(i + 1, operator.on_watermark(mark))
+            if mark != IDLE:
+                operator.facts.set("watermark", mark)
+                self._push(i + 1, operator.on_watermark(mark))
             mark = operator.outgoing_watermark(mark)
         if mark is not None:
             self._watermark_out = mark

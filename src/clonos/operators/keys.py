@@ -23,6 +23,11 @@ highest parallelism of a keyed operator."""
 
 _NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
 
+_SPARSE = 8
+"""Integers that lie in a range of so many times their number are found by a table, not by hash."""
+
+_SMALL = 4096
+
 UInt64 = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 
@@ -67,27 +72,73 @@ def key_columns(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
 def distinct_keys(batch: pa.RecordBatch, names: Sequence[str]) -> DistinctKeys:
     """Find the distinct keys of a batch."""
     columns = key_columns(batch, names)
-    codes, firsts = _factorise(columns)
+    codes, numbers = factorise(columns, batch.num_rows)
+    firsts = pa.array(numbers)
     chosen = [column.take(firsts) for column in columns]
     keys = list(zip(*(column.to_pylist() for column in chosen), strict=True))
     encoded = [encode(list(key)) for key in keys]
     return DistinctKeys(codes, keys, encoded, key_groups(chosen).tolist())
 
 
-def _factorise(columns: Sequence[pa.Array]) -> tuple[Int64, pa.Array]:
-    """Per row the number of its distinct key, and per distinct key its first row."""
-    codes = _codes(columns[0])
-    for column in columns[1:]:
+def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
+    """Number the distinct rows in order of first appearance.
+
+    Returns
+    -------
+    codes
+        Per row the number of its distinct row.
+    firsts
+        Per distinct row where it appears first. Without columns all rows are the same.
+
+    Examples
+    --------
+    >>> codes, firsts = factorise([pa.array(["b", "a", "b"])], 3)
+    >>> codes.tolist(), firsts.tolist()
+    ([0, 1, 0], [0, 1])
+    """
+    codes, firsts = np.zeros(rows, np.int64), np.zeros(min(rows, 1), np.int64)
+    for column in columns:
         other = _codes(column)
+        if not other.any():
+            continue
         # Numbers stay below rows squared because they are made dense again each time.
-        codes = _codes(pa.array(codes * (int(other.max(initial=0)) + 1) + other))
-    firsts = np.full(int(codes.max(initial=-1)) + 1, len(codes), dtype=np.int64)
-    np.minimum.at(firsts, codes, np.arange(len(codes)))
-    return codes, pa.array(firsts)
+        codes, firsts = densify(codes * (int(other.max(initial=0)) + 1) + other)
+    return codes, firsts
+
+
+def densify(values: Int64) -> tuple[Int64, Int64]:
+    """:func:`factorise` for integers."""
+    rows = len(values)
+    if not rows:
+        return values, values
+    low, high = int(values.min()), int(values.max())
+    if high - low > _SPARSE * rows + _SMALL:
+        found = pa.array(values).dictionary_encode().indices.to_numpy().astype(np.int64)
+        firsts = np.empty(int(found.max()) + 1, np.int64)
+        # Of several values for the same place the last one stays.
+        firsts[found[::-1]] = np.arange(rows)[::-1]
+        return found, firsts
+    values = values - low
+    first_of = np.full(high - low + 1, rows)
+    first_of[values[::-1]] = np.arange(rows)[::-1]
+    firsts = np.sort(first_of[first_of < rows])
+    code_of = np.empty(high - low + 1, np.int64)
+    code_of[values[firsts]] = np.arange(len(firsts))
+    codes: Int64 = code_of[values]
+    return codes, firsts
 
 
 def _codes(column: pa.Array) -> Int64:
-    if pa.types.is_nested(column.type):
+    """Equal numbers for equal values."""
+    data_type = column.type
+    if (pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type)) and (
+        not column.null_count
+    ):
+        values = column.cast(pa.int64()).to_numpy()
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        if high - low <= _SPARSE * len(values) + _SMALL:
+            return np.asarray(values - low, np.int64)
+    if pa.types.is_nested(data_type):
         column = pa.array([encode(value) for value in column.to_pylist()], pa.binary())
     indices = column.dictionary_encode(null_encoding="encode").indices
     return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.core.canonical import decode, encode, register
 from clonos.errors import ClonosError
+
+_FIRST_US: Final = -62_135_596_800_000_000
+_LAST_US: Final = 253_402_300_799_999_999
+"""The years from 1 to 9999, in microseconds: what Python's datetimes can hold."""
 
 
 class Row(tuple[Any, ...]):
@@ -55,16 +60,46 @@ class Row(tuple[Any, ...]):
 def row_type(names: tuple[str, ...]) -> type[Row]:
     """The class of the rows that have these columns."""
     members: dict[str, Any] = {"__slots__": (), "_fields": names}
-    for i, name in enumerate(names):
+    # The attributes of a namedtuple are read in C; names that it does not like get others there.
+    model: Any = namedtuple("model", names, rename=True)  # type: ignore[misc]  # noqa: PYI024
+    fields: tuple[str, ...] = model._fields
+    for name, field in zip(names, fields, strict=True):
         if not hasattr(Row, name):
-            members[name] = property(itemgetter(i))
+            members[name] = vars(model)[field]
     return type("Row", (Row,), members)
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     """The rows of a batch, in order."""
     cls = row_type(tuple(batch.schema.names))
-    return list(map(cls, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+    return list(map(cls, zip(*map(values_of, batch.columns), strict=True)))
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """What ``to_pylist`` gives, for common types several times as fast.
+
+    Examples
+    --------
+    >>> values_of(pa.array([1, 2])), values_of(pa.array(["a", None]))
+    ([1, 2], ['a', None])
+    """
+    data_type = column.type
+    if pa.types.is_string(data_type):
+        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return values
+    if column.null_count or not len(column):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_integer(data_type) or pa.types.is_floating(data_type):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    if pa.types.is_timestamp(data_type) and data_type.unit == "us":
+        low, high = pc.min_max(column.cast(pa.int64())).as_py().values()
+        if data_type.tz in (None, "UTC") and low >= _FIRST_US and high <= _LAST_US:
+            instants: list[Any] = column.view(pa.int64()).to_numpy().view("M8[us]").tolist()
+            if data_type.tz is None:
+                return instants
+            zone = column[0].as_py().tzinfo
+            return [instant.replace(tzinfo=zone) for instant in instants]
+    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 class RowBuilder:

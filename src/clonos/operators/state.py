@@ -8,9 +8,10 @@ last row per key; :func:`merge_deltas` does that without knowing what the values
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from clonos.core.canonical import decode, encode
@@ -37,11 +38,25 @@ _NAMES = b"clonos.operators"
 
 
 class Changes(NamedTuple):
-    """New values of keys (None: gone), as columns."""
+    """New values of keys (null: gone), as columns: lists, or Arrow arrays of large binary."""
 
-    groups: list[int]
-    keys: list[bytes]
-    values: list[bytes | None]
+    groups: Any
+    keys: Any
+    values: Any
+
+
+Frozen = Callable[[], Changes]
+"""Changes that are worked out later, in another thread perhaps: out of what does not change."""
+
+
+def both(first: Frozen, second: Frozen) -> Frozen:
+    """The changes of two stores of one operator, all of them Arrow columns."""
+
+    def work_out() -> Changes:
+        pairs = zip(first(), second(), strict=True)
+        return Changes(*(pa.concat_arrays(pair) for pair in pairs))
+
+    return work_out
 
 
 class Facts:
@@ -134,10 +149,12 @@ class KeyedStore:
 class Delta:
     """What changed, frozen now; written as bytes later, and elsewhere.
 
-    Values are bytes, which nobody can change: to freeze them is to hold them.
+    Values are bytes or Arrow columns, which nobody can change: to freeze them is to hold them.
     """
 
-    def __init__(self, names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> None:
+    def __init__(
+        self, names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]
+    ) -> None:
         self._names = names
         self._changes = list(changes)
 
@@ -145,30 +162,30 @@ class Delta:
         return encode_delta(self._names, self._changes)
 
 
-def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
+def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
-    groups: list[int] = []
-    operators: list[int] = []
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    for operator, changed in changes:
-        groups.extend(changed.groups)
-        keys.extend(changed.keys)
-        values.extend(changed.values)
-        operators.extend([operator] * len(changed.keys))
-    if not keys:
+    columns: list[list[pa.Array]] = [[] for _ in _SCHEMA]
+    for operator, given in changes:
+        changed = given() if callable(given) else given
+        if len(changed.keys):
+            numbers = np.full(len(changed.keys), operator)
+            for column, values, field in zip(
+                columns,
+                (changed.groups, numbers, changed.keys, changed.values),
+                _SCHEMA,
+                strict=True,
+            ):
+                is_array = isinstance(values, pa.Array)
+                column.append(values if is_array else pa.array(values, field.type))
+    if not columns[0]:
         return b""
-    columns = [
-        pa.array(column, field.type)
-        for column, field in zip((groups, operators, keys, values), _SCHEMA, strict=True)
-    ]
     schema = _SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
-    return _to_bytes(pa.Table.from_arrays(columns, schema=schema))
+    return _to_bytes(pa.Table.from_arrays(list(map(pa.concat_arrays, columns)), schema=schema))
 
 
 def decode_delta(
     names: Sequence[str], delta: bytes
-) -> Iterator[tuple[int, bool, list[bytes], list[bytes | None]]]:
+) -> Iterator[tuple[int, bool, pa.Array, pa.Array]]:
     """Per operator, its facts (True) and its keyed state (False): keys and values."""
     if not delta:
         return
@@ -187,7 +204,7 @@ def decode_delta(
             chosen = of_operator & ((groups == FACTS) == is_fact)
             if chosen.any():
                 part = table if chosen.all() else table.filter(pa.array(chosen))
-                yield operator, is_fact, part["key"].to_pylist(), part["value"].to_pylist()
+                yield operator, is_fact, _column(part, "key"), _column(part, "value")
 
 
 def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
@@ -222,6 +239,12 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     if is_base:
         merged = merged.filter(merged["value"].is_valid())
     return _to_bytes(merged.combine_chunks()) if len(merged) else b""
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    # Before version 19 of Arrow the result may still be in chunks.
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _to_bytes(table: pa.Table) -> bytes:

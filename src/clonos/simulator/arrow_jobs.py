@@ -13,13 +13,15 @@ from clonos.api import sinks, sources
 from clonos.api.aggregates import count
 from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
-from clonos.api.streams import Stream
-from clonos.api.windows import tumbling
+from clonos.api.streams import KeyedStream, Stream
+from clonos.api.windows import session, sliding, tumbling
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
-from clonos.operators.batches import seal
+from clonos.operators.batches import concat, empty, seal
 from clonos.operators.process import Process, ProcessContext
+from clonos.operators.readers import EndOfInput, Reader
 from clonos.operators.state import merge_deltas
+from clonos.simulator.programs import Rows
 
 SCHEMA = "id long, key string, at timestamp, amount double"
 _START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -84,18 +86,66 @@ class ArrowSource:
         return seal(self._rows.slice(offset, number))
 
 
-class ArrowJob:
-    """What :class:`clonos.simulator.programs.Job` is for toy programs."""
+def random_state(random: Random, keyed: KeyedStream) -> Stream:
+    """One of the operators whose state is in columns."""
+    kinds = ("sliding", "session", "rows", "top", "join", "deduplicate", "last", "in_order")
+    kind = random.choice(kinds)
+    if kind == "sliding":
+        return keyed.window(sliding("10 seconds", "4 seconds", on="at")).agg(rows=count())
+    if kind in ("session", "rows"):
+        sessions = keyed.window(session("2 seconds", on="at"))
+        return sessions.rows() if kind == "rows" else sessions.agg(total=total("amount"))
+    if kind == "top":
+        return keyed.window(tumbling("10 seconds", on="at")).top(2, "amount", "id")
+    if kind == "join":
+        right = keyed.select(other="id", key_of_other="key", other_at="at").key_by("key_of_other")
+        return keyed.join(right, keep="3 seconds", on=("at", "other_at"))
+    if kind == "deduplicate":
+        return keyed.deduplicate("5 seconds", on="at")
+    if kind == "last":
+        return keyed.last(3, total=total("amount"))
+    return keyed.in_order("at", "id")
 
-    def __init__(self, compiled: CompiledJob, rows: int) -> None:
+
+class ReaderSource:
+    """The rows of one source task, from the reader that it really has."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def read(self, offset: int, number: int) -> Batch:
+        self._reader.open(offset)
+        batches: list[pa.RecordBatch] = []
+        while number:
+            try:
+                batch = self._reader.read(number, 0.0)
+            except EndOfInput:
+                break
+            if batch is not None:
+                batches.append(batch)
+                number -= batch.num_rows
+        return seal(concat(batches) if batches else empty(self._reader.schema))
+
+
+class ArrowJob:
+    """What :class:`clonos.simulator.programs.Job` is for toy programs.
+
+    Sources have `rows` rows of :data:`SCHEMA`; None: those that the job says.
+    """
+
+    def __init__(self, compiled: CompiledJob, rows: int | None = None) -> None:
         self.compiled = compiled
         self.plan = compiled.plan
         self.stage_of: dict[int, int] = {}
-        self.sources = {
-            task.id: ArrowSource(1 + 1000 * task.id, rows).fitted(code.source.schema)
-            for task, code in zip(self.plan.tasks, compiled.codes, strict=True)
-            if code.source is not None
-        }
+        self.sources: dict[int, Rows] = {}
+        for task, code in zip(self.plan.tasks, compiled.codes, strict=True):
+            if code.source is not None and rows is None:
+                self.sources[task.id] = ReaderSource(
+                    code.source.reader(task.index, code.parallelism)
+                )
+            elif code.source is not None and rows is not None:
+                made = ArrowSource(1 + 1000 * task.id, rows)
+                self.sources[task.id] = made.fitted(code.source.schema)
 
     def program(self, task: int) -> Program:
         return self.compiled.codes[task].program()
@@ -140,9 +190,11 @@ def random_arrow_job(random: Random) -> ArrowJob:
         stream = stream.key_by("key").process(Running(), SCHEMA, name="running")
     keyed = stream.key_by("key")
     kind = random.random()
-    if kind < 0.4:
+    if kind < 0.2:
         window = keyed.window(tumbling("10 seconds", on="at"))
         out = window.agg(rows=count(), total=total("amount"))
+    elif kind < 0.5:
+        out = random_state(random, keyed)
     elif kind < 0.7:
         out = keyed.window(tumbling("20 ms")).agg(rows=count(), total=total("amount"))
     else:

@@ -45,6 +45,8 @@ class Options:
     """How often a floor is followed by merging layers ..."""
     pressures: float = 0.0
     """... or by somebody's memory being full."""
+    rows_at_once: int = 1
+    """What a source reads, at least."""
 
 
 @dataclass

@@ -126,6 +126,22 @@ def simulate(
         options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
+    return simulate_job(
+        seed, job, options, random, trace=trace, harsh=harsh, is_poisoned=is_poisoned
+    )[0]
+
+
+def simulate_job(
+    seed: int,
+    job: AnyJob,
+    options: Options,
+    random: Random,
+    *,
+    trace: bool = False,
+    harsh: bool = False,
+    is_poisoned: bool = False,
+) -> tuple[Result, Cluster]:
+    """Run a job under faults that are drawn from `random`, and judge it."""
     small = random.random() < 0.3
     result = Result(seed, "ok")
     with limits(*((6, 2, 3) if small else (1024, 16, 64))):
@@ -160,7 +176,7 @@ def simulate(
     result.coverage = faults.coverage
     result.steps = cluster.recorder.steps
     result.events = cluster.scheduler.steps
-    return result
+    return result, cluster
 
 
 def _judge_failure(cluster: Cluster, *, is_poisoned: bool) -> None:

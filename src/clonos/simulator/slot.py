@@ -232,7 +232,7 @@ class Slot:
         if not self.alive or machine is None or not machine.wants_rows:
             return
         source = self.cluster.job.sources[machine.id]
-        count = self.cluster.random.choice((1, 1, 2, 3))
+        count = self.cluster.random.choice((1, 1, 2, 3)) * self.cluster.options.rows_at_once
         batch = source.read(machine.source_rows, count)
         if not batch.rows:
             if self.cluster.may_end():

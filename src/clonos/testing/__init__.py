@@ -27,11 +27,13 @@ from clonos.testing.harness import (
     rows,
     task_code,
 )
+from clonos.testing.in_memory import InMemoryRun
 
 __all__ = [
     "Batches",
     "End",
     "Event",
+    "InMemoryRun",
     "Source",
     "StepHarness",
     "StepOutput",

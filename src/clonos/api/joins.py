@@ -1,0 +1,141 @@
+"""What joins are given, checked and turned into what their operators need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from clonos.api.durations import parse_duration
+from clonos.api.windowed import require_time
+from clonos.errors import BadGraph, WrongType
+from clonos.operators.batches import from_table
+from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
+from clonos.operators.look_up import LookUpOperator
+from clonos.operators.schema import parse_schema, require_columns
+from clonos.operators.window_kinds import Fixed, Window
+
+if TYPE_CHECKING:
+    from clonos.api.streams import KeyedStream
+
+Duration = str | timedelta
+Both = tuple[Bound, Bound]
+
+
+def check_join(left: KeyedStream, right: KeyedStream, where: str) -> None:
+    """Raise what is wrong with a join of these streams."""
+    if not hasattr(right, "keys"):
+        raise WrongType("a join needs keys on both sides", where=where, remedy="use key_by")
+    if left._job is not right._job:  # noqa: SLF001 - our own
+        raise BadGraph("streams of different jobs cannot be joined", where=where)
+    types = [[s.schema.field(key).type for key in s.keys] for s in (left, right)]
+    if types[0] != types[1]:
+        raise WrongType(
+            f"keys of different types: {_texts(types[0])} and {_texts(types[1])}",
+            where=where,
+            remedy="map them to the same types first",
+        )
+    _no_duplicates(left.schema, right.schema.names, where)
+
+
+def join_bounds(
+    schemas: tuple[pa.Schema, pa.Schema],
+    *,
+    window: Window | None,
+    keep: Duration | tuple[Duration, Duration] | None,
+    between: tuple[str, str] | None,
+    on: str | tuple[str, str] | None,
+    where: str,
+) -> Both:
+    """Which times the rows of each side accept."""
+    given = [option for option in (window, keep, between) if option is not None]
+    if not given:
+        return Always(), Always()
+    if len(given) > 1:
+        raise BadGraph(
+            "a join is bounded in more than one way",
+            where=where,
+            remedy="give one of window, keep and between",
+        )
+    if between is not None:
+        if on is None:
+            raise WrongType("a join between, but of which time?", where=where, remedy="give on=")
+        time = on if isinstance(on, str) else on[1]
+        _require(schemas[0], between, where)
+        _require(schemas[1], (time,), where)
+        return Between(*between), Keep(time, 0)
+    if isinstance(window, Fixed) and window.is_tumbling and on is None and window.event_time:
+        on = window.event_time
+    if on is None:
+        raise WrongType(
+            "a join in event time, but of which column?", where=where, remedy="give on="
+        )
+    times = (on, on) if isinstance(on, str) else on
+    for schema, time in zip(schemas, times, strict=True):
+        _require(schema, (time,), where)
+    if keep is not None:
+        keeps = keep if isinstance(keep, tuple) else (keep, keep)
+        left, right = (parse_duration(duration, minimum_ms=0) for duration in keeps)
+        return Keep(times[0], left), Keep(times[1], right)
+    if not isinstance(window, Fixed) or not window.is_tumbling:
+        raise WrongType(
+            f"{window!r} is no window to join in",
+            where=where,
+            remedy='use clonos.tumbling("5 seconds"), or keep',
+        )
+    return SameWindow(times[0], window.size_ms), SameWindow(times[1], window.size_ms)
+
+
+def look_up_operator(
+    schema: pa.Schema, table: Any, on: str | Mapping[str, str], how: str, where: str
+) -> partial[LookUpOperator]:
+    """The operator for a side input."""
+    if isinstance(table, pa.Table):
+        table = from_table(table)
+    if not isinstance(table, pa.RecordBatch):
+        raise WrongType(
+            f"{type(table).__name__} is not a table",
+            where=where,
+            remedy="give an Arrow table or record batch",
+        )
+    if how not in ("inner", "left"):
+        raise WrongType(f"how={how!r}", where=where, remedy="use 'inner' or 'left'")
+    parse_schema(table.schema)
+    pairs = {on: on} if isinstance(on, str) else dict(on)
+    require_columns(schema, list(pairs), where)
+    require_columns(table.schema, list(pairs.values()), f"the table of {where}")
+    for ours, theirs in pairs.items():
+        types = schema.field(ours).type, table.schema.field(theirs).type
+        if types[0] != types[1]:
+            raise WrongType(
+                f"column {ours!r} is {types[0]}, the table's {theirs!r} is {types[1]}",
+                where=where,
+                remedy="cast one of them",
+            )
+    added = [name for name in table.schema.names if name not in pairs.values()]
+    _no_duplicates(schema, added, where)
+    left, right = tuple(pairs), tuple(pairs.values())
+    return partial(LookUpOperator, schema, left, table, right, is_left=how == "left")
+
+
+def _no_duplicates(left: pa.Schema, right: list[str], where: str) -> None:
+    both = [name for name in left.names if name in right]
+    if both:
+        raise BadGraph(
+            f"both sides have a column {both[0]!r}",
+            where=where,
+            remedy=f'rename one of them before: select(..., other_name="{both[0]}")',
+        )
+
+
+def _require(schema: pa.Schema, columns: tuple[str, ...], where: str) -> None:
+    require_columns(schema, columns, where)
+    for column in columns:
+        require_time(schema, column, where)
+
+
+def _texts(types: list[pa.DataType]) -> str:
+    return ", ".join(map(str, types))

@@ -1,0 +1,254 @@
+"""Windowed streams: rows by key and window, to be aggregated or ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from clonos.errors import BadGraph, WrongType
+from clonos.graph.nodes import Edge, Node
+from clonos.operators.aggregates import Aggregate
+from clonos.operators.partition import Routing
+from clonos.operators.schema import require_columns
+from clonos.operators.watermark import WatermarkOperator
+from clonos.operators.window import PartialOperator, WindowOperator
+from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Order, Top
+from clonos.operators.window_kinds import Fixed, Given, Session, Window
+from clonos.operators.window_rows import WindowRowsOperator
+
+if TYPE_CHECKING:
+    from clonos.api.streams import Stream
+
+
+class WindowedStream:
+    """A stream cut into windows, by key if it has one.
+
+    Before they are shuffled, the rows of each batch are folded into one per key and window,
+    wherever that changes nothing: not for sums of floats, which depend on the order.
+    """
+
+    def __init__(self, stream: Stream, keys: Sequence[str], window: Window) -> None:
+        if not isinstance(window, (Fixed, Session, Given)):
+            raise WrongType(
+                f"{window!r} is not a window", remedy='write window(clonos.tumbling("5 seconds"))'
+            )
+        columns = list(window) if isinstance(window, Given) else [window.event_time]
+        for column in columns:
+            if isinstance(column, str):
+                require_columns(stream.schema, [column], "window")
+                require_time(stream.schema, column, "window")
+        if columns != [None] and not has_watermark(stream._node):  # noqa: SLF001 - our own
+            raise BadGraph(
+                "a window in event time on a stream without a watermark would never end",
+                where="window",
+                remedy=f'write with_watermark("{columns[0]}", "5 seconds") before it',
+            )
+        self._stream = stream
+        self._keys = tuple(keys)
+        self._window = window
+
+    def agg(
+        self,
+        *,
+        name: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
+        pre_aggregate: bool | Aggregate = True,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """One row per key and window: the key, window_start, window_end, and the aggregates.
+
+        Parameters
+        ----------
+        pre_aggregate
+            Fold rows before they are shuffled. Not worth its cost if few rows of a batch share a
+            key.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> words = clonos.Job().source(clonos.sources.from_batches([], schema="word string"))
+        >>> windows = words.key_by("word").window(clonos.tumbling("5 seconds"))
+        >>> windows.agg(n=clonos.count()).schema.names
+        ['word', 'window_start', 'window_end', 'n']
+        """
+        # Somebody may want to call a column "name".
+        if isinstance(name, Aggregate):
+            aggregates["name"], name = name, None
+        if isinstance(parallelism, Aggregate):
+            aggregates["parallelism"], parallelism = parallelism, None
+        if isinstance(pre_aggregate, Aggregate):
+            aggregates["pre_aggregate"], pre_aggregate = pre_aggregate, True
+        where = name or "window"
+        check_aggregates(
+            aggregates, self._stream.schema, (*self._keys, WINDOW_START, WINDOW_END), where
+        )
+        schema, keys, window = self._stream.schema, self._keys, self._window
+        make = partial(Folded, schema, keys, window, dict(aggregates), where)
+        return self._add(make, name, parallelism, is_partial=pre_aggregate and make().is_exact)
+
+    def top(
+        self,
+        number: int,
+        *by: str | Order,
+        ties: bool = False,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """The foremost rows of each key and window, with window_start and window_end.
+
+        Parameters
+        ----------
+        number
+            How many.
+        by
+            Columns to rank by, the largest first; ``clonos.asc("column")`` for the smallest. Rows
+            that rank the same stand in order of arrival.
+        ties
+            Also give those that rank the same as the last one.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> bids = clonos.Job().source(clonos.sources.from_batches([], "item long, price long"))
+        >>> bids.key_by("item").window(clonos.tumbling("1 s")).top(1, "price").schema.names
+        ['item', 'price', 'window_start', 'window_end']
+        """
+        where = name or "top"
+        if type(number) is not int or number < 1:
+            raise WrongType(f"top({number!r})", where=where, remedy="give a number from 1 on")
+        if isinstance(self._window, Session):
+            raise BadGraph(
+                "rows of sessions cannot be ranked",
+                where=where,
+                remedy="aggregate them, and rank the sessions between their bounds",
+            )
+        orders = [o if isinstance(o, Order) else Order(o, is_descending=True) for o in by]
+        if not orders:
+            raise WrongType("top without a column", where=where, remedy='top(1, "price")')
+        require_columns(self._stream.schema, [order.column for order in orders], where)
+        schema, keys, window = self._stream.schema, self._keys, self._window
+        make = partial(Top, schema, keys, window, number, orders, ties=ties)
+        return self._add(make, name, parallelism, is_partial=True, kind="top")
+
+    def rows(self, *, name: str | None = None, parallelism: int | None = None) -> Stream:
+        """All rows with window_start and window_end, when their window is over.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "user long"))
+        >>> rows.key_by("user").window(clonos.session("5 s")).rows().schema.names
+        ['user', 'window_start', 'window_end']
+        """
+        stream, window, where = self._stream, self._window, name or "rows"
+        if isinstance(window, Given) or not window.is_tumbling or not self._keys:
+            raise BadGraph(
+                "rows only come with the bounds of windows that do not overlap, by key",
+                where=where,
+                remedy="use key_by, and tumbling windows or sessions",
+            )
+        for column in (WINDOW_START, WINDOW_END):
+            if column in stream.schema.names:
+                raise BadGraph(
+                    f"the output would have two columns {column!r}",
+                    where=where,
+                    remedy="rename it before: select(...)",
+                )
+        make = partial(WindowRowsOperator, stream.schema, self._keys, window)
+        edge = stream._edge  # noqa: SLF001 - our own
+        return stream._follow("rows", name, make().schema, parallelism, make, edge)  # noqa: SLF001
+
+    def _add(
+        self,
+        make: Callable[[], Content],
+        name: str | None,
+        parallelism: int | None,
+        *,
+        is_partial: bool,
+        kind: str = "window",
+    ) -> Stream:
+        stream = self._stream
+        if not self._keys:
+            if parallelism not in (None, 1):
+                raise BadGraph(
+                    f"a window over all rows in {parallelism} tasks",
+                    where=name or kind,
+                    remedy="use key_by before it",
+                )
+            parallelism = 1
+        is_partial = is_partial and (stream._edge.routing is Routing.HASH or not self._keys)  # noqa: SLF001
+        edge = stream._edge  # noqa: SLF001
+        if is_partial:
+            node = stream._job.add_node(  # noqa: SLF001
+                f"{name or kind}_partial",
+                None,
+                schema=make().schema,
+                parallelism=stream._node.parallelism,  # noqa: SLF001
+                make=partial(_partial, make, self._window),
+                edges=(Edge(stream._node) if self._keys else edge,),  # noqa: SLF001
+            )
+            edge = Edge(node, edge.routing if self._keys else Routing.FORWARD, self._keys)
+        return stream._follow(  # noqa: SLF001
+            kind,
+            name,
+            make().output,
+            parallelism,
+            partial(_window, make, self._window, is_final=is_partial),
+            edge,
+        )
+
+
+def check_aggregates(
+    aggregates: dict[str, Aggregate], schema: pa.Schema, taken: Sequence[str], where: str
+) -> None:
+    """Raise what is wrong with aggregates of columns of `schema`; `taken` are no names for them."""
+    if not aggregates:
+        raise WrongType("agg without aggregates", where=where, remedy="agg(n=clonos.count())")
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise WrongType(
+                f"{column}={aggregate!r} is not an aggregate",
+                where=where,
+                remedy="use clonos.count, sum, min, max or avg",
+            )
+        if aggregate.column is not None:
+            require_columns(schema, [aggregate.column], where)
+        aggregate.fold(schema, where)
+        if column in taken:
+            raise BadGraph(
+                f"the output would have two columns {column!r}",
+                where=where,
+                remedy="rename the aggregate",
+            )
+
+
+def require_time(schema: pa.Schema, column: str, where: str) -> None:
+    """Raise :class:`WrongType` unless the column is a time."""
+    data_type = schema.field(column).type
+    if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)):
+        raise WrongType(
+            f"column {column!r} is {data_type}, not a time",
+            where=where,
+            remedy="use a timestamp or date column",
+        )
+
+
+def has_watermark(node: Node) -> bool:
+    """Whether event time advances behind this operator."""
+    if isinstance(node.make, partial) and node.make.func is WatermarkOperator:
+        return True
+    return bool(node.edges) and all(has_watermark(edge.node) for edge in node.edges)
+
+
+# Functions of this module, so that they can be shipped to other processes.
+
+
+def _partial(make: Callable[[], Content], window: Window) -> PartialOperator:
+    return PartialOperator(make(), window)
+
+
+def _window(make: Callable[[], Content], window: Window, *, is_final: bool) -> WindowOperator:
+    return WindowOperator(make(), window, is_final=is_final)

@@ -1,0 +1,372 @@
+"""The events of Nexmark, as Apache Beam generates them, in columns.
+
+Out of 50 consecutive events one is a person, three are auctions and 46 are bids. What an event is
+follows from its id alone: all draws are bits of a hash of the id. Draws and distributions are
+Beam's (hot auctions, sellers and bidders; persons and auctions that are still active; prices
+over six orders of magnitude), its random numbers are not.
+
+A *row number* counts the events of one kind in their order of arrival, 0, 1, 2, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.errors import WrongType
+from clonos.nexmark import text
+from clonos.nexmark.text import Int64, UInt64, mix
+
+PROPORTION: Final = 50
+"""Events among which the kinds are shared out."""
+
+FIRST_AUCTION_REST: Final = 1
+FIRST_BID_REST: Final = 4
+AUCTIONS: Final = FIRST_BID_REST - FIRST_AUCTION_REST
+"""... so many of them auctions."""
+
+FIRST_ID: Final = 1000
+"""Of persons and auctions."""
+
+FIRST_CATEGORY: Final = 10
+CATEGORIES: Final = 5
+ID_LEAD: Final = 10
+"""How far events refer to persons and auctions that are still to come."""
+
+HOT_BATCH: Final = 100
+HOT_AUCTION_RATIO: Final = 2
+HOT_SELLER_RATIO: Final = 4
+HOT_BIDDER_RATIO: Final = 4
+ACTIVE_PEOPLE: Final = 1000
+AUCTIONS_IN_FLIGHT: Final = 100
+
+BASE_MS: Final = 1_436_918_400_000
+"""Time of the first event: 2015-07-15, as in Beam."""
+
+_SHUFFLE: Final = 953
+_PERSON_FILLER, _AUCTION_FILLER, _BID_FILLER = 137, 382, 68
+"""Mean length of ``extra``: brings the mean sizes to 200, 500 and 100 bytes."""
+
+_TIME = pa.timestamp("us", "UTC")
+
+PERSON: Final = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("email_address", pa.string(), nullable=False),
+        pa.field("credit_card", pa.string(), nullable=False),
+        pa.field("city", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("date_time", _TIME, nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+AUCTION: Final = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("item_name", pa.string(), nullable=False),
+        pa.field("description", pa.string(), nullable=False),
+        pa.field("initial_bid", pa.int64(), nullable=False),
+        pa.field("reserve", pa.int64(), nullable=False),
+        pa.field("date_time", _TIME, nullable=False),
+        pa.field("expires", _TIME, nullable=False),
+        pa.field("seller", pa.int64(), nullable=False),
+        pa.field("category", pa.int64(), nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+BID: Final = pa.schema(
+    [
+        pa.field("auction", pa.int64(), nullable=False),
+        pa.field("bidder", pa.int64(), nullable=False),
+        pa.field("price", pa.int64(), nullable=False),
+        pa.field("date_time", _TIME, nullable=False),
+        pa.field("extra", pa.string(), nullable=False),
+    ]
+)
+EVENT: Final = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("person", pa.struct(list(PERSON))),
+        pa.field("auction", pa.struct(list(AUCTION))),
+        pa.field("bid", pa.struct(list(BID))),
+    ]
+)
+KINDS: Final = {"person": PERSON, "auction": AUCTION, "bid": BID, "event": EVENT}
+"""What can be generated; "event" is all of them as they come, two of the three columns null."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The first `events` events.
+
+    Parameters
+    ----------
+    events
+        How many, of all kinds together.
+    delay_us
+        Time from one event to the next.
+    group
+        Events are shuffled within groups of this size, ids and times alike: 1, or a multiple of
+        50 that is none of 953.
+
+    Examples
+    --------
+    >>> bids = Generator(events=500).batch("bid", 100, 3)
+    >>> bids.num_rows, bids == Generator(events=10_000).batch("bid", 90, 20).slice(10, 3)
+    (3, True)
+    """
+
+    events: int
+    delay_us: int = 100
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        is_shuffle = self.group % PROPORTION == 0 and self.group % _SHUFFLE
+        if self.events < 0 or self.delay_us < 0 or not (self.group == 1 or is_shuffle):
+            raise WrongType(
+                f"{self} is no generator of events",
+                remedy="give events >= 0, delay_us >= 0, and a group of 1 or a multiple of 50",
+            )
+
+    def rows(self, kind: str) -> int:
+        """How many of the events are of this kind."""
+        layout = _layout(_known(kind), self.group)
+        whole, rest = divmod(self.events, len(layout.order))
+        return whole * len(layout.places) + int(np.count_nonzero(layout.arrival < rest))
+
+    def ids(self, kind: str, first: int, rows: int) -> Int64:
+        """The event ids of consecutive rows."""
+        layout = _layout(_known(kind), self.group)
+        groups, place = np.divmod(np.arange(first, first + rows, dtype=np.int64), layout.size)
+        ids: Int64 = groups * len(layout.order) + layout.places[place]
+        return ids
+
+    def batch(self, kind: str, first: int, rows: int) -> pa.RecordBatch:
+        """Consecutive rows of one kind; row numbers are not bounded by `events`."""
+        ids = self.ids(kind, first, rows)
+        make: dict[str, Callable[[Int64, Int64 | int], pa.RecordBatch]] = {
+            "person": self._persons,
+            "auction": self._auctions,
+            "bid": self._bids,
+        }
+        return self._mixed(ids) if kind == "event" else make[kind](ids, first)
+
+    def time_ms(self, ids: Int64) -> Int64:
+        """When events happen."""
+        return BASE_MS + ids * self.delay_us // 1000
+
+    def _time(self, ids: Int64) -> pa.Array:
+        return pa.array(self.time_ms(ids) * 1000).view(_TIME)
+
+    def _persons(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+        draws = _draws(ids, 0)
+        cards, address = _draws(ids, 1), _draws(ids, 2)
+        quarters = [_choose(text.four_digits(), cards >> np.uint64(16 * i)) for i in range(4)]
+        mail = pc.binary_join_element_wise(
+            _choose(text.strings(7, 1), address),
+            pc.binary_join_element_wise(
+                _choose(text.strings(5, 2), address >> np.uint64(32)), "com", "."
+            ),
+            "@",
+        )
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(_last_person(ids) + FIRST_ID),
+                _choose(text.names(), draws),
+                mail,
+                pc.binary_join_element_wise(*quarters, " "),
+                _choose(pa.array(text.CITIES), draws >> np.uint64(16)),
+                _choose(pa.array(text.STATES), draws >> np.uint64(32)),
+                self._time(ids),
+                _filler(first, ids, _PERSON_FILLER, 1),
+            ],
+            schema=PERSON,
+        )
+
+    def _auctions(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+        draws, words = _draws(ids, 0), _draws(ids, 1)
+        is_hot = draws % np.uint64(HOT_SELLER_RATIO) != 0
+        hot = _last_person(ids) // HOT_BATCH * HOT_BATCH
+        seller = np.where(is_hot, hot, _next_person(ids, draws >> np.uint64(8)))
+        initial = _price(_draws(ids, 2))
+        now = self.time_ms(ids)
+        ahead = self.time_ms(ids + AUCTIONS_IN_FLIGHT * PROPORTION // AUCTIONS) - now
+        open_for = _below(_draws(ids, 4), np.maximum(2 * ahead, 1))
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(_last_auction(ids) + FIRST_ID),
+                _choose(text.strings(20, 3), words),
+                _choose(text.strings(100, 4), words >> np.uint64(32)),
+                pa.array(initial),
+                pa.array(initial + _price(_draws(ids, 3))),
+                self._time(ids),
+                pa.array((now + 1 + open_for) * 1000).view(_TIME),
+                pa.array(seller + FIRST_ID),
+                pa.array(FIRST_CATEGORY + _below(draws >> np.uint64(40), CATEGORIES)),
+                _filler(first, ids, _AUCTION_FILLER, 2),
+            ],
+            schema=AUCTION,
+        )
+
+    def _bids(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+        draws = _draws(ids, 0)
+        last = _last_auction(ids)
+        is_hot = draws % np.uint64(HOT_AUCTION_RATIO) != 0
+        low = np.maximum(last - AUCTIONS_IN_FLIGHT, 0)
+        other = low + _below(draws >> np.uint64(8), last - low + 1 + ID_LEAD)
+        auction = np.where(is_hot, last // HOT_BATCH * HOT_BATCH, other)
+        is_hot = (draws >> np.uint64(2)) % np.uint64(HOT_BIDDER_RATIO) != 0
+        hot = _last_person(ids) // HOT_BATCH * HOT_BATCH + 1
+        bidder = np.where(is_hot, hot, _next_person(ids, draws >> np.uint64(32)))
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(auction + FIRST_ID),
+                pa.array(bidder + FIRST_ID),
+                pa.array(_price(_draws(ids, 1))),
+                self._time(ids),
+                _filler(first, ids, _BID_FILLER, 3),
+            ],
+            schema=BID,
+        )
+
+    def _mixed(self, ids: Int64) -> pa.RecordBatch:
+        """Every event in the column of its kind."""
+        rests = ids % PROPORTION
+        code = (rests >= FIRST_AUCTION_REST).astype(np.int8) + (rests >= FIRST_BID_REST)
+        names = ("person", "auction", "bid")
+        columns = [pa.array(names).take(pa.array(code))]
+        for number, kind in enumerate(names):
+            places = np.flatnonzero(code == number)
+            columns.append(_scatter(self._of(kind, ids[places]), places, len(ids)))
+        return pa.RecordBatch.from_arrays(columns, schema=EVENT)
+
+    def _of(self, kind: str, ids: Int64) -> pa.RecordBatch:
+        """Events of one kind by id; in a mixed batch they need not be consecutive rows."""
+        layout = _layout(kind, self.group)
+        groups, place = np.divmod(ids, len(layout.order))
+        numbers = groups * layout.size + layout.row_of[place]
+        if len(ids) and np.array_equal(numbers, np.arange(numbers[0], numbers[0] + len(ids))):
+            return self.batch(kind, int(numbers[0]), len(ids))
+        parts = [self.batch(kind, int(number), 1) for number in numbers]
+        table = pa.Table.from_batches(parts, KINDS[kind]).combine_chunks()
+        empty = pa.RecordBatch.from_pylist([], KINDS[kind])
+        return table.to_batches()[0] if parts else empty
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where in a group of events those of one kind are.
+
+    ``order``: ids of a group in order of arrival. Of the kind: ``arrival`` when, ``places`` as
+    ids; ``row_of`` the number among them by id.
+    """
+
+    order: Int64
+    arrival: Int64
+    places: Int64
+    row_of: Int64
+
+    @property
+    def size(self) -> int:
+        return len(self.places)
+
+
+@lru_cache(maxsize=64)
+def _layout(kind: str, group: int) -> _Layout:
+    order = np.arange(PROPORTION)
+    if group > 1:
+        order = np.arange(group) * _SHUFFLE % group
+    rests = order % PROPORTION
+    limits = {
+        "person": (0, FIRST_AUCTION_REST),
+        "auction": (FIRST_AUCTION_REST, FIRST_BID_REST),
+        "bid": (FIRST_BID_REST, PROPORTION),
+        "event": (0, PROPORTION),
+    }
+    low, high = limits[kind]
+    arrival = np.flatnonzero((rests >= low) & (rests < high))
+    row_of = np.full(len(order), -1)
+    row_of[order[arrival]] = np.arange(len(arrival))
+    return _Layout(order, arrival, order[arrival], row_of)
+
+
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise WrongType(f"no events of kind {kind!r}", remedy=f"use one of {', '.join(KINDS)}")
+    return kind
+
+
+def _draws(ids: Int64, number: int) -> UInt64:
+    """64 random bits per event; each `number` gives others."""
+    return mix((ids.astype(np.uint64) << np.uint64(3)) + np.uint64(number + 1))
+
+
+def _below(draws: UInt64, limit: Int64 | int) -> Int64:
+    """Numbers from 0 to limit - 1 out of 24 bits or more."""
+    bits = np.uint64(24)
+    share = (draws & np.uint64((1 << 24) - 1)) * np.asarray(limit, np.uint64)
+    numbers: Int64 = (share >> bits).astype(np.int64)
+    return numbers
+
+
+def _price(draws: UInt64) -> Int64:
+    exponent = (draws >> np.uint64(11)).astype(np.float64) * (6.0 / 2**53)
+    prices: Int64 = np.rint(np.power(10.0, exponent) * 100.0).astype(np.int64)
+    return prices
+
+
+def _last_person(ids: Int64) -> Int64:
+    return ids // PROPORTION
+
+
+def _last_auction(ids: Int64) -> Int64:
+    epoch, rest = np.divmod(ids, PROPORTION)
+    # Before the first auction of an epoch the last one is of the epoch before.
+    return epoch * AUCTIONS + np.minimum(rest, AUCTIONS) - 1
+
+
+def _next_person(ids: Int64, draws: UInt64) -> Int64:
+    people = _last_person(ids) + 1
+    active = np.minimum(people, ACTIVE_PEOPLE)
+    return people - active + _below(draws, active + ID_LEAD)
+
+
+def _choose(pool: pa.Array, draws: UInt64) -> pa.Array:
+    numbers = (draws & np.uint64(0xFFFF)) % np.uint64(len(pool))
+    return pool.take(pa.array(numbers.astype(np.int64)))
+
+
+def _filler(first: Int64 | int, ids: Int64, mean: int, salt: int) -> pa.Array:
+    return text.filler(int(first), len(ids), mean, salt)
+
+
+def _scatter(batch: pa.RecordBatch, places: npt.NDArray[np.intp], rows: int) -> pa.Array:
+    """A struct column that has the rows of `batch` at `places`, and nulls elsewhere."""
+    fields = [_spread(column, places, rows) for column in batch.columns]
+    is_null = np.ones(rows, bool)
+    is_null[places] = False
+    return pa.StructArray.from_arrays(fields, fields=list(batch.schema), mask=pa.array(is_null))
+
+
+def _spread(column: pa.Array, places: npt.NDArray[np.intp], rows: int) -> pa.Array:
+    if not pa.types.is_string(column.type):
+        spread = np.zeros(rows, np.int64)
+        spread[places] = column.view(pa.int64()).to_numpy()
+        return pa.array(spread).view(column.type)
+    _, offsets, data = column.buffers()
+    if offsets is None:
+        return pa.array([""] * rows, pa.string())
+    ends = np.frombuffer(offsets, np.int32)[: len(column) + 1]
+    # A row that has no string ends where the one before it does.
+    before = np.zeros(rows + 1, np.int32)
+    before[1:][places] = np.diff(ends)
+    np.cumsum(before, out=before)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(before), data)

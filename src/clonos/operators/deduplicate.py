@@ -1,0 +1,64 @@
+"""deduplicate: only the first row of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.operators.base import Operator
+from clonos.operators.keys import factorise, key_columns
+from clonos.operators.row_store import DUE, RowStore
+from clonos.operators.state import Frozen
+from clonos.operators.watermark import event_ms
+from clonos.operators.window_kinds import FOR_EVER
+
+
+class DeduplicateOperator(Operator):
+    """Drops rows whose key it remembers.
+
+    A key is remembered for ever or, with `time`, until the watermark is `within_ms` past the time
+    of its first row. A key with a null in it is a key like any other.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, keys: Sequence[str], time: str | None, within_ms: int
+    ) -> None:
+        super().__init__()
+        self._keys = tuple(keys)
+        self._time = time
+        self._within_ms = within_ms
+        fields = [schema.field(key) for key in keys]
+        self._store = RowStore(pa.schema([*fields, pa.field(DUE, pa.int64())]), keys)
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        columns = key_columns(batch, self._keys)
+        _, firsts = factorise(columns, batch.num_rows)
+        rows = batch.take(pa.array(firsts))
+        is_known = np.zeros(len(firsts), bool)
+        is_known[self._store.find(rows, self._keys).probes] = True
+        rows = rows.filter(pa.array(~is_known))
+        if not rows.num_rows:
+            return None
+        due = pa.array(np.full(rows.num_rows, FOR_EVER))
+        if self._time is not None:
+            times = event_ms(rows.column(self._time)).fill_null(FOR_EVER).to_numpy()
+            due = pa.array(np.minimum(times + self._within_ms, FOR_EVER))
+        keys = key_columns(rows, self._keys)
+        order = self.facts.get("order", 0)
+        self.facts.set("order", order + rows.num_rows)
+        names = [*self._keys, DUE]
+        self._store.append(pa.RecordBatch.from_arrays([*keys, due], names), order)
+        return rows
+
+    def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        if self._time is not None:
+            self._store.drop_due(watermark_ms)
+        return None
+
+    def changes(self) -> Frozen:
+        return self._store.changes()
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        self._store.restore(keys, values)

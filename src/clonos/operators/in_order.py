@@ -1,0 +1,92 @@
+"""in_order: rows sorted by event time, held back until the watermark has passed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.operators.base import Operator
+from clonos.operators.pieces import END, INTERVAL, ORDER, START, Combined, PieceStore, numbers
+from clonos.operators.state import Frozen
+from clonos.operators.watermark import event_ms
+from clonos.operators.window_kinds import FOR_EVER
+
+
+class _Rows:
+    """Rows as pieces that are never combined."""
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        self.schema = pa.schema([*schema, *INTERVAL])
+        self.keys = keys
+
+    @staticmethod
+    def combine(pieces: pa.RecordBatch) -> Combined:
+        same = np.arange(pieces.num_rows)
+        return Combined(pieces, same, same)
+
+
+class InOrderOperator(Operator):
+    """Gives out rows in the order of `time`, then of the columns `ties`, then of arrival.
+
+    Rows that come behind the watermark, or have no time, are dropped and counted.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, keys: Sequence[str], time: str, ties: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self._time = time
+        self._ties = tuple(ties)
+        self._store = PieceStore(_Rows(schema, keys))
+        self._earliest = FOR_EVER
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        times = event_ms(batch.column(self._time))
+        if times.null_count:
+            for row in batch.filter(times.is_null()).to_pylist():
+                self.reject(ValueError(f"no event time in column {self._time!r}"), row)
+            batch, times = batch.filter(times.is_valid()), times.drop_null()
+        at = times.to_numpy()
+        mark = self.watermark_ms
+        if mark is not None and (is_late := at <= mark).any():
+            self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))
+            batch, at = batch.filter(pa.array(~is_late)), at[~is_late]
+        if batch.num_rows:
+            self._earliest = min(self._earliest, int(at.min()))
+            order = self.facts.get("order", 0)
+            self.facts.set("order", order + batch.num_rows)
+            names = [*self.schema.names, START, END]
+            columns = [*batch.columns, pa.array(at), pa.array(at)]
+            self._store.append(pa.RecordBatch.from_arrays(columns, names), order)
+        return None
+
+    def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        if self._earliest > watermark_ms:
+            return None
+        pieces = self._store.all()
+        is_due = numbers(pieces, START) <= watermark_ms
+        due = pieces.filter(pa.array(is_due))
+        self._store.remove(is_due)
+        self._look_ahead()
+        keys: list[Any] = [(name, "ascending") for name in (START, *self._ties, ORDER)]
+        ranked = due.take(pc.sort_indices(due, sort_keys=keys))
+        return pa.RecordBatch.from_arrays(ranked.columns[: len(self.schema)], schema=self.schema)
+
+    def on_end(self) -> pa.RecordBatch | None:
+        return self.on_watermark(FOR_EVER - 1)
+
+    def changes(self) -> Frozen:
+        return self._store.changes()
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        self._store.restore(keys, values)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        starts = numbers(self._store.all(), START)
+        self._earliest = int(starts.min(initial=FOR_EVER))

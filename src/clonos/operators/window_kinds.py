@@ -1,0 +1,161 @@
+"""Which windows there are: where a row belongs, and what is complete at a point of event time.
+
+All times are in ms. A window is over when the watermark reaches its last millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+FOR_EVER = 2**61
+"""Later than any time."""
+
+
+class Due(NamedTuple):
+    """Pieces of windows that are complete.
+
+    ``pieces``: their numbers, a piece once for each of its windows; ``starts`` and ``ends`` of
+    these windows; ``is_over``: which pieces belong to no later window.
+    """
+
+    pieces: Int64
+    starts: Int64
+    ends: Int64
+    is_over: Mask
+
+
+class Fixed(NamedTuple):
+    """Windows of one size, one beginning every `slide_ms`; side by side if that is the size.
+
+    A piece covers a *pane*: the time between two edges of windows.
+    """
+
+    size_ms: int
+    slide_ms: int
+    event_time: str | None
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Every row is in one window."""
+        return self.size_ms == self.slide_ms
+
+    def intervals(self, times: Int64) -> tuple[Int64, Int64]:
+        """Per row the start of its pane, and the end of the last window that it is in."""
+        pane = math.gcd(self.size_ms, self.slide_ms)
+        return times // pane * pane, times // self.slide_ms * self.slide_ms + self.size_ms
+
+    def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
+        """What is over at `mark` and was not at `done`."""
+        pieces, window_starts = [], []
+        for back in range(-(-self.size_ms // self.slide_ms)):
+            first = starts // self.slide_ms * self.slide_ms - back * self.slide_ms
+            last = first + self.size_ms - 1
+            found = np.flatnonzero((last >= starts) & (last <= mark) & (last > done))
+            pieces.append(found)
+            window_starts.append(first[found])
+        chosen, begin = np.concatenate(pieces), np.concatenate(window_starts)
+        by_window = np.lexsort((chosen, begin))
+        begin = begin[by_window]
+        return Due(chosen[by_window], begin, begin + self.size_ms, ends - 1 <= mark)
+
+    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
+        """When the next window ends in which any of the pieces is."""
+        if not len(starts):
+            return None
+        # The first window that has the pane in it, and is not over at `done`.
+        earliest = np.maximum(starts - self.size_ms, done - self.size_ms + 1)
+        first = (earliest // self.slide_ms + 1) * self.slide_ms
+        return int(np.min(first)) + self.size_ms
+
+
+class Session(NamedTuple):
+    """Windows of rows of a key that follow each other by less than `gap_ms`."""
+
+    gap_ms: int
+    event_time: str | None
+
+    @property
+    def is_tumbling(self) -> bool:
+        """See :attr:`Fixed.is_tumbling`."""
+        return True
+
+    def intervals(self, times: Int64) -> tuple[Int64, Int64]:
+        """A session of each row alone."""
+        return times, times + self.gap_ms
+
+    def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
+        """See :meth:`Fixed.due`."""
+        del done
+        return _due(starts, ends, mark)
+
+    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
+        """See :meth:`Fixed.next_end`; rows to come may prolong a session."""
+        del starts, done
+        return int(ends.min()) if len(ends) else None
+
+
+class Given(NamedTuple):
+    """Windows that rows name themselves, by two columns: from the one, up to before the other."""
+
+    start: str
+    end: str
+
+    @property
+    def is_tumbling(self) -> bool:
+        """See :attr:`Fixed.is_tumbling`."""
+        return True
+
+    def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
+        """See :meth:`Fixed.due`."""
+        del done
+        return _due(starts, ends, mark)
+
+    def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
+        """See :meth:`Fixed.next_end`."""
+        del starts, done
+        return int(ends.min()) if len(ends) else None
+
+
+Window = Fixed | Session | Given
+
+
+def is_event_time(window: Window) -> bool:
+    """Whether the window needs watermarks."""
+    return isinstance(window, Given) or window.event_time is not None
+
+
+def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
+    """Number intervals by session: those of one code that overlap, directly or by others.
+
+    Examples
+    --------
+    >>> sessions(np.array([0, 1, 0, 0]), np.array([1, 2, 9, 3]), np.array([4, 5, 12, 6])).tolist()
+    [0, 2, 1, 0]
+    """
+    by_start = np.lexsort((starts, codes))
+    codes, starts, ends = codes[by_start], starts[by_start], ends[by_start]
+    low = int(starts.min(initial=0))
+    span = int(ends.max(initial=0)) - low + 1
+    # Shifted apart, the intervals of one code never reach those of the next.
+    shift = codes * span - low
+    assert not len(codes) or int(codes[-1] + 1) * span < 2**62, "times too far apart for sessions"
+    reach = np.maximum.accumulate(ends + shift)
+    is_new = np.ones(len(codes), bool)
+    is_new[1:] = (starts + shift)[1:] >= reach[:-1]
+    numbered = np.empty(len(codes), np.int64)
+    numbered[by_start] = np.cumsum(is_new) - 1
+    return numbered
+
+
+def _due(starts: Int64, ends: Int64, mark: int) -> Due:
+    is_over = ends - 1 <= mark
+    pieces = np.flatnonzero(is_over)
+    pieces = pieces[np.lexsort((pieces, ends[pieces], starts[pieces]))]
+    return Due(pieces, starts[pieces], ends[pieces], is_over)

@@ -1,0 +1,91 @@
+"""All rows of a window, with its bounds, when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.operators.pieces import END, START, numbers, orders_of
+from clonos.operators.row_store import RowStore
+from clonos.operators.state import Frozen, both
+from clonos.operators.watermark import event_ms
+from clonos.operators.window import WindowOperator
+from clonos.operators.window_content import BOUNDS, Folded, instants
+from clonos.operators.window_kinds import Fixed, Session
+
+_TIME: Final = "~time"
+_FIRST_ORDER: Final = 1 << 62
+"""Rows are numbered from here on, windows from 0: the numbers tell them apart in layers."""
+
+
+class WindowRowsOperator(WindowOperator):
+    """Keeps rows beside the windows that they are in; only the latter change as rows come."""
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str], window: Fixed | Session) -> None:
+        super().__init__(Folded(schema, keys, window, {}), window, is_final=False)
+        self._keys = tuple(keys)
+        self._names = schema.names
+        self._rows = RowStore(schema.append(pa.field(_TIME, pa.int64())), keys)
+        self._output = pa.schema([*schema, *BOUNDS])
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._output
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        rows = self._in_time(batch)
+        if not rows.num_rows:
+            return None
+        super().on_batch(rows)
+        window = self._window
+        assert isinstance(window, (Fixed, Session))
+        if window.event_time is None:
+            times = pa.array(np.full(rows.num_rows, self.services.step.clock_ms()))
+        else:
+            times = event_ms(rows.column(window.event_time))
+        order = self.facts.get("row", _FIRST_ORDER)
+        self.facts.set("row", order + rows.num_rows)
+        names = [*self._names, _TIME]
+        self._rows.append(pa.RecordBatch.from_arrays([*rows.columns, times], names), order)
+        return None
+
+    def changes(self) -> Frozen:
+        return both(super().changes(), self._rows.changes())
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        is_row = pa.array(orders_of(keys) >= _FIRST_ORDER)
+        is_window = pc.invert(is_row)
+        super().restore_columns(keys.filter(is_window), values.filter(is_window))
+        self._rows.restore(keys.filter(is_row), values.filter(is_row))
+
+    def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows that have a time, and whose window as far as they make it is not over."""
+        window = self._window
+        assert isinstance(window, (Fixed, Session))
+        if window.event_time is None:
+            return batch
+        batch = self._without_nulls(batch, window.event_time)
+        if self.watermark_ms is None or not batch.num_rows:
+            return batch
+        _, ends = window.intervals(event_ms(batch.column(window.event_time)).to_numpy())
+        is_late = ends - 1 <= self.watermark_ms
+        if not is_late.any():
+            return batch
+        self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))
+        return batch.filter(pa.array(~is_late))
+
+    def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
+        found = self._rows.find(fired, self._keys)
+        starts, ends = (numbers(fired, name)[found.probes] for name in (START, END))
+        times = numbers(found.rows, _TIME)
+        is_in = (starts <= times) & (times < ends)
+        run, place = found.places
+        self._rows.remove((run[is_in], place[is_in]))
+        rows = found.rows.filter(pa.array(is_in))
+        columns = rows.columns[: len(self._names)]
+        columns += [instants(starts[is_in]), instants(ends[is_in])]
+        return pa.RecordBatch.from_arrays(columns, schema=self._output)

@@ -1,0 +1,170 @@
+"""A whole job in one thread, without Spark and without the protocol: for tests of what it computes.
+
+The order in which tasks get on is drawn from a seed, as are the cuts of sources and how many
+batches are taken at once. Tasks can be restored from their layers in between, as if they had been
+killed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+import pyarrow as pa
+
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.graph.compile import CompiledJob
+from clonos.operators.chain import ChainProgram
+from clonos.operators.readers import EndOfInput
+from clonos.testing.harness import (
+    Batches,
+    End,
+    Event,
+    Source,
+    StepHarness,
+    StepOutput,
+    Tick,
+    Watermark,
+)
+
+
+class InMemoryRun:
+    """One run of a job with replayable sources.
+
+    Parameters
+    ----------
+    compiled
+        Such as ``job.compile()``.
+    batch_rows
+        The largest cut of a source.
+    restore
+        The probability that a task is restored from its layers before a step.
+    step_ms
+        Time passes between steps: this much on average.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> job = clonos.Job()
+    >>> numbers = job.source(clonos.sources.from_batches([[(1,), (2,)]], "n long"))
+    >>> numbers.filter(lambda row: row.n > 1).sink(clonos.sinks.collect(), name="out")
+    >>> InMemoryRun(job.compile()).run()["out"].to_pylist()
+    [{'n': 2}]
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledJob,
+        *,
+        seed: int = 0,
+        batch_rows: int = 1000,
+        restore: float = 0.0,
+        step_ms: float = 1.0,
+    ) -> None:
+        self._compiled = compiled
+        self._random = Random(seed)
+        self._batch_rows = batch_rows
+        self._restore = restore
+        self._step_ms = step_ms
+        self._now_ms = 1_000_000.0
+        self._queues: dict[int, deque[Event]] = {c.id: deque() for c in compiled.plan.channels}
+        self._tasks = {code.task.id: StepHarness(code.program()) for code in compiled.codes}
+        self._layers: dict[int, list[bytes]] = {task: [] for task in self._tasks}
+        self._open = {task.id: set(task.inputs) for task in compiled.plan.tasks}
+        self._readers = {}
+        for code in compiled.codes:
+            if code.source is not None:
+                reader = code.source.reader(code.task.index, code.parallelism)
+                reader.open(0)
+                self._readers[code.task.id] = reader
+        self._delivered: dict[str, list[pa.RecordBatch]] = {}
+        self.events: dict[int, list[tuple[int, Event]]] = {task: [] for task in self._tasks}
+        """By task, what it was given, and when (in ms)."""
+
+    def run(self) -> dict[str, pa.Table]:
+        """Run until all input has ended; the rows of each sink by its name."""
+        while runnable := self._runnable():
+            self._now_ms += self._step_ms * 2 * self._random.random()
+            for task, harness in self._tasks.items():
+                self._take(task, Tick(int(self._now_ms)), harness)
+            task, channel = self._random.choice(runnable)
+            event = self._read(task) if channel is None else self._receive(channel)
+            if event is not None:
+                self._take(task, event, self._tasks[task])
+        schemas = {c.task.operator: c.sink.schema for c in self._compiled.codes if c.sink}
+        return {
+            name: pa.Table.from_batches(self._delivered.get(name, []), schema)
+            for name, schema in schemas.items()
+        }
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """By task, what its operators have dropped."""
+        return {
+            code.task.name: program.statistics
+            for code in self._compiled.codes
+            if isinstance(program := self._tasks[code.task.id].program, ChainProgram)
+        }
+
+    def _runnable(self) -> list[tuple[int, int | None]]:
+        """Tasks that can take a step, and from which channel."""
+        found: list[tuple[int, int | None]] = [(task, None) for task in self._readers]
+        for task, channels in self._open.items():
+            found += [(task, channel) for channel in sorted(channels) if self._queues[channel]]
+        return found
+
+    def _read(self, task: int) -> Event | None:
+        try:
+            batch = self._readers[task].read(self._random.randint(1, self._batch_rows), 0.0)
+        except EndOfInput:
+            del self._readers[task]
+            return End(None)
+        return None if batch is None else Source(batch)
+
+    def _receive(self, channel: int) -> Event:
+        queue = self._queues[channel]
+        event = queue.popleft()
+        if isinstance(event, Batches):
+            taken = list(event.batches)
+            while queue and isinstance(queue[0], Batches) and self._random.random() < 0.5:
+                more = queue.popleft()
+                assert isinstance(more, Batches)
+                taken += more.batches
+            event = Batches(channel, tuple(taken))
+        return event
+
+    def _take(self, task: int, event: Event, harness: StepHarness) -> None:
+        if not (isinstance(event, Tick) and harness.wake_ms is None):
+            self.events[task].append((int(self._now_ms), event))
+            if self._random.random() < self._restore:
+                harness = self._restored(task, harness)
+        output = harness.feed(event)
+        if isinstance(event, End):
+            self._open[task].discard(-1 if event.channel is None else event.channel)
+        self._emit(task, output, is_end=isinstance(event, End) and not self._open[task])
+
+    def _restored(self, task: int, old: StepHarness) -> StepHarness:
+        layers = self._layers[task]
+        layers.append(bytes(old.program.delta()))
+        program = self._compiled.codes[task].program()
+        for layer in layers:
+            program.apply(layer)
+        harness = StepHarness(program, position=old.position, now_ms=old.now_ms)
+        harness.wake_ms = old.wake_ms
+        self._tasks[task] = harness
+        return harness
+
+    def _emit(self, task: int, output: StepOutput, *, is_end: bool) -> None:
+        channels = self._compiled.plan.channels
+        for channel, batch in output.batches.items():
+            if channels[channel].receiver == HOUSE_KEEPER:
+                name = self._compiled.codes[task].task.operator
+                self._delivered.setdefault(name, []).append(batch.payload)
+            else:
+                self._queues[channel].append(Batches(channel, (batch.payload,)))
+        for channel, mark in output.watermarks.items():
+            if channels[channel].receiver != HOUSE_KEEPER:
+                self._queues[channel].append(Watermark(channel, mark))
+        if is_end:
+            for channel in self._compiled.codes[task].task.outputs:
+                if channels[channel].receiver != HOUSE_KEEPER:
+                    self._queues[channel].append(End(channel))

@@ -1,0 +1,60 @@
+"""Every query in the simulated cluster: tasks are killed at random, the rows are the same."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.core.messages import Kind
+from clonos.nexmark import Generator
+from clonos.nexmark.queries import QUERIES, Auctions
+from clonos.simulator.arrow_jobs import ArrowJob
+from clonos.simulator.seeds import random_options, simulate_job
+
+EVENTS = 3500
+DELAY_US = 20_000
+SEEDS = 3
+
+
+def run(number, seed):
+    """What the sinks have delivered, how many processes died, and the verdict."""
+    random = Random(1000 * number + seed)
+    depth: Any = random.choice((0, 1, 1, 2, "full"))
+    job = clonos.Job("nexmark", parallelism=2, sharing_depth=depth)
+    house = Auctions(job, EVENTS, delay_us=DELAY_US, block_events=100)
+    QUERIES[number](house).sink(clonos.sinks.collect(), name="out")
+    arrow = ArrowJob(job.compile())
+    options = random_options(random, arrow)
+    options.availability = False
+    options.rows_at_once = 20
+    result, cluster = simulate_job(seed, arrow, options, random)
+    assert result.verdict == "ok", f"query {number}, seed {seed}: {result.failure}"
+    batches = [
+        payload
+        for code in arrow.compiled.codes
+        if code.sink is not None
+        for kind, payload, _ in cluster.recorder.output(code.task.id)
+        if kind == Kind.BATCH
+    ]
+    schema = next(code.sink.schema for code in arrow.compiled.codes if code.sink is not None)
+    return pa.Table.from_batches(batches, schema), cluster.deaths
+
+
+@pytest.mark.parametrize("number", sorted(QUERIES))
+def test_queries_survive_kills(reference, number):
+    deaths = 0
+    for seed in range(SEEDS):
+        table, died = run(number, seed)
+        deaths += died
+        found = reference.found(table)
+        if number == 12:  # that its windows are those of its log is one of the invariants
+            assert sum(n for *_, n in found) == Generator(EVENTS).rows("bid")
+        else:
+            expected = reference.expected(number, Generator(EVENTS, DELAY_US))
+            assert expected
+            assert found == expected
+    assert deaths > 0

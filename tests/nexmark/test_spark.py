@@ -1,0 +1,61 @@
+"""The generator as Spark's data source, and queries on real Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+import clonos
+from clonos.nexmark import Generator
+from clonos.nexmark.queries import QUERIES, Auctions
+from clonos.nexmark.spark import NexmarkSource, write_table
+from clonos.spark.session import get_or_create
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+
+
+@pytest.fixture(scope="module")
+def spark(new_jvm, tmp_path_factory):
+    config = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = get_or_create("local[8]", "nexmark tests", config=config)
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    yield session
+    session.stop()
+
+
+def test_tables_and_streams_have_the_generators_rows(spark, tmp_path, reference):
+    spark.dataSource.register(NexmarkSource)
+    generator = Generator(5000)
+    bids = generator.batch("bid", 0, generator.rows("bid"))
+    options = {"kind": "bid", "events": 5000, "partitions": 3, "rows_per_batch": 1500}
+    table = spark.read.format("nexmark").options(**options).load().toArrow()
+    assert reference.found(table) == reference.found(bids)
+    query = (
+        spark.readStream.format("nexmark").options(**options).load().writeStream
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .format("memory").queryName("bids").trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(60)
+    assert reference.found(spark.table("bids").toArrow()) == reference.found(bids)
+    events = spark.read.format("nexmark").option("events", 200).load()
+    kinds = {row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()}
+    assert kinds == {"person": 4, "auction": 12, "bid": 184}
+
+
+def test_a_table_is_written(spark, reference):
+    generator = Generator(2000)
+    write_table(spark, generator, "person", "nexmark_persons")
+    try:
+        found = reference.found(spark.table("nexmark_persons").toArrow())
+        assert found == reference.found(generator.batch("person", 0, generator.rows("person")))
+    finally:
+        spark.sql("drop table nexmark_persons")
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_queries_on_spark(spark, reference, number):
+    job = clonos.Job("nexmark", parallelism=1, standbys=0)
+    house = Auctions(job, 50_000, delay_us=1000)
+    QUERIES[number](house).sink(clonos.sinks.collect(), name="out")
+    result = job.run(spark, timeout_s=60)
+    found = reference.found(result.table("out"))
+    assert found == reference.expected(number, Generator(50_000, 1000))
