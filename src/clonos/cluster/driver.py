@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +111,6 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._inbox = Inbox()
         self._silence_s = silence_s
         address = driver_address(spark)
         on_one_machine = (spark.sparkContext.master or "").startswith("local")
@@ -120,7 +119,7 @@ class RunningJob:
         )
         self.directory.check(compiled)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
-            undo.callback(self._inbox.close)
+            self._inbox = undo.enter_context(closing(Inbox()))
             self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
             undo.callback(self.host.close)
             self._claim()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any
 
 from clonos.core import coordinator as co
@@ -47,9 +48,9 @@ class Mutation:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        originals = [getattr(owner, name) for owner, name, _ in self.patches]
-        for (owner, name, make), original in zip(self.patches, originals, strict=True):
-            setattr(owner, name, make(original))
+        originals = [getattr_static(owner, name) for owner, name, _ in self.patches]
+        for owner, name, make in self.patches:
+            setattr(owner, name, make(getattr(owner, name)))
         try:
             yield
         finally:
