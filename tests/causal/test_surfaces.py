@@ -98,7 +98,7 @@ def log(spark, tmp_path):
 
 
 def in_udf(frame, ask, folder):
-    return frame.select("id", F.udf(ask, "double")("id").alias("answer"))
+    return frame.select("id", F.udf(lambda x: ask(x) + 0.0, "double")("id").alias("answer"))
 
 
 def in_pickled_udf(frame, ask, folder):
