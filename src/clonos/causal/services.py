@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -160,6 +161,8 @@ class Service(Shipped, Generic[F]):
     def __init__(self, fn: F, name: str, timeout_s: float | None, attempts: int) -> None:
         functools.update_wrapper(self, fn)
         self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
+        with contextlib.suppress(ValueError, TypeError):  # a function written in C may have none
+            self.__signature__ = inspect.signature(fn)
         self._fn = fn
         self._name = name
         self._timeout_s = timeout_s
