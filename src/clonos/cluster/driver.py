@@ -261,7 +261,7 @@ class RunningJob:
                     seat.executor,
                     seat.executor_pid,
                     names[runs] if runs is not None else None,
-                    tuple(names[task] for task in slot.standbys),
+                    tuple(names[t] for t, epoch in slot.standbys.items() if epoch >= 0),
                 )
             )
         return result

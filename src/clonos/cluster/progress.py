@@ -70,7 +70,8 @@ class TaskView:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot as it is now. ``runs``: a task's name; ``keeps``: the standbys it holds."""
+    """A slot as it is now. ``runs``: a task's name; ``keeps``: the standbys that are
+    filled up to some floor."""
 
     place: int
     pid: int
