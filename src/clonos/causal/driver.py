@@ -157,16 +157,7 @@ def start(
     clonos.causal.errors.UnsupportedSession: 'str' is not a Spark session...
     """
     context = _spark_context(spark)
-    if (directory is None) == (store is None):
-        raise DefinitionError(
-            "the log needs a directory or a store, and not both",
-            where="causal.start",
-            remedy='causal.start(spark, "/data/answers") or store="postgresql://..."',
-        )
-    if place.connection() is not None:
-        raise DefinitionError(
-            "this driver has a log already", where="causal.start", remedy="stop it: log.stop()"
-        )
+    _check_place(directory, store)
     if context is None:
         host = _connect_host(spark, run, LOOPBACK if store else host)
     name = run or context.appName
@@ -186,6 +177,19 @@ def start(
         name, term, patience_s, address=server.address, job=server.job, secret=server.secret
     )
     return Log(context, name, server, connection)
+
+
+def _check_place(directory: str | Path | None, store: str | None) -> None:
+    if (directory is None) == (store is None):
+        raise DefinitionError(
+            "the log needs a directory or a store, and not both",
+            where="causal.start",
+            remedy='causal.start(spark, "/data/answers") or store="postgresql://..."',
+        )
+    if place.connection() is not None:
+        raise DefinitionError(
+            "this driver has a log already", where="causal.start", remedy="stop it: log.stop()"
+        )
 
 
 def _spark_context(spark: Any) -> Any:

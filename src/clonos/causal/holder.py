@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -201,8 +200,3 @@ class _Stream:
         if self._reader is not None:
             # Also ends a read that nothing answers.
             self._reader.cancel()
-
-
-def wait_until(deadline_s: float) -> float:
-    """Seconds left until a moment of the monotonic clock, never negative."""
-    return max(0.0, deadline_s - time.monotonic())

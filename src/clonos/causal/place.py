@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, TypeVar
 
@@ -291,8 +291,3 @@ def named(name: str) -> Iterator[None]:
         yield
     finally:
         _operator_name.reset(token)
-
-
-def with_run(run: str) -> Connection | None:
-    """The connection under another run's name."""
-    return None if _process.connection is None else replace(_process.connection, run=run)

@@ -14,6 +14,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
+from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -119,40 +120,58 @@ def _value(entry: Entry, cause: BaseException | None = None) -> Any:
     raise decode_error(entry.answer) from cause
 
 
+def _is_no_answer(error: BaseException) -> bool:
+    """Whether it says something of the log or the task, not of the service."""
+    return isinstance(error, CausalError) and not isinstance(error, ServiceTooSlow)
+
+
+class _RealCall:
+    """Around a call that is really made: what comes of it, a failure too, is the answer."""
+
+    def __init__(self, question: _Question) -> None:
+        self.value: Any = None
+        self._question = question
+        self._failure: Exception | None = None
+
+    def __enter__(self) -> _RealCall:
+        self._token = _asking.set(self._question)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        _asking.reset(self._token)
+        if not isinstance(error, Exception) or _is_no_answer(error):
+            return False
+        self._failure = error
+        return True
+
+    def answer(self) -> Any:
+        """Keep it, and give it as the log has it."""
+        failure = self._failure
+        value = self.value if failure is None else failure
+        return _value(self._question.keep(ok=failure is None, value=value), failure)
+
+
 def _ask(question: _Question, fn: Callable[[], Any]) -> Any:
     entry = question.logged()
     if entry is not None:
         return _value(entry)
-    token = _asking.set(question)
-    try:
-        value, ok = fn(), True
-    except ServiceTooSlow as error:
-        value, ok = error, False
-    except CausalError:
-        raise
-    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-        value, ok = error, False
-    finally:
-        _asking.reset(token)
-    return _value(question.keep(ok=ok, value=value), None if ok else value)
+    with _RealCall(question) as call:
+        call.value = fn()
+    return call.answer()
 
 
 async def _ask_async(question: _Question, fn: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     entry = question.logged()
     if entry is not None:
         return _value(entry)
-    token = _asking.set(question)
-    try:
-        value, ok = await fn(), True
-    except ServiceTooSlow as error:
-        value, ok = error, False
-    except CausalError:
-        raise
-    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-        value, ok = error, False
-    finally:
-        _asking.reset(token)
-    return _value(question.keep(ok=ok, value=value), None if ok else value)
+    with _RealCall(question) as call:
+        call.value = await fn()
+    return call.answer()
 
 
 class Service(Shipped, Generic[F]):
@@ -219,9 +238,7 @@ class Service(Shipped, Generic[F]):
                 results = [_outcome(job) for job in jobs]
         failed = [r for r in results if isinstance(r, _Failure)]
         for failure in failed:
-            if isinstance(failure.error, CausalError) and not isinstance(
-                failure.error, ServiceTooSlow
-            ):
+            if _is_no_answer(failure.error):
                 raise failure.error
         if failed and not return_exceptions:
             raise failed[0].error
