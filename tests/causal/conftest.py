@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 
+from clonos import causal
 from clonos.causal import gate, place
 from clonos.causal.place import Connection
 from clonos.causal.server import LogServer
@@ -26,6 +27,28 @@ from clonos.causal.task import flusher
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
+
+
+class World:
+    """Answers differently each time, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self._numbers = itertools.count()
+
+    def __call__(self, *question: Any) -> int:
+        self.asked.append(question)
+        return next(self._numbers)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def ask(world: World) -> Any:
+    return causal.service(world, name="ask")
 
 
 class Model:
