@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clonos.api.job import Job
     from clonos.api.streams import KeyedStream, Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
+    from clonos.cluster.listener import Listener
     from clonos.errors import ClonosError
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
@@ -28,6 +29,7 @@ _HOMES = {
     "Context": "clonos.operators.context",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.streams",
+    "Listener": "clonos.cluster.listener",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Row": "clonos.operators.rows",
@@ -53,6 +55,7 @@ __all__ = [
     "Context",
     "Job",
     "KeyedStream",
+    "Listener",
     "Process",
     "ProcessContext",
     "Row",

@@ -86,6 +86,11 @@ class SlotPool:
         self._first: Register | None = None
         self.bound = frozenset(task for task in self._places if task is not None)
 
+    @property
+    def size(self) -> int:
+        """How many slots the job wants."""
+        return len(self._places)
+
     @staticmethod
     def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
         """How many slots, and so cores of Spark, a job needs."""
