@@ -167,8 +167,12 @@ def test_a_recovery_is_told_when_it_is_over(job):
     listener = Hearing()
     seen = watched(job, listener)
     life = Incarnation(1, 1)
-    for at_s, what, value in ((5.0, "detected", 0), (5.25, "fetched", 9), (5.5, "live", 11)):
-        note = co.Note(what, 1, life, value)
+    notes = [
+        (5.0, co.Note("detected", 1, life)),
+        (5.25, co.Note("fetched", 1, life, 9)),
+        (5.5, co.Note("live", 1, life, 11)),
+    ]
+    for at_s, note in notes:
         job.observer.note(note, at_s)
         seen.noted(note, at_s)
     seen.noted(co.Note("live", 0, Incarnation(1, 0)), 6.0)  # began like that
@@ -257,8 +261,11 @@ def test_status(job):
     job.coordinator.tasks[1].incarnation = Incarnation(1, 1)
     assert seen.status.message == "tasks: 2 live, 1 replaying"
     assert seen.status.is_recovering
+
+
+def test_status_at_the_end(job):
     job.is_running = False
-    assert (seen.status.message, seen.status.is_running) == ("ended", False)
+    assert watched(job).status.message == "ended"
 
 
 def test_what_a_chain_counts():

@@ -123,11 +123,7 @@ class RunningJob:
         self.warnings: list[str] = []
         self._silence_s = silence_s
         address = driver_address(spark)
-        on_one_machine = (spark.sparkContext.master or "").startswith("local")
-        self.directory = JobDirectory(
-            self.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
-        )
-        self.directory.check(compiled)
+        self.directory = _directory(compiled, spark, journal_dir)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             self._inbox = undo.enter_context(closing(Inbox()))
             self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
@@ -487,6 +483,15 @@ class RunningJob:
                 del self._heard[conn]
                 self.pool.expel(conn)
                 self._tell(co.SlotLost(conn))
+
+
+def _directory(compiled: CompiledJob, spark: Any, journal_dir: str | Path | None) -> JobDirectory:
+    on_one_machine = (spark.sparkContext.master or "").startswith("local")
+    directory = JobDirectory(
+        compiled.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
+    )
+    directory.check(compiled)
+    return directory
 
 
 def _plane(host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool) -> Plane:

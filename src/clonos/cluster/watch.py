@@ -304,8 +304,9 @@ class Watch:
 def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
     key = f"{name}: rows_in"
     rows = counted.most.get(key, 0)
-    fresh = rows - counted.told.get(key, rows)
-    counted.told[key] = rows
+    fresh = rows - counted.told.get(key, rows)  # what it begins with, another run has counted
+    if key in counted.most:
+        counted.told[key] = rows
     return OperatorProgress(
         name,
         rows,
