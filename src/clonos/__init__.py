@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clonos.version import VERSION
+
 if TYPE_CHECKING:
     from clonos import causal, errors
     from clonos.api import sinks, sources
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from clonos.operators.process import Process, ProcessContext
     from clonos.operators.rows import Row
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "ClonosError": "clonos.errors",

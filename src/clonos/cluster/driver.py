@@ -32,7 +32,7 @@ from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
 from clonos.runtime.loop import SWITCH_S
-from clonos.spark.errors import SparkSetup
+from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address
 from clonos.storage.files import Durability
 from clonos.transport.events import (
@@ -204,6 +204,8 @@ class RunningJob:
 
         Raises
         ------
+        JobCancelled
+            Somebody has cancelled Spark jobs of it.
         ClonosError
             The job has failed.
         TimeoutError
@@ -349,15 +351,16 @@ class RunningJob:
 
     def _conclude(self) -> None:
         """Put what was delivered where it is read from."""
-        if self._error is not None:
+        if self._error is not None and not isinstance(self._error, (JobCancelled, SparkStopped)):
             return
         self.host.rotate()
-        if not self.host.keeper.complete:
+        if self._error is not None or not self.host.keeper.complete:
             return
         for operator, sink in self.sinks.items():
             if sink.path is not None:
                 ParquetWriter(sink.path).sweep()
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
+                self.pool.describe(f"write the rows of {operator}")
                 frame = as_dataframe(
                     self.spark, self.host.delivered, operator, self.sink_schemas[operator]
                 )
@@ -377,7 +380,8 @@ class RunningJob:
                 self.watch.epoch_began(time.monotonic())
             self._pending += actions
         self._check_silence(now)
-        self.pool.tick()
+        for warning in self.pool.tick():
+            self.warn(warning)
         self._carry_out()
         self.watch.tick(time.monotonic())
 
@@ -411,6 +415,9 @@ class RunningJob:
         if note.what == "floor":
             self.host.rotate_if_large()
             self.layers.after_floor(self.host.keeper.layers)
+        elif note.what == "live":  # not before: a recovery needs the processors
+            task = self.coordinator.tasks[note.task]
+            self.pool.show(self.plan.tasks[task.id].name, note.incarnation, task.slot)
         elif note.what == "generation":
             self.warn(
                 f"job {self.compiled.name!r}: a failure took log entries that nobody else held; "
@@ -471,7 +478,7 @@ class RunningJob:
                 self._tell(thing)
                 self.layers.compacted(thing, self.host.keeper.layers[thing.merged.task])
             case errors.ClonosError():
-                self._error = thing
+                self._error = self._error or thing
             case None:
                 pass
             case _ if callable(thing):
