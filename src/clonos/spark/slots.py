@@ -333,7 +333,7 @@ class SlotLauncher:
 
     def close(self) -> None:
         """Nothing more is to be shown."""
-        self._shown.shutdown(wait=False, cancel_futures=True)
+        self._shown.shutdown(wait=False)
 
     def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
