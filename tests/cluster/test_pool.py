@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from clonos.cluster.errors import OtherVersion
-from clonos.cluster.pool import check_versions, wrong_environment
+from clonos.cluster.pool import ASKED_S, SlotPool, check_versions, wrong_environment
 from clonos.runtime.versions import HASH_SEED, installed
 from clonos.spark.errors import JobCancelled, SlotFailed
 from clonos.spark.slots import _slot_failed
@@ -86,3 +89,15 @@ def test_who_cancels_is_told_from_what_fails():
         failed = _slot_failed("x", JavaError(condition, "Job aborted due to stage failure: dead"))
         assert isinstance(failed, SlotFailed)
     assert isinstance(_slot_failed("x", OSError("the JVM is gone")), SlotFailed)
+
+
+def test_a_slot_that_does_not_come_is_said_once():
+    pool = SlotPool.__new__(SlotPool)
+    pool._compiled = SimpleNamespace(name="etl")  # type: ignore[assignment]
+    pool._expelled, now = [], time.monotonic()
+    pool._asked = {3: now - ASKED_S - 1, 4: now}
+    (warning,) = pool.tick()
+    assert "'etl': slot 3 has not come" in warning
+    assert "cores" in warning
+    assert pool.tick() == []
+    assert list(pool._asked) == [4]

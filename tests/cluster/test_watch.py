@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import runpy
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,3 +285,19 @@ def test_what_a_chain_counts():
     assert counted["words: rows_in"] == 2
     assert counted["words: rows_out"] == 6
     assert counted["out: rows_in"] == counted["out: rows_out"] == 4
+
+
+def test_the_example_writes_lines_of_json(job):
+    folder = Path(__file__).parents[2] / "examples" / "watching"
+    example = runpy.run_path(str(folder / "json_lines.py"))
+    out = io.StringIO()
+    seen = watched(job, example["JsonLines"](out))
+    seen.started()
+    seen.tick(1.0)
+    seen.over(None, 2.0, is_complete=True)
+    seen.join(WAIT_S)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    events = ["started", "progress", "progress", "terminated"]
+    assert [line["event"] for line in lines] == events
+    assert lines[1]["told"]["tasks"][0]["phase"] == "waiting for a slot"
+    assert lines[3]["told"]["is_complete"]
