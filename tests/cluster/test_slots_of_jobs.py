@@ -70,7 +70,7 @@ def test_a_slot_frozen_for_good_is_killed_and_replaced(kit, spark, tmp_path, mon
 
 
 def test_cancelled_in_spark(kit, spark, tmp_path):
-    """By stage (the UI's link), all at once, by group: the job ends, and goes on when started."""
+    """By stage, as the UI's link does it, and by group: the job ends, and goes on when started."""
     rows = 3_000
     context = spark.sparkContext
     source, small = kit.gated(tmp_path, rows), {"parallelism": 1, "standbys": 0}
@@ -81,14 +81,10 @@ def test_cancelled_in_spark(kit, spark, tmp_path):
         stages = scheduler.statusStore().activeStages()
         scheduler.cancelStage(stages.apply(0).stageId(), "killed via the Web UI")
 
-    for term, cancel in enumerate(
-        (
-            cancel_a_stage,
-            lambda running: context.cancelAllJobs(),
-            lambda running: context.cancelJobGroup(running.run_id),
-        ),
-        1,
-    ):
+    def cancel_the_group(running: RunningJob) -> None:
+        context.cancelJobGroup(running.run_id)
+
+    for term, cancel in enumerate((cancel_a_stage, cancel_the_group), 1):
         running = job.start(spark)
         assert running.coordinator.term == term
         kit.wait_quiet(running)

@@ -56,9 +56,12 @@ def test_slots_lives_and_rows(spark, tmp_path):
     work = rows.map(lambda row: row.n, "n long", name="work", parallelism=2)
     out = str(tmp_path / "out")
     work.sink(clonos.sinks.spark_write(lambda df: df.write.parquet(out)), name="out", parallelism=1)
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "streams")
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "streams")
+    context.addJobTag("nightly")
     running = job.start(spark)
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
+    context.setLocalProperty("spark.scheduler.pool", None)
+    context.clearJobTags()
     until(lambda: running.observer.floors)
     (pid,) = [slot.pid for slot in running.slots() if slot.runs == "work[1]"]
     os.kill(pid, signal.SIGKILL)
@@ -100,3 +103,4 @@ def test_slots_lives_and_rows(spark, tmp_path):
     assert total("shown: write the rows of out", "outputRecords") == ROWS
     source = [i for j in jobs if "slot 3" in j["description"] for i in j["stageIds"]]
     assert {stages[i]["schedulingPool"] for i in source} == {"streams"}
+    assert all("nightly" in j["jobTags"] for j in jobs if ": slot " in j["description"])

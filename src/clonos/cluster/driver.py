@@ -27,7 +27,7 @@ from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskVi
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
-from clonos.cluster.watch import Watch
+from clonos.cluster.watch import TRAFFIC, Watch
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
@@ -191,11 +191,11 @@ class RunningJob:
             if not self.host.keeper.complete:
                 self.pool.require()
                 self.pool.prepare()
+            self.watch.started()
         except BaseException:
             self._undo.close()
             self._over.set()
             raise
-        self.watch.started()
         self._thread.start()
         return self
 
@@ -453,7 +453,8 @@ class RunningJob:
             case (int(conn), TaskStatistics(task=task, now_ms=now_ms, counters=counters)):
                 if self.coordinator.tasks[task].slot == conn:  # else it is an earlier life's
                     self.watch.heard(task, counters)
-                self.observer.sample(Sample(now_ms / 1000, task, counters))
+                kept = {k: v for k, v in counters.items() if not k.endswith(TRAFFIC)}
+                self.observer.sample(Sample(now_ms / 1000, task, kept))
                 held = counters.get("inflight_bytes", 0)
                 self._pending += self.coordinator.pressure(task, held)
             case (int(conn), msg.Data() | msg.Welcome()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ EVENTS_MAX: Final = 1000
 RECENT_MAX: Final = 100
 """So many progresses are kept, as by a streaming query."""
 REASONS: Final = ("bad_records", "late_rows")
+TRAFFIC: Final = (": rows_in", ": rows_out")
+"""Counters of operators, of which only the newest are kept."""
 
 
 class Post:
@@ -213,8 +216,9 @@ class Watch:
 
     def join(self, timeout_s: float) -> None:
         """Let listeners hear the end."""
+        until = time.monotonic() + timeout_s
         for post in list(self._posts):
-            post.join(timeout_s)
+            post.join(max(0.0, until - time.monotonic()))
 
     def _put(self, method: str, event: Any) -> None:
         for post in list(self._posts):
