@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib import metadata
 from typing import Final
 
@@ -34,6 +35,7 @@ def installed() -> dict[str, str]:
     }
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

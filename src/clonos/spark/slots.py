@@ -230,12 +230,12 @@ class SlotLauncher:
         if self.is_local:
             return (
                 f"create the session with master local[{count}] or more (slots mostly wait: more"
-                " of them than the machine has cores is fine), or lower the parallelism"
+                " of them than the machine has cores is fine), or lower parallelism or standbys"
             )
         return (
             f"give the application {count - free} more cores (spark.executor.instances,"
-            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower the"
-            " parallelism"
+            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower"
+            " parallelism or standbys"
         )
 
     # --- launching ---
