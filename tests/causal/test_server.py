@@ -189,3 +189,20 @@ def test_one_driver_per_directory(server, tmp_path):
 def test_answers_do_not_leave_the_machine_unasked(tmp_path, host):
     with pytest.raises(PlaintextRefused):
         LogServer(tmp_path, host)
+
+
+def test_a_log_may_be_refused_before_it_is_opened(tmp_path):
+    judged = []
+
+    def judge(scope, batch):
+        judged.append((scope, batch))
+        if scope == "hasty":
+            raise errors.UnsupportedQuery("it does not wait")
+
+    with LogServer(tmp_path, judge=judge) as server:
+        holder = holder_of(server)
+        holder.open(PLACE, "1", "e")
+        with pytest.raises(errors.UnsupportedQuery, match=r"does not wait.*asyncProgress"):
+            holder.open(Place("hasty", 4, "f", 0), "1", "e")
+        holder.append(PLACE, "e", b"x")
+    assert judged == [("query", 0), ("hasty", 4)]

@@ -398,7 +398,7 @@ def test_the_secret_is_not_shown() -> None:
 
 
 def register_of(slot: int, address: str) -> Register:
-    return Register(slot, 1, "nonce", LOOPBACK, "0", 1, os.getpid(), address, "3", "26", "0")
+    return Register(slot, 1, "nonce", LOOPBACK, "0", 1, os.getpid(), address, {"Python": "3"})
 
 
 def test_control(node: Callable[..., Node]) -> None:

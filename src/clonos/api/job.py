@@ -205,7 +205,7 @@ class Job:
         options
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal_dir``, ``standby_slots``,
             ``durability``, ``allow_plaintext``, ``batch_rows_max``, ``linger_ms``,
-            ``silence_s``, ``answer_s``.
+            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``.
 
         Returns
         -------

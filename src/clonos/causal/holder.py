@@ -134,6 +134,7 @@ _REMEDIES: Final = {
     "LogBroken": "see to the disk of the log's directory, then start the job again",
     "LogFull": "let batches be smaller, end finished runs (log.done()), give more "
     "(causal.start(bytes_max=...)) or use a PostgreSQL store",
+    "UnsupportedQuery": "start the query without the option asyncProgressTrackingEnabled",
     "OperatorUsedTwice": "give one of the two functions that you hand to Spark another name: "
     'causal.operator(fn, name="...")',
 }

@@ -68,6 +68,9 @@ class LogServer:
         ``"fsync"``: survives the machine. ``"process"``: only the death of processes.
     allow_plaintext
         Needed for an address that is not a loopback one.
+    judge
+        Called with scope and batch of every log that is to be opened; what it raises (an error
+        of clonos) the task gets instead.
 
     Raises
     ------
@@ -92,8 +95,10 @@ class LogServer:
         bytes_max: int = 1 << 30,
         durability: Durability = "fsync",
         allow_plaintext: bool = False,
+        judge: Callable[[str, int], None] | None = None,
     ) -> None:
         _check_host(host, allow_plaintext=allow_plaintext)
+        self._judge = judge
         self.secret = JobSecret.new()
         self.job = secrets.token_hex(8)
         self._keeper = Keeper(bytes_max, lambda: secrets.token_bytes(SEED_BYTES))
@@ -177,6 +182,8 @@ class LogServer:
     def _answer(self, session: _Session, request: Any) -> Any:
         session.heard_s = time.monotonic()
         try:
+            if self._judge is not None and isinstance(request, m.Open):
+                self._judge(request.place.scope, request.place.batch)
             with self._changed:
                 return self._handle(session, request)
         except ClonosError as error:

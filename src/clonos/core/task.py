@@ -91,8 +91,9 @@ class TaskMachine(Connections):
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = self._replay_dependencies(activate.log)
-        self.rows = 0  # handled in this life, and when the oldest of the last step was read:
-        self.born_ms = 0  # for display
+        # For display: rows handled and bytes of their log entries, both in this life, and when
+        # the oldest row of the last step was read.
+        self.rows = self.entry_bytes = self.born_ms = 0
         self._source: list[ev.SourceRows] = []
         self._source_over = False
         self._throttled = False
@@ -160,6 +161,7 @@ class TaskMachine(Connections):
         return {
             "position": self.position,
             "rows": self.rows,
+            "entry_bytes": self.entry_bytes,
             "epoch": self.epoch,
             "replay_to": self.replay_to,
             "blocked": int(self._blocked()),
@@ -417,6 +419,9 @@ class TaskMachine(Connections):
         if logged is None:
             record = encode_record(step.record)
             self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
+        else:
+            record = self.book.record(self.id, self.position)
+        self.entry_bytes += len(record)
         writer = self.incarnation if logged is None else self.book.writer(self.id, self.position)
         self.dep[self.id] = Dependency(writer or self.incarnation, self.position)
         self._put_out(step, marker, ended)

@@ -210,6 +210,7 @@ class SlotLoop:
         counters = {
             **machine.statistics(),
             **getattr(machine.program, "statistics", {}),
+            **getattr(machine.program, "traffic", {}),
             "latency_ms": self._latency_ms,
         }
         self._latency_ms = 0

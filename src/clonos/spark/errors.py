@@ -19,3 +19,8 @@ class SlotFailed(ClonosError):
 
 class SparkStopped(ClonosError):
     """The Spark application has ended while a job ran in it."""
+
+
+class JobCancelled(ClonosError):
+    """Somebody has cancelled Spark jobs of a clonos job: in Spark's UI, by group, tag or number,
+    or all of them."""
