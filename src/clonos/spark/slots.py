@@ -208,8 +208,7 @@ class SlotLauncher:
     @property
     def is_local(self) -> bool:
         """Whether the only executor is the driver."""
-        master = self._context.master or ""
-        return master == "local" or master.startswith("local[")
+        return is_local(self._spark)
 
     def _remedy(self, count: int, free: int) -> str:
         if self.is_local:
@@ -349,6 +348,12 @@ def in_short(failure: BaseException) -> str:
         first = lines[0] if lines else type(failure).__name__
         reason = first.rpartition("Exception: ")[2].partition(" Consider setting")[0]
     return reason[:300]
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether a session's only executor is its driver."""
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
 
 
 def driver_address(spark: SparkSession) -> str:
