@@ -60,14 +60,17 @@ class Standalone:
         wait_for(is_there, "the master's address")
         self.address = found[0].rstrip(",.")
 
-    def add_worker(
-        self, name: str, cores: int, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+    def add_workers(
+        self, *names: str, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
     ) -> None:
-        """Start a worker and wait until the master knows it."""
-        args = ["--cores", str(cores), "--memory", "2g", "--work-dir", str(self._folder / name)]
-        log = self._start(name, host, [*prefix], "worker.Worker", *args, self.address)
+        """Start workers of ten cores and wait until the master knows them."""
+        logs = []
+        for name in names:
+            args = ["--cores", "10", "--memory", "2g", "--work-dir", str(self._folder / name)]
+            logs.append(self._start(name, host, [*prefix], "worker.Worker", *args, self.address))
         said = "Successfully registered with master"
-        wait_for(lambda: said in log.read_text(errors="replace"), f"{name} has registered")
+        for log in logs:
+            wait_for(lambda log=log: said in log.read_text(errors="replace"), f"{names} register")
 
     def kill(self, name: str) -> None:
         """The worker and its executors die at once."""

@@ -31,7 +31,7 @@ def cluster(network: Any, standalone: Any, new_jvm: None, folder: Path) -> Itera
         made = standalone(folder, network.hub_address)
         try:
             for n, address in enumerate(network.addresses):
-                made.add_worker(f"worker-{n}", 10, address, network.prefix(n))
+                made.add_workers(f"worker-{n}", host=address, prefix=network.prefix(n))
             session = get_or_create(
                 made.address,
                 "network tests",

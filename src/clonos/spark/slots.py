@@ -37,7 +37,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
-from clonos.spark.session import LOOPBACK
+from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing."""
@@ -366,11 +366,7 @@ def driver_address(spark: SparkSession) -> str:
     SparkSetup
         The session has no driver here, or its host name leads nowhere.
     """
-    if not hasattr(spark, "_jsparkSession"):
-        raise SparkSetup(
-            "a Spark Connect session has no driver in this process",
-            remedy="create the session with a master, not with remote()",
-        )
+    require_driver(spark)
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
         return LOOPBACK
