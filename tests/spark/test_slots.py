@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from clonos.core.messages import Stop
 from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
-from clonos.spark.session import get_or_create
+from clonos.spark.session import get_or_create, require_driver
 from clonos.spark.slots import Body, SlotInfo, SlotLauncher
 from clonos.transport import ControlLost, ControlOpened, Inbox, JobSecret, Plane, Register
 
@@ -213,3 +213,8 @@ def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SlotLauncher, "_setting", lambda *_: "true")
     with pytest.raises(SparkSetup, match="speculation"):
         SlotLauncher(spark, "job", print)
+
+
+def test_spark_connect_is_refused_with_a_word() -> None:
+    with pytest.raises(SparkSetup, match=r"Spark Connect.*clonos\.causal works"):
+        require_driver(object())

@@ -204,7 +204,7 @@ class Job:
             A session; a new local one by default.
         options
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal_dir``, ``standby_slots``,
-            ``durability``, ``allow_plaintext``, ``batch_rows_max``, ``linger_ms``,
+            ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
             ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``.
 
         Returns

@@ -112,7 +112,7 @@ def start(
     bytes_max: int = BYTES_MAX,
     durability: Durability = "fsync",
     patience_s: float = PATIENCE_S,
-    allow_plaintext: bool = False,
+    tls: bool | None = None,
 ) -> Log:
     """Start the log of this driver. Functions that Spark gets from now on use it.
 
@@ -138,9 +138,9 @@ def start(
     patience_s
         How long a speculative copy of a task waits for the other one if that lives and gets no
         answers.
-    allow_plaintext
-        Needed if executors are on other machines: the stream with the log is authenticated but
-        not encrypted.
+    tls
+        Encrypt what executors say to the log, with certificates made for it alone. Default: if
+        `host` is not a loopback address. False lets it leave the machine unencrypted.
 
     Raises
     ------
@@ -174,11 +174,17 @@ def start(
         host or _driver_host(context),
         bytes_max=bytes_max,
         durability=durability,
-        allow_plaintext=allow_plaintext,
+        tls=tls,
         judge=_Queries(spark),
     )
     connection = Connection(
-        name, term, patience_s, address=server.address, job=server.job, secret=server.secret
+        name,
+        term,
+        patience_s,
+        address=server.address,
+        job=server.job,
+        secret=server.secret,
+        identity=server.identity,
     )
     return Log(context, name, server, connection)
 

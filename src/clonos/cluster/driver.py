@@ -6,6 +6,7 @@ decided is durable *before* any slot hears of it (:meth:`RunningJob._turn`).
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import sys
@@ -22,7 +23,7 @@ from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
 from clonos.cluster.listener import JobProgress, JobStatus, Listener
 from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
-from clonos.cluster.pool import SlotPool
+from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
@@ -33,8 +34,9 @@ from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
 from clonos.runtime.loop import SWITCH_S
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
-from clonos.spark.slots import driver_address
+from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
+from clonos.transport.certificates import Authority
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -46,9 +48,12 @@ from clonos.transport.events import (
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
+from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 
 LOGGER: Final = logging.getLogger("clonos")
 
+PATIENCE_S: Final = 10.0
+"""A peer that cannot be connected to for so much longer than silence takes to be noticed, lives."""
 TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
 PAUSE_MAX_S: Final = 1.0
@@ -75,8 +80,9 @@ class RunningJob:
         Slots beyond one per task (see :class:`~clonos.cluster.pool.SlotPool`).
     durability
         "fsync": what is delivered survives the driver's machine; "process": only its process.
-    allow_plaintext
-        Let streams leave this machine: they are authenticated, but not encrypted.
+    tls
+        Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
+        Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
         A source cuts a batch at so many rows, or waits no longer for more of them.
     silence_s
@@ -105,7 +111,7 @@ class RunningJob:
         journal_dir: str | Path | None = None,
         standby_slots: int | None = None,
         durability: Durability = "fsync",
-        allow_plaintext: bool = False,
+        tls: bool | None = None,
         batch_rows_max: int = 8192,
         linger_ms: float = 10.0,
         silence_s: float = 10.0,
@@ -121,7 +127,6 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._silence_s = silence_s
         address = driver_address(spark)
         self.directory = _directory(compiled, spark, journal_dir)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -130,11 +135,9 @@ class RunningJob:
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
-            secret = JobSecret.new()
             self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
-            self._plane = _plane(address, secret, self.run_id, self._inbox, allow_plaintext)
+            secret, identities = self._listen(address, self.run_id, standby_slots, tls)
             undo.callback(self._plane.shutdown)
-            _pin(self._plane, compiled)
             shipment = ship(
                 spooled(compiled, spark, self.directory.spool_uri),
                 self.run_id,
@@ -142,7 +145,9 @@ class RunningJob:
                 self._plane.address,
                 self.directory.layers_uri,
                 layers_durability=durability,
-                allow_plaintext=allow_plaintext,
+                identities=identities,
+                allow_plaintext=tls is False,
+                unreachable_s=silence_s + PATIENCE_S,
                 batch_rows_max=batch_rows_max,
                 linger_ms=linger_ms,
             )
@@ -158,6 +163,7 @@ class RunningJob:
             )
             self._undo = undo.pop_all()
         self._heard: dict[int, float] = {}
+        self._silence_s = silence_s
         self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
@@ -166,6 +172,36 @@ class RunningJob:
         self._pending: list[co.Action] = []
         self.watch = Watch(self, listeners, progress_s)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
+
+    def _listen(
+        self, address: str, job_id: str, standby_slots: int | None, tls: bool | None
+    ) -> tuple[JobSecret, dict[int, Identity]]:
+        """Open this process's plane; return what the slots need to use it."""
+        secret, driver, identities = JobSecret.new(), None, {}
+        if not ipaddress.ip_address(address).is_loopback if tls is None else tls:
+            authority = Authority(job_id)
+            driver = authority.issue(DRIVER_NAME)
+            slots = len(places(self.compiled, standby_slots, is_local=is_local(self.spark)))
+            identities = {slot: authority.issue(slot_name(slot)) for slot in range(slots)}
+        is_plaintext = tls is False  # asked for by name
+        try:
+            self._plane = Plane(
+                address,
+                secret,
+                job_id,
+                self._inbox,
+                identity=driver,
+                allow_plaintext=is_plaintext,
+            )
+        except OSError as error:
+            raise SparkSetup(
+                f"the driver cannot listen on {address}: {error}",
+                remedy="set spark.driver.host to the address of an interface of the driver's "
+                "machine",
+            ) from error
+        for channel, schema in self.compiled.schemas.items():
+            self._plane.pin(channel, schema)
+        return secret, identities
 
     def _claim(self) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
@@ -500,21 +536,6 @@ def _directory(compiled: CompiledJob, spark: Any, journal_dir: str | Path | None
     )
     directory.check(compiled)
     return directory
-
-
-def _plane(host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool) -> Plane:
-    try:
-        return Plane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
-    except OSError as error:
-        raise SparkSetup(
-            f"the driver cannot listen on {host}: {error}",
-            remedy="set spark.driver.host to the address of an interface of the driver's machine",
-        ) from error
-
-
-def _pin(plane: Plane, compiled: CompiledJob) -> None:
-    for channel, schema in compiled.schemas.items():
-        plane.pin(channel, schema)
 
 
 def _error_types() -> dict[str, type[errors.ClonosError]]:

@@ -31,7 +31,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
     """The function that a slot's Spark task runs."""
 
     def run(info: Where, batches: Iterator[pa.RecordBatch] | None) -> None:
-        loop = SlotLoop(shipment, info.host, batches)
+        loop = SlotLoop(shipment, info.slot, info.host, batches)
         register = Register(
             slot=info.slot,
             attempt=info.attempt,

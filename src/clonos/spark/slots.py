@@ -38,7 +38,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
 from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkSetup
-from clonos.spark.session import LOOPBACK
+from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing."""
@@ -223,8 +223,7 @@ class SlotLauncher:
     @property
     def is_local(self) -> bool:
         """Whether the only executor is the driver."""
-        master = self._context.master or ""
-        return master == "local" or master.startswith("local[")
+        return is_local(self._spark)
 
     def _remedy(self, count: int, free: int) -> str:
         if self.is_local:
@@ -407,6 +406,12 @@ def in_short(failure: BaseException) -> str:
     return reason[:300]
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Whether a session's only executor is its driver."""
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
+
+
 def driver_address(spark: SparkSession) -> str:
     """The address of the interface on which executors reach the driver.
 
@@ -417,11 +422,7 @@ def driver_address(spark: SparkSession) -> str:
     SparkSetup
         The session has no driver here, or its host name leads nowhere.
     """
-    if not hasattr(spark, "_jsparkSession"):
-        raise SparkSetup(
-            "a Spark Connect session has no driver in this process",
-            remedy="create the session with a master, not with remote()",
-        )
+    require_driver(spark)
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
         return LOOPBACK
