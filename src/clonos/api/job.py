@@ -108,6 +108,8 @@ class Job:
     ) -> Stream:
         """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame.
 
+        A streaming DataFrame is an input without end (see :func:`clonos.sources.stream`).
+
         Parameters
         ----------
         rows_per_second
@@ -124,9 +126,10 @@ class Job:
                 )
             source = dataframe(source)
         if spool:
-            if source.dataframe is None:
+            if source.kind != "dataframe":
                 raise WrongType(
-                    f"a {source.kind} source cannot be spooled", remedy="spool only DataFrames"
+                    f"a {source.kind} source cannot be spooled",
+                    remedy="spool only DataFrames that do not stream",
                 )
             source = replace(source, kind="spool")
         if rows_per_second is not None and not rows_per_second > 0:

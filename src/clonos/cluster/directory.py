@@ -62,6 +62,8 @@ class JobDirectory:
             checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
             weakref.finalize(self, shutil.rmtree, checkpoint_dir, ignore_errors=True)
         base = checkpoint_dir.rstrip("/")
+        if "://" not in base:
+            base = str(Path(base).absolute())  # executors have working directories of their own
         local = _local(base)
         if journal_dir is None and local is None:
             raise BadDirectory(

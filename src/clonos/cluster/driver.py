@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from clonos import errors
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.feeds import Feeds, FeedView
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
 from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
@@ -124,13 +125,21 @@ class RunningJob:
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
+            self._feeds = Feeds(
+                compiled,
+                self.directory.spool_uri,
+                self.directory.layers_uri,
+                durability,
+                self._inbox,
+            )
+            undo.callback(self._feeds.close)
             secret = JobSecret.new()
             job_id = f"{compiled.name}-{secrets.token_hex(6)}"
             self._plane = _plane(address, secret, job_id, self._inbox, allow_plaintext)
             undo.callback(self._plane.shutdown)
             _pin(self._plane, compiled)
             shipment = ship(
-                spooled(compiled, spark, self.directory.spool_uri),
+                self._feeds.reading(spooled(compiled, spark, self.directory.spool_uri)),
                 job_id,
                 secret,
                 self._plane.address,
@@ -178,12 +187,13 @@ class RunningJob:
         NotEnoughSlots
             The application has too few cores.
         SourceError
-            A DataFrame cannot be computed.
+            A DataFrame cannot be computed, or a streaming query does not start.
         """
         try:
             if not self.host.keeper.complete:
                 self.pool.require()
                 self.pool.prepare()
+                self._feeds.start()
         except BaseException:
             self._undo.close()
             self._over.set()
@@ -266,6 +276,10 @@ class RunningJob:
             )
         return result
 
+    def feeds(self) -> list[FeedView]:
+        """Every streaming query that feeds the job, as it is now."""
+        return self._feeds.views()
+
     # --- the loop -------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -288,7 +302,7 @@ class RunningJob:
 
     def _finish(self) -> None:
         """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
-        for act in (self._dismiss, self._conclude, self._undo.close):
+        for act in (self._feeds.close, self._dismiss, self._conclude, self._undo.close):
             try:
                 act()
             except errors.ClonosError as error:
@@ -370,6 +384,7 @@ class RunningJob:
         if note.what == "floor":
             self.host.rotate_if_large()
             self.layers.after_floor(self.host.keeper.layers)
+            self._feeds.after_floor(self.host.keeper.layers)
         elif note.what == "generation":
             self._warn(
                 f"job {self.compiled.name!r}: a failure took log entries that nobody else held; "

@@ -18,17 +18,36 @@ ReaderFactory = Callable[[int, int], Reader]
 
 
 @dataclass(frozen=True)
+class Feeding:
+    """How a streaming query feeds a source.
+
+    Parameters
+    ----------
+    output_mode, processing_time, available_now
+        As PySpark's ``writeStream`` takes them.
+    backlog_bytes
+        The query waits while more than this is spooled and may still be asked for.
+    """
+
+    output_mode: str = "append"
+    processing_time: str | None = None
+    available_now: bool = False
+    backlog_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
 class SourceSpec:
     """Where a source's rows come from.
 
     Parameters
     ----------
     kind
-        "batches", "dataframe", "files", "rate" or "socket".
+        "batches", "dataframe", "files", "rate", "socket", "spool" (a DataFrame that is written to
+        files first) or "stream" (a streaming DataFrame).
     schema
         Of what the reader delivers.
     factory
-        Makes a task's reader; None for a DataFrame, whose rows Spark brings to the slot.
+        Makes a task's reader; None for DataFrames, whose rows Spark brings.
     replayable
         Whether the reader can deliver the same rows again.
     rows_schema
@@ -41,6 +60,8 @@ class SourceSpec:
         The Spark DataFrame. It stays in the driver: it is not pickled.
     rows_per_second
         Of all tasks together, at most; None: as fast as the job can.
+    feeding
+        Of a "stream".
     """
 
     kind: str
@@ -52,6 +73,12 @@ class SourceSpec:
     parallelism_max: int | None = None
     dataframe: Any = field(default=None, compare=False)
     rows_per_second: float | None = None
+    feeding: Feeding | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether Spark brings the rows to a slot of the task's own."""
+        return self.kind == "dataframe"
 
     def reader(self, task_index: int, parallelism: int) -> Reader:
         """The reader of one task."""

@@ -19,3 +19,7 @@ class SlotFailed(ClonosError):
 
 class SparkStopped(ClonosError):
     """The Spark application has ended while a job ran in it."""
+
+
+class FeedFailed(ClonosError):
+    """The streaming query that feeds a source has failed."""
