@@ -125,19 +125,11 @@ class RunningJob:
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
-            self._feeds = Feeds(
-                compiled,
-                self.directory.spool_uri,
-                self.directory.layers_uri,
-                durability,
-                self._inbox,
-            )
-            undo.callback(self._feeds.close)
+            self._feeds = Feeds(compiled, self.directory, durability, self._inbox)
             secret = JobSecret.new()
             job_id = f"{compiled.name}-{secrets.token_hex(6)}"
-            self._plane = _plane(address, secret, job_id, self._inbox, allow_plaintext)
+            self._plane = _plane(address, secret, job_id, self._inbox, compiled, allow_plaintext)
             undo.callback(self._plane.shutdown)
-            _pin(self._plane, compiled)
             shipment = ship(
                 self._feeds.reading(spooled(compiled, spark, self.directory.spool_uri)),
                 job_id,
@@ -195,6 +187,7 @@ class RunningJob:
                 self.pool.prepare()
                 self._feeds.start()
         except BaseException:
+            self._feeds.close()
             self._undo.close()
             self._over.set()
             raise
@@ -456,19 +449,24 @@ class RunningJob:
                 self._tell(co.SlotLost(conn))
 
 
-def _plane(host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool) -> Plane:
+def _plane(
+    host: str,
+    secret: JobSecret,
+    job_id: str,
+    inbox: Inbox,
+    compiled: CompiledJob,
+    allow_plaintext: bool,
+) -> Plane:
     try:
-        return Plane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
+        plane = Plane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
     except OSError as error:
         raise SparkSetup(
             f"the driver cannot listen on {host}: {error}",
             remedy="set spark.driver.host to the address of an interface of the driver's machine",
         ) from error
-
-
-def _pin(plane: Plane, compiled: CompiledJob) -> None:
     for channel, schema in compiled.schemas.items():
         plane.pin(channel, schema)
+    return plane
 
 
 def _error_types() -> dict[str, type[errors.ClonosError]]:

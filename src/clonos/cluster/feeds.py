@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import quote
 
+from clonos.cluster.directory import JobDirectory
 from clonos.core.layer import decode_layer
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
@@ -44,7 +45,7 @@ class Feeds:
 
     Parameters
     ----------
-    spool_uri, layers_uri
+    directory
         Where the rows are kept, and where the tasks' floors say how far they have read.
     inbox
         Where an error that ends a query is put.
@@ -53,15 +54,14 @@ class Feeds:
     def __init__(
         self,
         compiled: CompiledJob,
-        spool_uri: str,
-        layers_uri: str,
+        directory: JobDirectory,
         durability: Durability,
         inbox: Inbox,
     ) -> None:
         self._compiled = compiled
         self._inbox = inbox
-        self._base = spool_uri
-        self._layers = LayerStore(layers_uri, durability)
+        self._base = directory.spool_uri
+        self._layers = LayerStore(directory.layers_uri, durability)
         self._spools: dict[str, Spool] = {}
         self._tasks: dict[str, list[TaskCode]] = {}
         self._queries: list[FeedingQuery] = []
