@@ -21,6 +21,7 @@ from clonos.operators.files_reader import (
     parquet_schema,
 )
 from clonos.operators.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
 from clonos.operators.readers import BatchesReader, RateReader, Reader
 from clonos.operators.rows import RowBuilder, describe, short
 from clonos.operators.schema import parse_schema
@@ -186,6 +187,21 @@ def stream(
     schema = parse_schema(df.schema)
     feeding = Feeding(output_mode, processing_time, available_now, backlog_bytes)
     return SourceSpec("stream", schema, None, True, schema, dataframe=df, feeding=feeding)
+
+
+def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
+    """Versions of a table that is looked up, one row each; for ``look_up(..., refresh=...)``."""
+    return SourceSpec(
+        kind="versions",
+        schema=VERSIONS,
+        factory=None,
+        replayable=True,
+        rows_schema=VERSIONS,
+        head=VersionsOperator,
+        parallelism_max=1,
+        dataframe=table,
+        refresh_ms=refresh_ms,
+    )
 
 
 def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:

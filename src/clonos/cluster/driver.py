@@ -125,7 +125,7 @@ class RunningJob:
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
-            self._feeds = Feeds(compiled, self.directory, durability, self._inbox)
+            self._feeds = Feeds(compiled, self.directory, durability, self._inbox, self._warn)
             secret = JobSecret.new()
             job_id = f"{compiled.name}-{secrets.token_hex(6)}"
             self._plane = _plane(address, secret, job_id, self._inbox, compiled, allow_plaintext)

@@ -43,7 +43,8 @@ class SourceSpec:
     ----------
     kind
         "batches", "dataframe", "files", "rate", "socket", "spool" (a DataFrame that is written to
-        files first) or "stream" (a streaming DataFrame).
+        files first), "stream" (a streaming DataFrame) or "versions" (of a table that is looked
+        up).
     schema
         Of what the reader delivers.
     factory
@@ -57,11 +58,13 @@ class SourceSpec:
     parallelism_max
         The highest number of tasks that can share the source, None if any.
     dataframe
-        The Spark DataFrame. It stays in the driver: it is not pickled.
+        The Spark DataFrame, or the table. It stays in the driver: it is not pickled.
     rows_per_second
         Of all tasks together, at most; None: as fast as the job can.
     feeding
         Of a "stream".
+    refresh_ms
+        Of "versions": how often the table is read again.
     """
 
     kind: str
@@ -74,6 +77,12 @@ class SourceSpec:
     dataframe: Any = field(default=None, compare=False)
     rows_per_second: float | None = None
     feeding: Feeding | None = None
+    refresh_ms: int | None = None
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the driver has Spark hand over rows while the job runs."""
+        return self.feeding is not None or self.refresh_ms is not None
 
     @property
     def is_bound(self) -> bool:
