@@ -25,7 +25,7 @@ from clonos.spark.errors import FeedFailed
 from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
-from clonos.storage.spool import Part, Spool, SpoolClosed, write_parts
+from clonos.storage.spool import Part, Spool, write_parts
 
 LOGGER: Final = logging.getLogger("clonos")
 
@@ -116,24 +116,19 @@ class FeedingQuery:
         """Wait for the query's end and say what it means."""
         try:
             self._query.awaitTermination()
-        except SPARK_ERRORS as error:
+            if self._closed:
+                return
+            if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
+                raise FeedFailed("Spark was stopped", where=self._name)
+            self._spool.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job waits for rows or an end
             if not self._closed:
                 self._report(self._failed(error))
-            return
-        if self._closed:
-            return
-        try:
-            if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
-                self._report(FeedFailed("Spark was stopped", where=self._name))
-                return
-            self._spool.end()
-        except (*SPARK_ERRORS, AttributeError) as error:  # no attribute: PySpark has stopped
-            self._report(self._failed(error))
-        except ClonosError as error:
-            self._report(error)
 
-    def _failed(self, error: BaseException) -> ClonosError:
-        if self._error is not None and not isinstance(self._error, SpoolClosed):
+    def _failed(self, error: Exception) -> ClonosError:
+        if isinstance(error, ClonosError):
+            return error
+        if self._error is not None:
             return self._error
         return FeedFailed(
             f"the streaming query that feeds the job has failed: {in_short(error)}",
