@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import clonos
+from clonos.core.messages import Kind
 from clonos.errors import SourceError
 from clonos.operators.readers import EndOfInput
 from clonos.runtime.feeder import Feeder
+from clonos.simulator.arrow_jobs import ArrowJob
+from clonos.simulator.seeds import random_options, simulate_job
 from clonos.storage import spool as spool_module
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import (
@@ -371,3 +378,35 @@ def test_a_folder_is_a_uri(tmp_path: Path):
     spool = Spool((tmp_path / "a b").as_uri(), 1)
     offer(spool, 0, [[1]])
     assert read(reader(spool)) == [1]
+
+
+def test_tasks_that_read_a_spool_are_killed(tmp_path):
+    """In the simulated cluster: every row arrives once."""
+    deaths = 0
+    for seed in range(8):
+        random = Random(seed)
+        spool = Spool(str(tmp_path / str(seed)), 2, "process")
+        for number in range(10):
+            offer(spool, number, [[10 * number + i for i in range(j, 10, 3)] for j in range(3)])
+        spool.end()
+        source = clonos.sources.from_batches([], SCHEMA)
+        job = clonos.Job("spooled", parallelism=2)
+        rows = job.source(replace(source, factory=partial(SpoolReader, spool.uri, SCHEMA)))
+        rows.key_by("n").sink(clonos.sinks.collect(), name="out")
+        arrow = ArrowJob(job.compile())
+        options = random_options(random, arrow)
+        options.availability = False
+        options.rows_at_once = 7
+        result, cluster = simulate_job(seed, arrow, options, random)
+        assert result.verdict == "ok", f"seed {seed}: {result.failure}"
+        deaths += cluster.deaths
+        found = [
+            value
+            for code in arrow.compiled.codes
+            if code.sink is not None
+            for kind, payload, _ in cluster.recorder.output(code.task.id)
+            if kind == Kind.BATCH
+            for value in payload.column(0).to_pylist()
+        ]
+        assert sorted(found) == list(range(100))
+    assert deaths
