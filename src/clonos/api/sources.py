@@ -49,6 +49,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
         rows_schema=TEXT,
         head=partial(ParseLinesOperator, "text", TEXT),
         parallelism_max=1,
+        ends=False,
     )
 
 
@@ -103,7 +104,8 @@ def rate(
         raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
     start_us = 1000 * to_ms(start) if start is not None else 0
     factory = partial(_rate, float(rows_per_second), rows, start_us)
-    return SourceSpec("rate", RateReader.schema, factory, True, RateReader.schema)
+    schema = RateReader.schema
+    return SourceSpec("rate", schema, factory, True, schema, ends=rows is not None)
 
 
 def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
@@ -186,7 +188,9 @@ def stream(
         raise WrongType(f"backlog_bytes={backlog_bytes!r}", remedy="give a number above 0")
     schema = parse_schema(df.schema)
     feeding = Feeding(output_mode, processing_time, available_now, backlog_bytes)
-    return SourceSpec("stream", schema, None, True, schema, dataframe=df, feeding=feeding)
+    return SourceSpec(
+        "stream", schema, None, True, schema, dataframe=df, feeding=feeding, ends=available_now
+    )
 
 
 def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:

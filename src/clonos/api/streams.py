@@ -280,6 +280,38 @@ class Stream:
             sink=sink.with_schema(self.schema),
         )
 
+    def to_dataframe(self, spark: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Run the job and give what this stream had as a Spark DataFrame.
+
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``: what it does is done
+        once, whatever is then asked of the DataFrame and however often. Its rows are read by
+        Spark's own tasks when they are needed. The job's other sinks get theirs, too.
+
+        With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
+        once; without one it runs the job again, and rows are kept until this process ends. On a
+        cluster the executors read them from the checkpoint directory, which they must share. For
+        several streams of a job give each a sink, and use the result's ``dataframe(sink)``.
+
+        Parameters
+        ----------
+        spark
+            A session; a new local one by default.
+        name
+            Of the sink that is added.
+        options
+            As for :meth:`Job.run`.
+
+        Raises
+        ------
+        Unbounded
+            A source need not end.
+
+        Examples
+        --------
+        >>> counts.to_dataframe(spark).write.parquet("/data/counts")  # doctest: +SKIP
+        """
+        return self._job.to_dataframe(self, spark, name, options)
+
     def _add(
         self,
         kind: str,

@@ -21,12 +21,13 @@ from clonos.cluster.directory import JobDirectory
 from clonos.cluster.feeds import Feeds, FeedView
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
-from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
+from clonos.cluster.outputs import Consumers, as_dataframe, write_with_spark
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
+from clonos.cluster.writers import writer_of
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
@@ -112,7 +113,7 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._silence_s = silence_s
+        self._silence_s, self._durability = silence_s, durability
         address = driver_address(spark)
         on_one_machine = (spark.sparkContext.master or "").startswith("local")
         self.directory = JobDirectory(
@@ -163,10 +164,10 @@ class RunningJob:
 
     def _claim(self) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        if self.host.keeper.term == 0:
-            for sink in self.sinks.values():
-                if sink.path is not None:
-                    ParquetWriter(sink.path).require_empty()
+        is_new = self.host.keeper.term == 0
+        for operator, sink in self.sinks.items():
+            if make := writer_of(sink, self._durability):
+                make().begin(self.sink_schemas[operator], is_new=is_new)
         self.directory.claim(self.compiled)
 
     # --- for the user ---------------------------------------------------------------------------
@@ -325,8 +326,8 @@ class RunningJob:
         if not self.host.keeper.complete:
             return
         for operator, sink in self.sinks.items():
-            if sink.path is not None:
-                ParquetWriter(sink.path).sweep()
+            if make := writer_of(sink, self._durability):
+                make().end()
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 frame = as_dataframe(
                     self.spark, self.host.delivered, operator, self.sink_schemas[operator]

@@ -65,6 +65,8 @@ class SourceSpec:
         Of a "stream".
     refresh_ms
         Of "versions": how often the table is read again.
+    ends
+        Whether it is known to end by itself.
     """
 
     kind: str
@@ -78,6 +80,7 @@ class SourceSpec:
     rows_per_second: float | None = None
     feeding: Feeding | None = None
     refresh_ms: int | None = None
+    ends: bool = True
 
     @property
     def is_fed(self) -> bool:
@@ -106,11 +109,11 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "parquet" or "spark_write".
+        "collect", "console", "callback", "parquet", "table" or "spark_write".
     head
         Makes the operator of the sink's chain.
     path
-        Folder of the Parquet files.
+        Folder that the tasks write to themselves.
     fn
         The callback, or the function that writes a DataFrame; called in the driver.
     schema
