@@ -121,7 +121,7 @@ def main() -> int:
     add("--files", type=int, default=80, help=f"files of {FILE_ROWS} payments")
     add("--every", type=float, default=0.4, help="seconds between two files")
     add("--kill", nargs="*", default=["worker", "executor", "driver", "worker"])
-    add("--master", default="local-cluster[2,7,768]", help="of the pipeline")
+    add("--master", default="local-cluster[2,7,1024]", help="of the pipeline")
     options = parser.parse_args()
     console, chosen = Console(), random.Random(7)
     folder = Path(tempfile.mkdtemp(prefix="clonos-payments-"))

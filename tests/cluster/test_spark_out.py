@@ -26,16 +26,19 @@ pytestmark = [
 
 QUERY = """
 import sys
+sys.path.insert(0, sys.argv[1])
+from test_spark_out import follow
 from clonos.spark.session import get_or_create
-from clonos.spark.tables import finish
-table, out, checkpoint = sys.argv[1:]
 spark = get_or_create("local[2]", config={"spark.ui.enabled": "false"})
-rows = spark.readStream.format("clonos").option("maxFilesPerTrigger", 3).load(table)
-writer = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-query = writer.start(out)
-finish(query, table)
-print("finished", flush=True)
+follow(spark, *sys.argv[2:]).awaitTermination()
 """
+
+
+def follow(spark: Any, table: str, out: str, checkpoint: str) -> Any:
+    """A query that writes a table to Parquet, three files at a time."""
+    rows = spark.readStream.format("clonos").option("maxFilesPerTrigger", 3).load(table)
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+    return writer.start(out)
 
 
 def counted(path: Path, folder: str | None = None, batches: Any = (), **settings: Any) -> Any:
@@ -100,7 +103,8 @@ def test_kills_on_both_sides(kit, spark, tmp_path):
         kit.gated(tmp_path, rows), sink=sink, checkpoint_dir=str(tmp_path / "job"), rate=1000
     )
     running = job.start(spark)
-    command = [sys.executable, "-c", QUERY, table, out, str(tmp_path / "query")]
+    places = (table, out, str(tmp_path / "query"))
+    command = [sys.executable, "-c", QUERY, str(Path(__file__).parent), *places]
     here: list[Any] = []
     mine = (
         spark.readStream.format("clonos")
@@ -119,12 +123,11 @@ def test_kills_on_both_sides(kit, spark, tmp_path):
         driver.wait()
     kit.kill(running, "out[1]")
     kit.wait_recovered(running, 2)
-    second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    again = follow(spark, *places)
     kit.open_tap(tmp_path)
     result = running.wait(60)
     finish(query, table, 10)
-    said, _ = second.communicate(timeout=60)
-    assert "finished" in said
+    finish(again, table, 10)
     kit.check(result.table(), rows)
     expected = Counter(map(tuple, kit.rows_of(result.table())))
     written = spark.read.parquet(out)  # by Spark's own log of what was committed

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,20 +166,16 @@ def _run(spark: Any, way: str, load: Load, arguments: argparse.Namespace) -> Run
         rows = _rows(spark, began_s, load, arguments.parallelism)
         if way == "clonos":
             job = _job(rows, arguments, f"{scratch}/table", f"{scratch}/job")
-            started, _ = undo.enter_context(run.running(job, spark, standby_slots=None))
+            started, watch = undo.enter_context(run.running(job, spark))
             rows = spark.readStream.format(FORMAT).load(f"{scratch}/table")
+            live = partial(run.all_live, started)
+            run.until(started, watch, live, LEAD_S, "all tasks are live before the first row")
         else:
-            started, rows = None, rows.mapInArrow(answers, COLUMNS)
+            rows = rows.mapInArrow(answers, COLUMNS)
         writer = rows.writeStream.foreachBatch(counter)
         query = writer.option("checkpointLocation", f"{scratch}/query").start()
         undo.callback(query.stop)
-        if started is not None:
-            while not run.all_live(started):
-                time.sleep(run.LOOK_S)
-        late_s = time.time() - began_s
-        if late_s > 0:
-            raise ClonosError(f"the job was live {late_s:.1f} s after the first row")
-        time.sleep(-late_s)
+        time.sleep(max(0.0, began_s - time.time()))
         _wait(query, counter, load, meter)
         counter.check(load.rows)
     return Run(counter, counter.done_s - began_s, meter.seconds)
