@@ -42,11 +42,15 @@ class Pipeline:
 
     def __init__(self, folder: Path, url: str, master: str) -> None:
         self.command = [sys.executable, pipeline.__file__, str(folder), url, master]
+        self.log = folder / "log"  # Spark has much to say about processes that die
         self.start()
 
     def start(self) -> None:
         self.said: dict[str, Any] = {"slots": [], "quiet": False, "recovered": 0}
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
 
     def _listen(self, lines: Any) -> None:
@@ -57,7 +61,7 @@ class Pipeline:
     def wait_quiet(self) -> None:
         while not self.said["quiet"]:
             if self.process.poll() is not None:
-                raise SystemExit(f"the pipeline ended with {self.process.returncode}")
+                raise SystemExit(f"the pipeline ended: see {self.log}")
             time.sleep(0.1)
 
     def kill(self, what: str) -> None:
@@ -143,7 +147,7 @@ def main() -> int:
         finally:
             running.process.kill()
     ok = code == 0 and judge(folder, journal, console)
-    console.print("nothing lost, nothing twice, nothing changed" if ok else "FAULTS: see above")
+    console.print("nothing lost, nothing twice, nothing changed" if ok else f"FAULTS: see {folder}")
     if ok:
         shutil.rmtree(folder)
     return 0 if ok else 1
