@@ -19,16 +19,18 @@ from typing import Any, Final
 
 from clonos import errors
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.feeds import Feeds, FeedView
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
 from clonos.cluster.listener import JobProgress, JobStatus, Listener
-from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
+from clonos.cluster.outputs import Consumers, as_dataframe, write_with_spark
 from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
 from clonos.cluster.watch import TRAFFIC, Watch
+from clonos.cluster.writers import writer_of
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
@@ -127,6 +129,7 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
+        self._durability = durability
         address = driver_address(spark)
         self.directory = _directory(compiled, spark, journal_dir)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -135,11 +138,12 @@ class RunningJob:
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
+            self._feeds = Feeds(compiled, self.directory, durability, self._inbox, self.warn)
             self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
             secret, identities = self._listen(address, self.run_id, standby_slots, tls)
             undo.callback(self._plane.shutdown)
             shipment = ship(
-                spooled(compiled, spark, self.directory.spool_uri),
+                self._feeds.reading(spooled(compiled, spark, self.directory.spool_uri)),
                 self.run_id,
                 secret,
                 self._plane.address,
@@ -205,10 +209,10 @@ class RunningJob:
 
     def _claim(self) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        if self.host.keeper.term == 0:
-            for sink in self.sinks.values():
-                if sink.path is not None:
-                    ParquetWriter(sink.path).require_empty()
+        is_new = self.host.keeper.term == 0
+        for operator, sink in self.sinks.items():
+            if make := writer_of(sink, self._durability):
+                make().begin(self.sink_schemas[operator], is_new=is_new)
         self.directory.claim(self.compiled)
 
     # --- for the user ---------------------------------------------------------------------------
@@ -221,14 +225,16 @@ class RunningJob:
         NotEnoughSlots
             The application has too few cores.
         SourceError
-            A DataFrame cannot be computed.
+            A DataFrame cannot be computed, or a streaming query does not start.
         """
         try:
             if not self.host.keeper.complete:
                 self.pool.require()
                 self.pool.prepare()
+                self._feeds.start()
             self.watch.started()
         except BaseException:
+            self._feeds.close()
             self._undo.close()
             self._over.set()
             raise
@@ -337,6 +343,10 @@ class RunningJob:
             )
         return result
 
+    def feeds(self) -> list[FeedView]:
+        """Every streaming query that feeds the job, as it is now."""
+        return self._feeds.views()
+
     # --- the loop -------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -359,7 +369,8 @@ class RunningJob:
 
     def _finish(self) -> None:
         """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
-        for act in (self._dismiss, self._conclude, self._undo.close, self._tell_the_end):
+        acts = (self._feeds.close, self._dismiss, self._conclude, self._undo.close)
+        for act in (*acts, self._tell_the_end):
             try:
                 act()
             except errors.ClonosError as error:
@@ -393,8 +404,8 @@ class RunningJob:
         if self._error is not None or not self.host.keeper.complete:
             return
         for operator, sink in self.sinks.items():
-            if sink.path is not None:
-                ParquetWriter(sink.path).sweep()
+            if make := writer_of(sink, self._durability):
+                make().end()
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 self.pool.describe(f"write the rows of {operator}")
                 frame = as_dataframe(
@@ -451,6 +462,7 @@ class RunningJob:
         if note.what == "floor":
             self.host.rotate_if_large()
             self.layers.after_floor(self.host.keeper.layers)
+            self._feeds.after_floor(self.host.keeper.layers)
         elif note.what == "live":  # not before: a recovery needs the processors
             task = self.coordinator.tasks[note.task]
             self.pool.show(self.plan.tasks[task.id].name, note.incarnation, task.slot)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.cluster.errors import OtherVersion, SlotsLost
+from clonos.cluster.feeds import query_cores
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
-from clonos.operators.specs import SourceSpec
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
 from clonos.runtime.versions import HASH_SEED, installed
@@ -103,14 +103,14 @@ class SlotPool:
 
     @staticmethod
     def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
-        """How many slots, and so cores of Spark, a job needs."""
-        return len(places(compiled, standby_slots))
+        """How many cores of Spark a job needs: one per slot, and one for queries that feed it."""
+        return len(places(compiled, standby_slots)) + query_cores(compiled)
 
     # --- launching ------------------------------------------------------------------------------
 
     def require(self) -> None:
         """Raise if the application has too few cores."""
-        self._launcher.require(len(self._places))
+        self._launcher.require(len(self._places), cores=query_cores(self._compiled))
 
     def prepare(self) -> None:
         """Have Spark plan, once, what the slots will read.
@@ -123,7 +123,7 @@ class SlotPool:
         self._launcher.prepare(self._body)
         for code in self._compiled.codes:
             operator = code.task.operator
-            if code.source is None or not is_bound(code.source) or operator in self._frames:
+            if code.source is None or not code.source.is_bound or operator in self._frames:
                 continue
             try:
                 frame = _partitioned(code.source.dataframe, code.parallelism)
@@ -331,11 +331,6 @@ def _named(what: str, version: str) -> str:
     return f"{what} {version}" if version else f"no {what}"
 
 
-def is_bound(source: SourceSpec) -> bool:
-    """Whether Spark brings the rows to a slot of the task's own."""
-    return source.dataframe is not None and source.kind != "spool"
-
-
 def places(
     compiled: CompiledJob, standby_slots: int | None, *, is_local: bool = True
 ) -> list[int | None]:
@@ -344,7 +339,7 @@ def places(
     On a cluster many tasks may be lost together, with their executor: each copy gets a slot.
     """
     copies = compiled.options.standbys
-    bound = [c.task.id for c in compiled.codes if c.source and is_bound(c.source)]
+    bound = [c.task.id for c in compiled.codes if c.source and c.source.is_bound]
     free = len(compiled.codes) - len(bound)
     if standby_slots is None:
         wanted = free * copies

@@ -202,8 +202,13 @@ class SlotLauncher:
         running = sum([handle.is_running for handle in self._handles])
         return max(0, capacity - max(active, running))
 
-    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S) -> None:
+    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
         """Make sure that `count` more slots can run, waiting for executors that still start.
+
+        Parameters
+        ----------
+        cores
+            So many more are needed beside them, for streaming queries that feed the job.
 
         Raises
         ------
@@ -211,12 +216,13 @@ class SlotLauncher:
             They cannot; says how many are there and what to set.
         """
         until = time.monotonic() + (wait_s if not self.is_local else 0)
-        while (free := self.free_slots()) is not None and free < count:
+        also = " and a core for the streaming queries that feed them" if cores else ""
+        while (free := self.free_slots()) is not None and free < count + cores:
             if time.monotonic() > until:
                 raise NotEnoughSlots(
-                    f"{count} slots are needed and {free} of Spark's cores are free",
+                    f"{count} slots{also} are needed and {free} of Spark's cores are free",
                     where=self._name,
-                    remedy=self._remedy(count, free),
+                    remedy=self._remedy(count + cores, free),
                 )
             time.sleep(0.1)
 
