@@ -207,6 +207,9 @@ def test_too_few_cores(launched: Launched) -> None:
     launched.launcher.require(5)
     with pytest.raises(NotEnoughSlots, match=r"6 slots are needed and 5 .*local\[6\]"):
         launched.launcher.require(6)
+    text = r"5 slots and a core for the streaming queries .* 5 of .*local\[6\]"
+    with pytest.raises(NotEnoughSlots, match=text):
+        launched.launcher.require(5, cores=1)
 
 
 def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
