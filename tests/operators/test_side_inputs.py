@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.core.messages import Kind
-from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.errors import BadGraph, ProtocolError, UnknownColumn, WrongType
 from clonos.operators.batches import to_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.simulator.arrow_jobs import ArrowJob
@@ -50,10 +50,12 @@ def looked_up(how="left", **settings):
     )
     compiled = job.compile()
     code = next(code for code in compiled.codes if code.task.operator == "op")
-    make: Any = code.operators[0][1]
+    return compiled, replace(code, operators=(("op", shipped(code.operators[0][1])),))
+
+
+def shipped(make: Any) -> Any:
     args = [table(0) if isinstance(arg, SideTable) else arg for arg in make.args]
-    make = partial(make.func, *args, **make.keywords)
-    return compiled, replace(code, operators=(("op", make),))
+    return partial(make.func, *args, **make.keywords)
 
 
 def expected(keys, version, how):
@@ -121,6 +123,13 @@ def _to_house_keeper(compiled, code):
     return sum(receiver < 0 for receiver in receivers)
 
 
+def test_without_the_driver_there_is_no_table():
+    compiled, _ = looked_up()
+    code = next(code for code in compiled.codes if code.task.operator == "op")
+    with pytest.raises(ProtocolError, match="has not been read"):
+        StepHarness(code.program()).input(code.task.inputs[0], [(1,)], "k long")
+
+
 def simulated(seed):
     random = Random(seed)
     depth: Any = random.choice((0, 1, 2, "full"))
@@ -131,10 +140,10 @@ def simulated(seed):
         lambda: table(0), {"k": "id"}, how="left", refresh="1 second", name="op"
     ).sink(clonos.sinks.collect(), name="out")
     # The versions come from a reader that replays, as they do from the spool.
-    node = next(node for node in job._graph.nodes if node.name == "op.table")
+    nodes = {node.name: node for node in job._graph.nodes}
     given_versions = clonos.sources.from_batches([version_row(v) for v in range(1, 8)], VERSIONS)
-    assert node.source is not None
-    node.source.__dict__["factory"] = given_versions.factory
+    nodes["op.table"].source.__dict__["factory"] = given_versions.factory
+    nodes["op"].__dict__["make"] = shipped(nodes["op"].make)
     arrow = ArrowJob(job.compile())
     options = random_options(random, arrow)
     options.availability = False

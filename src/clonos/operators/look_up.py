@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
-from clonos.operators.batches import conform, empty, from_bytes, from_table
+from clonos.operators.batches import conform, from_bytes, from_table
 from clonos.operators.identity import IdentityOperator
 from clonos.operators.row_store import RowStore
 from clonos.operators.watermark import IDLE
@@ -62,8 +63,8 @@ class LookUpOperator(Operator):
     """Joins rows with those of a table that every task has.
 
     A row comes once for each row of the table that has its key, in the table's order; without one
-    it is dropped, or comes with nulls (``is_left``). Of a :class:`SideTable` the driver ships the
-    content; before that, there is none.
+    it is dropped, or comes with nulls (``is_left``). The driver puts the content in the place of a
+    :class:`SideTable` before it ships the operator.
     """
 
     def __init__(
@@ -84,16 +85,24 @@ class LookUpOperator(Operator):
         if is_left:
             fields = [field.with_nullable(True) for field in fields]
         self.schema = pa.schema([*schema, *fields])
-        self._show(empty(table.schema) if isinstance(table, SideTable) else table)
+        self._table: RowStore | None = None
+        if not isinstance(table, SideTable):
+            self._show(table)
 
     def _show(self, table: pa.RecordBatch) -> None:
         """From here on, look into this table."""
-        self._table = RowStore(table.schema, self._table_on)
+        store = self._table = RowStore(table.schema, self._table_on)
         for name in self._table_on:  # null is equal to nothing here
             table = table.filter(table.column(name).is_valid())
-        self._table.append(table, 0)
+        store.append(table, 0)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        if self._table is None:
+            raise ProtocolError(
+                "the table has not been read: only a job that is started reads it",
+                where=self.place.where,
+                remedy="in a test of one task, or in memory, look up in an Arrow table",
+            )
         found = self._table.find(batch, self._on)
         probes = found.probes
         if self._is_left:
