@@ -90,8 +90,8 @@ def tell(running: Any) -> None:
     slots = [[s.runs, s.pid, s.executor_pid] for s in running.slots() if s.runs]
     kept = {name for slot in running.slots() for name in slot.keeps}
     is_quiet = all(t.phase == "live" and t.name in kept for t in running.tasks())
-    recovered = sum(r.finished for r in running.observer.recoveries)
-    print(json.dumps({"slots": slots, "quiet": is_quiet, "recovered": recovered}), flush=True)
+    rows = running.consumers.rows["judged"]
+    print(json.dumps({"slots": slots, "quiet": is_quiet, "rows": rows}), flush=True)
 
 
 def main(folder: Path, url: str, master: str) -> None:

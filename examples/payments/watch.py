@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class Pipeline:
         self.start()
 
     def start(self) -> None:
-        self.said: dict[str, Any] = {"slots": [], "quiet": False, "recovered": 0}
+        self.said: dict[str, Any] = {"slots": [], "quiet": False, "rows": 0}
+        self.rows = 0  # delivered at the last kill
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdout=subprocess.PIPE, stderr=log, text=True
@@ -58,15 +60,15 @@ class Pipeline:
             if line.startswith("{"):
                 self.said = json.loads(line)
 
-    def wait_quiet(self) -> None:
-        while not self.said["quiet"]:
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        while not condition(self.said):
             if self.process.poll() is not None:
                 raise SystemExit(f"the pipeline ended: see {self.log}")
             time.sleep(0.1)
 
     def kill(self, what: str) -> None:
-        """``kill -9``; a dead driver is started again."""
-        self.wait_quiet()
+        """``kill -9`` while rows are flowing; a dead driver is started again."""
+        self.wait_for(lambda said: said["quiet"] and said["rows"] > self.rows)
         by_name = {name: (pid, executor) for name, pid, executor in self.said["slots"]}
         worker, executor = by_name["ask[0]"]
         pid = {"worker": worker, "executor": executor, "driver": self.process.pid}[what]
@@ -76,7 +78,7 @@ class Pipeline:
             self.process.wait()
             self.start()
         else:
-            self.said["quiet"] = False
+            self.rows, self.said["quiet"] = self.said["rows"], False
 
 
 def payment(number: int, chosen: random.Random) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def main() -> int:
     with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
         running = Pipeline(folder, service.url, options.master)
         try:
-            running.wait_quiet()
+            running.wait_for(lambda said: said["quiet"])
             for number in range(options.files):
                 write_file(folder / "in", number, chosen)
                 if number in turns:
