@@ -32,8 +32,8 @@ CLEAN = """
     where cents > 0 and trim(merchant) rlike '^[A-Za-z]+$'"""
 JUDGED = "merchant string, cents long, time timestamp, nonce string, suspended boolean"
 TOTALS = """
-    select window.start as start, window.end as end, merchant, nonce, any_value(suspended) as
-           suspended, count(*) as payments, sum(cents) as cents
+    select window.start as window_start, window.end as window_end, merchant, nonce,
+           any_value(suspended) as suspended, count(*) as payments, sum(cents) as cents
     from {judged} group by window(time, '10 seconds'), merchant, nonce"""
 
 

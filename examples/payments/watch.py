@@ -105,13 +105,14 @@ def judge(folder: Path, journal: Path, console: Console) -> bool:
     totals = spark.read.parquet(str(folder / "totals")).cache()
     lines = [row.merchant for row in clean.select("merchant").collect()]
     counted = totals.selectExpr(
-        "merchant as word", "nonce", "start as window_start", "end as window_end",
+        "merchant as word", "nonce", "window_start", "window_end",
         "if(suspended, 0, payments) as kept", "payments as seen",
     )  # fmt: skip
     judged = verdict(spark, counted, lines, 1, journal)
     console.print(judged.table())
-    sums = "select start, end, merchant, sum(payments), sum(cents) from {totals} group by 1, 2, 3"
-    free = """select window.start, window.end, merchant, count(*), sum(cents) from {clean}
+    sums = """select window_start, merchant, sum(payments), sum(cents) from {totals}
+              group by window_start, merchant"""
+    free = """select window.start, merchant, count(*), sum(cents) from {clean}
               group by window(time, '10 seconds'), merchant"""
     written, expected = spark.sql(sums, totals=totals), spark.sql(free, clean=clean)
     differ = written.exceptAll(expected).count() + expected.exceptAll(written).count()
