@@ -32,8 +32,8 @@ CLEAN = """
     where cents > 0 and trim(merchant) rlike '^[A-Za-z]+$'"""
 JUDGED = "merchant string, cents long, time timestamp, nonce string, suspended boolean"
 TOTALS = """
-    select window.start as start, window.end as end, merchant, nonce, any_value(suspended) as
-           suspended, count(*) as payments, sum(cents) as cents
+    select window.start as window_start, window.end as window_end, merchant, nonce,
+           any_value(suspended) as suspended, count(*) as payments, sum(cents) as cents
     from {judged} group by window(time, '10 seconds'), merchant, nonce"""
 
 
@@ -90,8 +90,8 @@ def tell(running: Any) -> None:
     slots = [[s.runs, s.pid, s.executor_pid] for s in running.slots() if s.runs]
     kept = {name for slot in running.slots() for name in slot.keeps}
     is_quiet = all(t.phase == "live" and t.name in kept for t in running.tasks())
-    recovered = sum(r.finished for r in running.observer.recoveries)
-    print(json.dumps({"slots": slots, "quiet": is_quiet, "recovered": recovered}), flush=True)
+    rows = running.consumers.rows["judged"]
+    print(json.dumps({"slots": slots, "quiet": is_quiet, "rows": rows}), flush=True)
 
 
 def main(folder: Path, url: str, master: str) -> None:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class Pipeline:
         self.start()
 
     def start(self) -> None:
-        self.said: dict[str, Any] = {"slots": [], "quiet": False, "recovered": 0}
+        self.said: dict[str, Any] = {"slots": [], "quiet": False, "rows": 0}
+        self.rows = 0  # delivered at the last kill
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdout=subprocess.PIPE, stderr=log, text=True
@@ -58,15 +60,15 @@ class Pipeline:
             if line.startswith("{"):
                 self.said = json.loads(line)
 
-    def wait_quiet(self) -> None:
-        while not self.said["quiet"]:
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        while not condition(self.said):
             if self.process.poll() is not None:
                 raise SystemExit(f"the pipeline ended: see {self.log}")
             time.sleep(0.1)
 
     def kill(self, what: str) -> None:
-        """``kill -9``; a dead driver is started again."""
-        self.wait_quiet()
+        """``kill -9`` while rows are flowing; a dead driver is started again."""
+        self.wait_for(lambda said: said["quiet"] and said["rows"] > self.rows)
         by_name = {name: (pid, executor) for name, pid, executor in self.said["slots"]}
         worker, executor = by_name["ask[0]"]
         pid = {"worker": worker, "executor": executor, "driver": self.process.pid}[what]
@@ -76,7 +78,7 @@ class Pipeline:
             self.process.wait()
             self.start()
         else:
-            self.said["quiet"] = False
+            self.rows, self.said["quiet"] = self.said["rows"], False
 
 
 def payment(number: int, chosen: random.Random) -> dict[str, Any]:
@@ -103,13 +105,14 @@ def judge(folder: Path, journal: Path, console: Console) -> bool:
     totals = spark.read.parquet(str(folder / "totals")).cache()
     lines = [row.merchant for row in clean.select("merchant").collect()]
     counted = totals.selectExpr(
-        "merchant as word", "nonce", "start as window_start", "end as window_end",
+        "merchant as word", "nonce", "window_start", "window_end",
         "if(suspended, 0, payments) as kept", "payments as seen",
     )  # fmt: skip
     judged = verdict(spark, counted, lines, 1, journal)
     console.print(judged.table())
-    sums = "select start, end, merchant, sum(payments), sum(cents) from {totals} group by 1, 2, 3"
-    free = """select window.start, window.end, merchant, count(*), sum(cents) from {clean}
+    sums = """select window_start, merchant, sum(payments), sum(cents) from {totals}
+              group by window_start, merchant"""
+    free = """select window.start, merchant, count(*), sum(cents) from {clean}
               group by window(time, '10 seconds'), merchant"""
     written, expected = spark.sql(sums, totals=totals), spark.sql(free, clean=clean)
     differ = written.exceptAll(expected).count() + expected.exceptAll(written).count()
@@ -136,7 +139,7 @@ def main() -> int:
     with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
         running = Pipeline(folder, service.url, options.master)
         try:
-            running.wait_quiet()
+            running.wait_for(lambda said: said["quiet"])
             for number in range(options.files):
                 write_file(folder / "in", number, chosen)
                 if number in turns:
