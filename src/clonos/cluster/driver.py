@@ -129,7 +129,7 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._durability = durability
+        self._durability, self._silence_s = durability, silence_s
         address = driver_address(spark)
         self.directory = _directory(compiled, spark, journal_dir)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -167,7 +167,6 @@ class RunningJob:
             )
             self._undo = undo.pop_all()
         self._heard: dict[int, float] = {}
-        self._silence_s = silence_s
         self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
