@@ -2,8 +2,8 @@
 
     python json_lines.py [FILE]
 
-One process of the job is killed after three seconds; the line about its recovery says how long
-each stage took.
+When there are checkpoints, one process of the job is killed; the line about its recovery says how
+long each stage took. A little later the job is stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,16 +45,23 @@ class JsonLines(clonos.Listener):
 def main(out: TextIO) -> None:
     """Run the job."""
     job = clonos.Job("watched", checkpoint_interval="300 ms")
-    numbers = job.source(clonos.sources.rate(1_000, rows=6_000), name="numbers")
+    numbers = job.source(clonos.sources.rate(1_000), name="numbers")
     numbers.map(lambda row: row.value * 2, "n long", name="twice", parallelism=2).sink(
         clonos.sinks.collect(), name="out"
     )
     running = job.start(listeners=[JsonLines(out)])
-    while running.last_progress is None or running.last_progress.checkpoint.id < 3:
-        time.sleep(0.1)
+    wait_for(running, lambda progress: progress.checkpoint.id >= 3)
     (pid,) = [slot.pid for slot in running.slots() if slot.runs == "twice[1]"]
     os.kill(pid, signal.SIGKILL)
+    wait_for(running, lambda progress: progress.recoveries)
+    running.stop()
     print(running.wait(), file=sys.stderr)
+
+
+def wait_for(running: Any, condition: Callable[[Any], Any]) -> None:
+    """Wait for a progress of which this is true."""
+    while running.last_progress is None or not condition(running.last_progress):
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

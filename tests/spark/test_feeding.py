@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
-from clonos.spark.errors import FeedFailed
+from clonos.spark.errors import FeedFailed, JobCancelled, SparkStopped
 from clonos.spark.feeding import FeedingQuery
 from clonos.storage.spool import OtherQuery, Part, Spool
 
@@ -151,6 +151,17 @@ def test_stopped_by_the_user_the_input_is_over(spool):
     assert spool.is_ended
 
 
+def test_cancelled_in_spark_is_no_failure(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    cause = "[SPARK_JOB_CANCELLED] Job 4 cancelled as part of cancellation of all jobs"
+    fed.spark.end(StreamingQueryException(f"[STREAM_FAILED] terminated with exception: {cause}"))
+    (told,) = fed.over()
+    assert isinstance(told, JobCancelled)
+    assert "all jobs" in told.what
+    assert told.where == "job: in"
+
+
 @pytest.mark.parametrize(
     "error", [StreamingQueryException("a division by zero"), Py4JError("the JVM is gone")]
 )
@@ -171,7 +182,7 @@ def test_stopped_with_spark_the_input_is_not_over(spool):
     fed.spark.is_spark_stopped = True
     fed.spark.end()
     (told,) = fed.over()
-    assert "Spark was stopped" in str(told)
+    assert isinstance(told, SparkStopped)
     assert not spool.is_ended
 
 

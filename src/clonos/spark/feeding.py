@@ -21,8 +21,8 @@ from pyspark import TaskContext
 
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
-from clonos.spark.errors import FeedFailed
-from clonos.spark.slots import SPARK_ERRORS, in_short
+from clonos.spark.errors import FeedFailed, SparkStopped
+from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Part, Spool, write_parts
@@ -119,7 +119,11 @@ class FeedingQuery:
             if self._closed:
                 return
             if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
-                raise FeedFailed("Spark was stopped", where=self._name)
+                raise SparkStopped(
+                    "the Spark application was stopped while the job ran",
+                    where=self._name,
+                    remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
+                )
             self._spool.end()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job waits for rows or an end
             if not self._closed:
@@ -130,6 +134,8 @@ class FeedingQuery:
             return error
         if self._error is not None:
             return self._error
+        if CANCELLED in str(error):  # the query was, or all jobs of the application
+            return cancelled(self._name, error)
         return FeedFailed(
             f"the streaming query that feeds the job has failed: {in_short(error)}",
             where=self._name,

@@ -54,7 +54,7 @@ _SETTINGS_LOCK: Final = threading.Lock()
 _SLOT: Final = "clonos.slot"
 """The local property that tells a task which slot it is."""
 
-_CANCELLED: Final = "SPARK_JOB_CANCELLED"
+CANCELLED: Final = "SPARK_JOB_CANCELLED"
 """The condition of what Spark throws when a job was cancelled."""
 
 _GROUP: Final = "spark.jobGroup.id"
@@ -381,13 +381,18 @@ def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], B
 
 
 def _slot_failed(where: str, failure: BaseException) -> ClonosError:
-    if _condition(failure) == _CANCELLED:
-        return JobCancelled(
-            f"somebody has cancelled it in Spark: {in_short(failure)}",
-            where=where,
-            remedy="start the job again: with a checkpoint_dir it goes on where it was",
-        )
+    if _condition(failure) == CANCELLED:
+        return cancelled(where, failure)
     return SlotFailed(f"the slot's Spark job has failed: {in_short(failure)}", where=where)
+
+
+def cancelled(where: str, failure: BaseException) -> JobCancelled:
+    """What a job is told whose Spark jobs somebody has cancelled."""
+    return JobCancelled(
+        f"somebody has cancelled it in Spark: {in_short(failure)}",
+        where=where,
+        remedy="start the job again: with a checkpoint_dir it goes on where it was",
+    )
 
 
 def _condition(failure: BaseException) -> str | None:
