@@ -301,6 +301,11 @@ class RunningJob:
     def is_running(self) -> bool:
         return not self._over.is_set()
 
+    @property
+    def strangers_refused(self) -> int:
+        """How many connections to the driver were not of this job's processes."""
+        return self._plane.strangers_refused
+
     def tasks(self) -> list[TaskView]:
         """Every task as it is now."""
         views = []
