@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     until = time.monotonic() + 60
     while running.observer.floors < 1 and running.is_running and time.monotonic() < until:
         time.sleep(0.05)
-    slots = running.slots()
+    slots, address = running.slots(), running._plane.address
     victim = next(slot.executor_pid for slot in slots if slot.runs == "count[0]")
     os.kill(victim, signal.SIGKILL)
     result = running.wait(90)
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
         "rows": sorted(tuple(row.values()) for row in result.table().to_pylist()),
         "executors": len({slot.executor_pid for slot in slots}),
         "recovered": sorted({recovery.name for recovery in result.recoveries}),
-        "address": running._plane.address,
+        "address": address,
     }
     (folder / "said.json").write_text(json.dumps(said))
     spark.stop()

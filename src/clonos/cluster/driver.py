@@ -171,8 +171,7 @@ class RunningJob:
         self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
-        self._over = threading.Event()
-        self._stop_asked = False
+        self._over, self._stop_asked = threading.Event(), False
         self._pending: list[co.Action] = []
         self.watch = Watch(self, listeners, progress_s)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
