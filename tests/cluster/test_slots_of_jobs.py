@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -155,6 +157,35 @@ def test_events_and_progress_are_told(kit, spark, tmp_path):
     assert 0 < killed.log_bytes_per_row < 100
     # It costs no messages of its own: every one is a sample that a task takes anyway.
     assert last.reports <= len(job.observer.samples())
+
+
+TYPED = """
+import clonos
+
+FACTOR = 3
+
+def scaled(n):
+    return n * FACTOR
+
+class Scaled(clonos.Process):
+    def on_row(self, row, ctx):
+        yield (scaled(row.n),)
+
+job = clonos.Job("typed", parallelism=2)
+rows = job.source(clonos.sources.from_batches([[(n,) for n in range(50)]], schema="n long"))
+tripled = rows.map(lambda row: (scaled(row.n),), "n long")
+tripled.key_by("n").process(Scaled(), "n long").sink(clonos.sinks.collect(), name="out")
+result = job.run(spark, timeout_s=60)
+"""
+"""As somebody types it into a notebook: everything is in ``__main__``, which no executor has."""
+
+
+def test_what_is_typed_into_a_session_travels(spark, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", session := ModuleType("__main__"))
+    session.__dict__["spark"] = spark
+    exec(compile(TYPED, "<stdin>", "exec"), session.__dict__)
+    rows = session.__dict__["result"].table().column("n").to_pylist()
+    assert sorted(rows) == [n * 9 for n in range(50)]
 
 
 def test_spark_stopped_in_mid_job(kit, spark, tmp_path):

@@ -170,8 +170,7 @@ class RunningJob:
         self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
-        self._over = threading.Event()
-        self._stop_asked = False
+        self._over, self._stop_asked = threading.Event(), False
         self._pending: list[co.Action] = []
         self.watch = Watch(self, listeners, progress_s)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
@@ -299,6 +298,11 @@ class RunningJob:
     @property
     def is_running(self) -> bool:
         return not self._over.is_set()
+
+    @property
+    def strangers_refused(self) -> int:
+        """How many connections to the driver were not of this job's processes."""
+        return self._plane.strangers_refused
 
     def tasks(self) -> list[TaskView]:
         """Every task as it is now."""

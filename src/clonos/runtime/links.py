@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     from clonos.core.task import TaskMachine
     from clonos.transport.plane import Plane
+
+
+ANSWERED: Final = 3
+"""So many times longer a peer may be tried where an answer comes back, if only a refusal."""
 
 
 @dataclass
@@ -141,15 +145,18 @@ class Links:
         return ev.OutputClosed(*outgoing)
 
     def _give_up_if(self, channel: int, event: ChannelClosed) -> None:
-        trial = self._trials.get(channel)
-        tried_s = time.monotonic() - trial.since if trial is not None else 0.0
-        if trial is None or tried_s < self._unreachable_s:
+        trial, error = self._trials.get(channel), event.error
+        if trial is None or error is None:  # None: it is there, and has not come to answer us
             return
-        raise CannotConnect(
-            f"{self._plane.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, though "
-            f"the driver hears of both: {event.error.what if event.error else 'it hangs up'}",
-            remedy=OPEN_PORTS,
-        )
+        tried_s = time.monotonic() - trial.since
+        # Where something does answer, the end of a process may just not be known yet.
+        limit = 1 if isinstance(error, CannotConnect) else ANSWERED
+        if tried_s > limit * self._unreachable_s:
+            raise CannotConnect(
+                f"{self._plane.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, "
+                f"though the driver hears of both: {error.what}",
+                remedy=OPEN_PORTS,
+            )
 
     def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:
         """A message of a data stream as an event (None: its stream is history)."""

@@ -58,7 +58,7 @@ CONNECT_S: Final = 10.0
 """A machine that has not answered for so long will not: it, or what lies between, is silent."""
 
 OPEN_S: Final = 60.0
-"""A process that has not answered for so long is asked anew: its loop may be in a long call."""
+"""A process that has not answered for so long is asked anew. No error: it may be in a long call."""
 
 SHUTDOWN_S: Final = 3.0
 """How long a shutdown waits for peers to leave, before it hangs up."""
@@ -237,7 +237,7 @@ class Plane:
                     )
                 )
             elif now - since > OPEN_S:
-                self._things += stream.end(PeerUnreachable(f"{stream.peer} does not answer"))
+                self._things += stream.end(None)
 
     # --- opening streams ----------------------------------------------------------------------
 

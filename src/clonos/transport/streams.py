@@ -107,9 +107,10 @@ class Stream:
         if self.tls is not None:
             self._append(self.tls.seal([head] if body is None else [head, body]))
         else:
-            self._append(head)
+            self._out.append(head)
             if body is not None:
-                self._append(memoryview(body))
+                self._out.append(memoryview(body))
+            self._unsent_bytes += len(head) + size
         self._host.changed(self)
 
     def _append(self, piece: Any) -> None:
