@@ -95,7 +95,7 @@ class WindowOperator(_Windowing):
         if pieces.num_rows:
             order = self.facts.get("order", 0)
             self.facts.set("order", order + pieces.num_rows)
-            self._store.append(pieces, order)
+            self._store.append(pieces, order, is_combined=not self._is_final)
             self._look_ahead(pieces)
         return None
 
