@@ -98,18 +98,17 @@ def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
     """
     if not columns or not rows:
         return np.zeros(rows, np.int64), np.zeros(min(rows, 1), np.int64)
-    codes, span = _codes(columns[0])
+    codes, firsts = densify(*_codes(columns[0]))
     for column in columns[1:]:
-        other, its_span = _codes(column)
-        if its_span == 1:
-            continue
-        # Numbers stay far below 2**63: at most the square of the number of rows.
-        if span * its_span > _spread(rows):
-            codes, span = _dense(codes, span)
-        if span * its_span > _spread(rows):
-            other, its_span = _dense(other, its_span)
-        codes, span = codes * its_span + other, span * its_span
-    return densify(codes, span)
+        other, span = _codes(column)
+        if span == 1 or (other[firsts][codes] == other).all():
+            continue  # it says nothing new
+        if len(firsts) * span > _spread(rows):
+            other, distinct = densify(other, span)
+            span = len(distinct)
+        # Numbers stay below rows squared because both factors are at most that many.
+        codes, firsts = densify(codes * span + other, len(firsts) * span)
+    return codes, firsts
 
 
 def densify(values: Int64, span: int | None = None) -> tuple[Int64, Int64]:
@@ -134,11 +133,6 @@ def densify(values: Int64, span: int | None = None) -> tuple[Int64, Int64]:
     table[values[firsts]] = np.arange(len(firsts), dtype=np.int32)
     codes: Int64 = table[values].astype(np.int64)
     return codes, firsts
-
-
-def _dense(codes: Int64, span: int) -> tuple[Int64, int]:
-    codes, firsts = densify(codes, span)
-    return codes, len(firsts)
 
 
 def _spread(rows: int) -> int:

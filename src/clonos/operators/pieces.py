@@ -78,21 +78,15 @@ class PieceStore:
         self._gone: list[tuple[Int64, Int64]] = []
         self.rows = 0
 
-    def append(
-        self, pieces: pa.RecordBatch, first_order: int, *, is_combined: bool = False
-    ) -> None:
-        """Take new pieces, numbered from `first_order` on.
-
-        ``is_combined``: no two of them belong together.
-        """
+    def append(self, pieces: pa.RecordBatch, first_order: int) -> None:
+        """Take new pieces, numbered from `first_order` on."""
         rows = pieces.num_rows
-        is_combined = is_combined and not self.rows
         order = pa.array(np.arange(first_order, first_order + rows))
         self._batches.append(
             pa.RecordBatch.from_arrays([*pieces.columns, order], schema=self._schema)
         )
         self._flags.append(np.full(rows, _DIRTY, np.uint8))
-        self._appended += 0 if is_combined else rows
+        self._appended += rows
         self.rows += rows
         if self._appended > _APPENDED_MIN and 2 * self._appended > self.rows:
             self.combine()

@@ -61,7 +61,8 @@ class PartialOperator(_Windowing):
         return self._content.schema
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        return self._pieces(batch, None)
+        pieces = self._pieces(batch, None)
+        return None if pieces is None else self._content.thinned(pieces)
 
 
 class WindowOperator(_Windowing):
@@ -95,7 +96,7 @@ class WindowOperator(_Windowing):
         if pieces.num_rows:
             order = self.facts.get("order", 0)
             self.facts.set("order", order + pieces.num_rows)
-            self._store.append(pieces, order, is_combined=not self._is_final)
+            self._store.append(pieces, order)
             self._look_ahead(pieces)
         return None
 
