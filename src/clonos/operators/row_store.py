@@ -26,7 +26,7 @@ from clonos.operators.state import Changes, Frozen
 
 DUE: Final = "~due"
 
-_MERGED: Final = 4
+_MERGED: Final = 8
 """So many chunks of like size become one: few copies of each row, and few chunks."""
 
 _INDEX_SLACK: Final = 4096
@@ -180,7 +180,7 @@ class RowStore:
         gone, self._gone = self._gone, []
         self._sealed = self._next
 
-        def work_out() -> Changes:
+        def work_out() -> list[Changes]:
             buried = [numbers(rows, ORDER) for rows in gone]
             old = np.concatenate([np.empty(0, np.int64), *buried])
             old_groups = [groups_of(rows, self._keys) for rows in gone]
