@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -228,11 +228,8 @@ class ChainProgram:
     def _finish(self, step: Step) -> None:
         """End the step: rows, watermark, wake-up."""
         if self._produced:
-            batch = concat(self._produced)
-            given, self._produced = self._given, []
-            # What goes on as it came has its digest already.
-            same = given is not None and batch is given.payload
-            whole = cache(lambda: given if same else seal(batch))
+            batch, self._produced = concat(self._produced), []
+            whole = cache(partial(_sealed, batch, self._given))
             for output in self._outputs:
                 self._batches_out += output.emit(step, batch, whole, self._facts)
         self._given = None
@@ -243,3 +240,8 @@ class ChainProgram:
             self._watermark_out = None
         dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
+
+
+def _sealed(batch: pa.RecordBatch, given: Batch | None) -> Batch:
+    """What goes on as it came has its digest already."""
+    return given if given is not None and given.payload is batch else seal(batch)

@@ -96,7 +96,8 @@ class Found(NamedTuple):
 
     def columns(self, names: Sequence[str]) -> list[pa.Array]:
         """Columns of the second row of each pair."""
-        return take(self.rows.select(list(names)), self.which).columns
+        columns: list[pa.Array] = take(self.rows.select(list(names)), self.which).columns
+        return columns
 
 
 class RowStore:
@@ -281,7 +282,8 @@ class RowStore:
         rows = concat(parts)
         run = _by_hash(hash_columns(key_columns(rows, self._keys)), numbers(rows, ORDER))
         while self._index and len(self._index[-1][0]) <= len(run[0]):
-            run = _by_hash(*map(np.concatenate, zip(self._index.pop(), run, strict=True)))
+            hashes, orders = self._index.pop()
+            run = _by_hash(np.concatenate([hashes, run[0]]), np.concatenate([orders, run[1]]))
         self._index.append(run)
         if sum(len(orders) for _, orders in self._index) > 2 * len(self) + _INDEX_SLACK:
             hashes, orders = map(np.concatenate, zip(*self._index, strict=True))

@@ -173,7 +173,7 @@ def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Fr
             else:
                 values = (changed.groups, [operator] * rows, changed.keys, changed.values)
                 for column, some in zip(small, values, strict=True):
-                    column += some
+                    column.extend(some)
     if small[0]:
         columns = [pa.array(c, f.type) for c, f in zip(small, schema, strict=True)]
         batches.insert(0, pa.RecordBatch.from_arrays(columns, schema=schema))
