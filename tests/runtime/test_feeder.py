@@ -12,7 +12,7 @@ import pytest
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
 from clonos.operators.readers import BatchesReader
-from clonos.runtime.feeder import Feeder
+from clonos.runtime.feeder import BATCH_BYTES, FEWEST_ROWS, FIRST_ROWS, BatchSize, Feeder
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -82,3 +82,34 @@ def test_no_more_than_the_rate_is_admitted():
         rows += len(fed.rows(fed.feeder.take))
     assert rows / 200.0 <= time.monotonic() - start + 0.1
     fed.feeder.close()
+
+
+def learned(size, *, cycle_s, row_bytes=10, batches=20):
+    """Batches of a backlog, each handled in `cycle_s(rows)`."""
+    now = 0.0
+    for _ in range(batches):
+        now += cycle_s(size.rows)
+        size.learn(size.rows, size.rows * row_bytes, now)
+    return size.rows
+
+
+def test_batches_of_a_backlog_grow_as_long_as_they_are_handled_quickly():
+    assert learned(BatchSize(32_768), cycle_s=lambda _: 0.001) == 32_768
+    assert learned(BatchSize(32_768), cycle_s=lambda rows: rows * 3e-6) == 8192
+    assert learned(BatchSize(100), cycle_s=lambda _: 0.001) == 100
+
+
+def test_batches_shrink_where_rows_are_slow_or_large():
+    assert learned(BatchSize(32_768), cycle_s=lambda rows: rows * 1e-4) == 512
+    assert learned(BatchSize(32_768), cycle_s=lambda _: 10.0) == FEWEST_ROWS
+    assert learned(BatchSize(10), cycle_s=lambda _: 10.0) == 10
+    rows = learned(BatchSize(32_768), cycle_s=lambda _: 0.001, row_bytes=10_000)
+    assert rows * 10_000 <= BATCH_BYTES < 4 * rows * 10_000
+
+
+def test_without_a_backlog_the_size_of_batches_stays():
+    size = BatchSize(32_768)
+    for second in range(20):
+        size.learn(100, 1000, second)
+        size.learn(FIRST_ROWS, 1000, second + 0.5)
+    assert size.rows == FIRST_ROWS
