@@ -11,7 +11,7 @@ A *row number* counts the events of one kind in their order of arrival, 0, 1, 2,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -52,6 +52,8 @@ AUCTIONS_IN_FLIGHT: Final = 100
 
 BASE_MS: Final = 1_436_918_400_000
 """Time of the first event: 2015-07-15, as in Beam."""
+
+Ranges = Sequence[tuple[int, int]]
 
 _SHUFFLE: Final = 953
 _PERSON_FILLER, _AUCTION_FILLER, _BID_FILLER = 137, 382, 68
@@ -155,13 +157,17 @@ class Generator:
 
     def batch(self, kind: str, first: int, rows: int) -> pa.RecordBatch:
         """Consecutive rows of one kind; row numbers are not bounded by `events`."""
-        ids = self.ids(kind, first, rows)
-        make: dict[str, Callable[[Int64, Int64 | int], pa.RecordBatch]] = {
+        return self.batch_of(kind, [(first, rows)])
+
+    def batch_of(self, kind: str, ranges: Ranges) -> pa.RecordBatch:
+        """The rows of one kind with these numbers: each range is a first one and how many."""
+        ids = np.concatenate([np.empty(0, np.int64), *(self.ids(kind, *r) for r in ranges)])
+        make: dict[str, Callable[[Int64, Ranges], pa.RecordBatch]] = {
             "person": self._persons,
             "auction": self._auctions,
             "bid": self._bids,
         }
-        return self._mixed(ids) if kind == "event" else make[kind](ids, first)
+        return self._mixed(ids) if kind == "event" else make[kind](ids, ranges)
 
     def time_ms(self, ids: Int64) -> Int64:
         """When events happen."""
@@ -170,7 +176,7 @@ class Generator:
     def _time(self, ids: Int64) -> pa.Array:
         return pa.array(self.time_ms(ids) * 1000).view(_TIME)
 
-    def _persons(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+    def _persons(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
         draws = _draws(ids, 0)
         cards, address = _draws(ids, 1), _draws(ids, 2)
         quarters = [_choose(text.four_digits(), cards >> np.uint64(16 * i)) for i in range(4)]
@@ -190,12 +196,12 @@ class Generator:
                 _choose(pa.array(text.CITIES), draws >> np.uint64(16)),
                 _choose(pa.array(text.STATES), draws >> np.uint64(32)),
                 self._time(ids),
-                _filler(first, ids, _PERSON_FILLER, 1),
+                text.filler(ranges, _PERSON_FILLER, 1),
             ],
             schema=PERSON,
         )
 
-    def _auctions(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+    def _auctions(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
         draws, words = _draws(ids, 0), _draws(ids, 1)
         is_hot = draws & np.uint64(HOT_SELLER_RATIO - 1) != 0
         hot = _last_person(ids) // HOT_BATCH * HOT_BATCH
@@ -215,12 +221,12 @@ class Generator:
                 pa.array((now + 1 + open_for) * 1000).view(_TIME),
                 pa.array(seller + FIRST_ID),
                 pa.array(FIRST_CATEGORY + _below(draws >> np.uint64(40), CATEGORIES)),
-                _filler(first, ids, _AUCTION_FILLER, 2),
+                text.filler(ranges, _AUCTION_FILLER, 2),
             ],
             schema=AUCTION,
         )
 
-    def _bids(self, ids: Int64, first: Int64 | int) -> pa.RecordBatch:
+    def _bids(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
         draws = _draws(ids, 0)
         last = _last_auction(ids)
         is_hot = draws & np.uint64(HOT_AUCTION_RATIO - 1) != 0
@@ -236,7 +242,7 @@ class Generator:
                 pa.array(bidder + FIRST_ID),
                 pa.array(_price(_draws(ids, 1))),
                 self._time(ids),
-                _filler(first, ids, _BID_FILLER, 3),
+                text.filler(ranges, _BID_FILLER, 3),
             ],
             schema=BID,
         )
@@ -353,10 +359,6 @@ def _next_person(ids: Int64, draws: UInt64) -> Int64:
 def _choose(pool: pa.Array, draws: UInt64) -> pa.Array:
     _, numbers = split((draws & np.uint64(0xFFFF)).astype(np.int64), len(pool))
     return pool.take(pa.array(numbers))
-
-
-def _filler(first: Int64 | int, ids: Int64, mean: int, salt: int) -> pa.Array:
-    return text.filler(int(first), len(ids), mean, salt)
 
 
 def _scatter(batch: pa.RecordBatch, places: npt.NDArray[np.intp], rows: int) -> pa.Array:
