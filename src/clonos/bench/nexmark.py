@@ -138,7 +138,7 @@ def _plain(
 ) -> tuple[float, Any]:
     job = clonos.Job("plain", parallelism=1)
     query(Auctions(job, arguments.events)).sink(clonos.sinks.callback(jobs.nothing), name="out")
-    loop = PlainLoop(job.compile(), layer_every=100)
+    loop = PlainLoop(job.compile(), layer_every=25)
     loop.run()
     rate = arguments.events / loop.seconds
     source = loop.costs[SOURCE].seconds / arguments.events * 1e6

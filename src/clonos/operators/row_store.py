@@ -54,13 +54,13 @@ class Chunk:
 
     def places(self, orders: Int64) -> Int64:
         """Where rows lie; -1: they are dead."""
-        if self.last - self.first == len(self) - 1:
-            places = orders - self.first
-        else:
-            places = np.searchsorted(self.orders, orders)
+        is_dense = self.last - self.first == len(self) - 1
+        places = orders - self.first if is_dense else np.searchsorted(self.orders, orders)
         places = np.minimum(places, len(self) - 1)
-        is_there = self.is_alive[places] & (self.orders[places] == orders)
-        return np.where(is_there, places, -1)
+        is_there = orders <= self.last if is_dense else self.orders[places] == orders
+        if self.alive < len(self):
+            is_there &= self.is_alive[places]
+        return places if is_there.all() else np.where(is_there, places, -1)
 
     def kill(self, is_gone: Mask) -> None:
         """Mark rows as dead; not those that are."""
@@ -138,8 +138,6 @@ class RowStore:
         codes, firsts = factorise(columns, batch.num_rows)
         distinct = [column.take(pa.array(firsts)) for column in columns]
         wanted, orders = self._look_up(hash_columns(distinct))
-        by_code = np.lexsort((orders, wanted))
-        wanted, orders = wanted[by_code], orders[by_code]
         rows, is_alive = self._rows(orders)
         wanted = wanted[is_alive]
         same = self._same(distinct, wanted, rows)
@@ -241,6 +239,8 @@ class RowStore:
 
     def _rows(self, orders: Int64) -> tuple[pa.RecordBatch, Mask]:
         """The rows with these numbers, in their order, and which of them are alive."""
+        if 2 * len(orders) > len(self) and len(self._chunks) > 1:
+            self._chunks = [Chunk(concat([chunk.cleaned() for chunk in self._chunks]))]
         is_alive = np.zeros(len(orders), bool)
         parts, at = [], []
         for chunk, mine, places in self._located(orders):
@@ -251,19 +251,21 @@ class RowStore:
             return empty(self.schema), is_alive
         rows = concat(parts)
         if len(parts) > 1:
-            rows = rows.take(pa.array(np.argsort(np.concatenate(at))))
+            places_in_rows = np.empty(len(orders), np.int64)
+            places_in_rows[np.concatenate(at)] = np.arange(rows.num_rows)
+            rows = rows.take(pa.array(places_in_rows[is_alive]))
         return rows, is_alive
 
     def _located(self, orders: Int64) -> Iterator[tuple[Chunk, Int64, Int64]]:
         """Per chunk, which of these numbers are in it and alive, and where."""
         owners = np.searchsorted([chunk.first for chunk in self._chunks], orders, "right") - 1
-        for number in np.unique(owners).tolist():
-            if number >= 0:
-                mine = np.flatnonzero(owners == number)
-                places = self._chunks[number].places(orders[mine])
+        for number, chunk in enumerate(self._chunks):
+            mine = np.flatnonzero(owners == number)
+            if len(mine):
+                places = chunk.places(orders[mine])
                 is_there = places >= 0
                 if is_there.any():
-                    yield self._chunks[number], mine[is_there], places[is_there]
+                    yield chunk, mine[is_there], places[is_there]
 
     # --- the index ------------------------------------------------------------------------------
 
@@ -293,20 +295,27 @@ class RowStore:
             self._index = [_by_hash(hashes[is_alive], orders[is_alive])] if is_alive.any() else []
 
     def _look_up(self, hashes: UInt64) -> tuple[Int64, Int64]:
-        """Pairs of the number of a hash and that of a row with it, in no particular order."""
+        """Pairs of the number of a hash and that of a row with it, in the order of both."""
         wanted, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         by_hash = np.argsort(hashes)  # neighbours are found close to each other: much faster
-        hashes = hashes[by_hash]
-        for known, orders in self._index:
-            low = np.searchsorted(known, hashes, "left")
-            hits = np.flatnonzero(known[np.minimum(low, len(known) - 1)] == hashes)
+        in_order = hashes[by_hash]
+        numbered = np.arange(len(hashes))
+        for known, orders in self._index:  # rows of a run came before all those of the next
+            low = np.searchsorted(known, in_order, "left")
+            hits = np.flatnonzero(known[np.minimum(low, len(known) - 1)] == in_order)
             if len(hits):
-                low = low[hits]
-                counts = np.searchsorted(known, hashes[hits], "right") - low
-                number, place = ragged(np.arange(len(hits)), low, counts)
-                wanted.append(by_hash[hits[number]])
+                first, counts = np.zeros((2, len(hashes)), np.int64)
+                first[by_hash[hits]] = low[hits]
+                high = np.searchsorted(known, in_order[hits], "right")
+                counts[by_hash[hits]] = high - low[hits]
+                number, place = ragged(numbered, first, counts)
+                wanted.append(number)
                 found.append(orders[place])
-        return np.concatenate(wanted), np.concatenate(found)
+        numbers_of, orders_found = np.concatenate(wanted), np.concatenate(found)
+        if len(found) > 2:
+            by_number = np.argsort(numbers_of, kind="stable")
+            return numbers_of[by_number], orders_found[by_number]
+        return numbers_of, orders_found
 
     def _same(self, distinct: Sequence[pa.Array], codes: Int64, rows: pa.RecordBatch) -> Mask:
         """Keys of one hash may still differ, unless they are single integers."""
