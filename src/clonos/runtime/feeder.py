@@ -22,9 +22,8 @@ SKIP_ROWS: Final = 65_536
 """A standby that follows its task reads over so many rows at a time."""
 
 
-FIRST_ROWS: Final = 4096
-FEWEST_ROWS: Final = 64
-QUICK_S: Final = 0.02
+USUAL_ROWS: Final = 8192
+QUICK_S: Final = 0.03
 SLOW_S: Final = 0.08
 BATCH_BYTES: Final = 4 << 20
 """See :class:`BatchSize`."""
@@ -34,21 +33,23 @@ class BatchSize:
     """How many rows of a backlog make a batch: what the tasks behind get done in little time.
 
     A batch costs about the same for few rows as for thousands, but while a step lasts, nothing else
-    is heard. So batches grow while one is handled in less than :data:`QUICK_S`, and shrink if it
-    takes longer than :data:`SLOW_S`, or has more than :data:`BATCH_BYTES`. Where there is no
-    backlog, rows are not held back for larger batches.
+    is heard. So batches grow beyond :data:`USUAL_ROWS` while one is handled in less than
+    :data:`QUICK_S`, and shrink again if it takes longer than :data:`SLOW_S`; but no further: on a
+    machine that is busy with something else, small batches take as long, and are many more. A
+    batch of more than :data:`BATCH_BYTES` shrinks as far as it takes. Where there is no backlog,
+    rows are not held back for larger batches.
 
     Examples
     --------
-    >>> size = BatchSize(10_000)
+    >>> size = BatchSize(32_768)
     >>> for second in (1.0, 1.001):
-    ...     size.learn(4096, 100_000, second)
+    ...     size.learn(8192, 100_000, second)
     >>> size.rows
-    8192
+    16384
     """
 
     def __init__(self, rows_max: int) -> None:
-        self.rows = min(rows_max, FIRST_ROWS)
+        self.rows = min(rows_max, USUAL_ROWS)
         self._rows_max = rows_max
         self._full_at: float | None = None
 
@@ -59,8 +60,10 @@ class BatchSize:
             return
         self._full_at = now_s
         taken_s = 0.0 if before is None else now_s - before
-        if taken_s > SLOW_S or nbytes > BATCH_BYTES:
-            self.rows = max(self.rows // 2, min(FEWEST_ROWS, self._rows_max))
+        if nbytes > BATCH_BYTES:
+            self.rows = max(self.rows // 2, 1)
+        elif taken_s > SLOW_S:
+            self.rows = max(self.rows // 2, min(self.rows, USUAL_ROWS))
         elif before is not None and taken_s < QUICK_S and 2 * nbytes <= BATCH_BYTES:
             self.rows = min(2 * self.rows, self._rows_max)
 
