@@ -115,7 +115,6 @@ class RowStore:
         self._keys = tuple(keys)
         self.schema = schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self.schema)
-        self._has_due = DUE in schema.names
         self._chunks: list[Chunk] = []
         self._index: list[tuple[UInt64, Int64]] = []
         self._next = 0  # every number given so far is smaller
