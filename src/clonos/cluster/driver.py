@@ -86,8 +86,7 @@ class RunningJob:
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        A source cuts a batch at so many rows at most (of a backlog fewer, if the tasks are slow),
-        or waits no longer for more of them.
+        A source cuts a batch at so many rows at most, or waits no longer for more of them.
     silence_s
         A slot that has not been heard of for so long is given up, though its connection stands.
     answer_s
