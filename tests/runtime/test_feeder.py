@@ -12,7 +12,7 @@ import pytest
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
 from clonos.operators.readers import BatchesReader
-from clonos.runtime.feeder import Feeder
+from clonos.runtime.feeder import BATCH_BYTES, USUAL_ROWS, BatchSize, Feeder
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -82,3 +82,39 @@ def test_no_more_than_the_rate_is_admitted():
         rows += len(fed.rows(fed.feeder.take))
     assert rows / 200.0 <= time.monotonic() - start + 0.1
     fed.feeder.close()
+
+
+def learned(size, *, cycle_s, row_bytes=10, batches=20):
+    """Batches of a backlog, each handled in `cycle_s(rows)`."""
+    now = 0.0
+    for _ in range(batches):
+        now += cycle_s(size.rows)
+        size.learn(size.rows, size.rows * row_bytes, now)
+    return size.rows
+
+
+def test_batches_of_a_backlog_grow_as_long_as_they_are_handled_quickly():
+    assert learned(BatchSize(32_768), cycle_s=lambda _: 0.001) == 32_768
+    assert learned(BatchSize(65_536), cycle_s=lambda rows: rows * 1e-6) == 32_768
+    assert learned(BatchSize(100), cycle_s=lambda _: 0.001) == 100
+
+
+def test_batches_that_have_grown_shrink_where_rows_become_slow():
+    size = BatchSize(32_768)
+    learned(size, cycle_s=lambda _: 0.001)
+    assert learned(size, cycle_s=lambda rows: rows * 1e-5) == USUAL_ROWS
+    assert learned(size, cycle_s=lambda _: 10.0) == USUAL_ROWS
+    assert learned(BatchSize(10), cycle_s=lambda _: 10.0) == 10
+
+
+def test_batches_of_large_rows_are_small():
+    rows = learned(BatchSize(32_768), cycle_s=lambda _: 0.001, row_bytes=10_000)
+    assert rows * 10_000 <= BATCH_BYTES < 4 * rows * 10_000
+
+
+def test_without_a_backlog_the_size_of_batches_stays():
+    size = BatchSize(32_768)
+    for second in range(20):
+        size.learn(100, 1000, second)
+        size.learn(USUAL_ROWS, 1000, second + 0.5)
+    assert size.rows == USUAL_ROWS

@@ -36,6 +36,8 @@ _AIMED: Final = ("0", "1", "2", "3", "8", "12")
 _PARTS: Final = ("generator", "plain", "engine", "spark")
 _BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
+_SHOWN: Final = 4
+"""So many of a query's operators are named that take most of its time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +138,7 @@ def _plain(
 ) -> tuple[float, Any]:
     job = clonos.Job("plain", parallelism=1)
     query(Auctions(job, arguments.events)).sink(clonos.sinks.callback(jobs.nothing), name="out")
-    loop = PlainLoop(job.compile(), layer_every=100)
+    loop = PlainLoop(job.compile(), layer_every=25)
     loop.run()
     rate = arguments.events / loop.seconds
     source = loop.costs[SOURCE].seconds / arguments.events * 1e6
@@ -148,6 +150,9 @@ def _plain(
         loop.rows_out,
         "",
     )
+    dearest = sorted(loop.costs.items(), key=lambda found: -found[1].seconds)[:_SHOWN]
+    shares = (f"{what} {cost.seconds / arguments.events * 1e6:.3f}" for what, cost in dearest)
+    report.notes.append(f"q{name}, CPU s per million events: {', '.join(shares)}")
     operators = {
         operator: {"seconds": cost.seconds, "rows": cost.rows}
         for operator, cost in loop.costs.items()

@@ -48,7 +48,7 @@ class PlainLoop:
     """
 
     def __init__(
-        self, compiled: CompiledJob, *, batch_rows: int = 8192, layer_every: int = 0
+        self, compiled: CompiledJob, *, batch_rows: int = 32_768, layer_every: int = 0
     ) -> None:
         self.costs: dict[str, Cost] = {}
         self.seconds = 0.0

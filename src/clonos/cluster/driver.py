@@ -86,7 +86,7 @@ class RunningJob:
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        A source cuts a batch at so many rows, or waits no longer for more of them.
+        A source cuts a batch at so many rows at most, or waits no longer for more of them.
     silence_s
         A slot that has not been heard of for so long is given up, though its connection stands.
     answer_s
@@ -114,7 +114,7 @@ class RunningJob:
         standby_slots: int | None = None,
         durability: Durability = "fsync",
         tls: bool | None = None,
-        batch_rows_max: int = 8192,
+        batch_rows_max: int = 32_768,
         linger_ms: float = 10.0,
         silence_s: float = 10.0,
         answer_s: float = 30.0,

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clonos.nexmark.generator import KINDS, PROPORTION, Generator
-from clonos.operators.batches import concat
 from clonos.operators.readers import BaseReader, EndOfInput
 from clonos.operators.specs import SourceSpec
 
@@ -45,19 +44,19 @@ class NexmarkReader(BaseReader):
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`; never waits."""
         del max_wait_s
-        batches: list[pa.RecordBatch] = []
+        ranges: list[tuple[int, int]] = []
         while max_rows:
             block, place = divmod(self._next, self._block)
             first = (block * self._parallelism + self._index) * self._block + place
             rows = min(max_rows, self._block - place, self._rows - first)
             if rows <= 0:
                 break
-            batches.append(self._generator.batch(self._kind, first, rows))
+            ranges.append((first, rows))
             self._next += rows
             max_rows -= rows
-        if not batches:
+        if not ranges:
             raise EndOfInput
-        return concat(batches)
+        return self._generator.batch_of(self._kind, ranges)
 
 
 def events(

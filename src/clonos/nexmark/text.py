@@ -6,6 +6,7 @@ offsets that are functions of k, so that a batch of consecutive rows is one copy
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -54,6 +55,12 @@ def mix(values: UInt64) -> UInt64:
     return mixed
 
 
+def split(numbers: Any, by: int) -> tuple[Any, Any]:
+    """Quotient and rest of numbers that are not negative; NumPy's own takes four times as long."""
+    quotient = numbers // numbers.dtype.type(by)
+    return quotient, numbers - quotient * numbers.dtype.type(by)
+
+
 @lru_cache(maxsize=16)
 def strings(length_max: int, seed: int) -> pa.Array:
     """:data:`POOL` strings of 3 to `length_max` letters, one in 13 a blank, without outer ones."""
@@ -86,24 +93,29 @@ def _filler() -> npt.NDArray[np.uint8]:
     return np.resize(letters, _PERIOD + _LONGEST)
 
 
-def filler(first: int, rows: int, mean: int, salt: int) -> pa.Array:
-    """Strings of `mean` letters, give or take a fifth, for rows `first`, `first` + 1, ...
+def filler(ranges: Iterable[tuple[int, int]], mean: int, salt: int) -> pa.Array:
+    """Strings of `mean` letters, give or take a fifth, one per row.
+
+    ``ranges``: of row numbers, as a first one and how many.
 
     Examples
     --------
-    >>> filler(7, 3, 10, 0).slice(1, 2) == filler(8, 2, 10, 0)
+    >>> filler([(7, 3)], 10, 0).slice(1, 2) == filler([(8, 1), (9, 1)], 10, 0)
     True
     """
-    numbers = np.arange(first, first + rows + 1, dtype=np.int64)
-    jitter = mix((numbers + (salt << 48)).astype(np.uint64)) % np.uint64(max(1, mean // 5))
-    starts = numbers * mean + jitter.astype(np.int64)
-    total = int(starts[-1] - starts[0])
-    if total > _LONGEST:
-        half = rows // 2
-        parts = [filler(first, half, mean, salt), filler(first + half, rows - half, mean, salt)]
-        return pa.concat_arrays(parts)
-    begin = int(starts[0] % _PERIOD)
-    return string_array(starts - starts[0], _filler()[begin : begin + total].copy())
+    offsets, parts, total = [np.zeros(1, np.int64)], [np.empty(0, np.uint8)], 0
+    rows_max = _LONGEST // (2 * mean)
+    for begin, count in ranges:
+        for first in range(begin, begin + count, rows_max):
+            rows = min(rows_max, begin + count - first)
+            numbers = np.arange(first, first + rows + 1, dtype=np.int64)
+            _, jitter = split(mix((numbers + (salt << 48)).astype(np.uint64)), max(1, mean // 5))
+            starts = numbers * mean + jitter.astype(np.int64)
+            place, length = int(starts[0] % _PERIOD), int(starts[-1] - starts[0])
+            parts.append(_filler()[place : place + length])
+            offsets.append(starts[1:] - (starts[0] - total))
+            total += length
+    return string_array(np.concatenate(offsets), np.concatenate(parts))
 
 
 def string_array(offsets: Int64, data: npt.NDArray[Any]) -> pa.Array:

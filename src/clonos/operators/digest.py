@@ -6,7 +6,8 @@ neither buffers nor their IPC form can be hashed as they are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,31 +28,61 @@ def content_digest(batch: pa.RecordBatch) -> int:
 
 
 def _update(state: Any, column: pa.Array) -> None:
-    state.update(b"%d,%d;" % (len(column), column.null_count))
-    if column.null_count:
+    nulls = column.null_count
+    state.update(b"%d,%d;" % (len(column), nulls))
+    if nulls:
         state.update(_as_bytes(column.is_valid()))
         column = column.drop_null()
+    if len(column):
+        _UPDATES.get(column.type.id, _update_rest)(state, column)
+
+
+def _update_struct(state: Any, column: pa.Array) -> None:
+    for child in column.flatten():
+        _update(state, child)
+
+
+def _update_list(state: Any, column: pa.Array) -> None:
+    state.update(pc.list_value_length(column).to_numpy())
+    _update(state, column.flatten())
+
+
+def _update_boolean(state: Any, column: pa.Array) -> None:
+    state.update(_as_bytes(column))
+
+
+def _update_small(state: Any, column: pa.Array) -> None:
+    _update_variable(state, column, _SMALL)
+
+
+def _update_large(state: Any, column: pa.Array) -> None:
+    _update_variable(state, column, _LARGE)
+
+
+def _update_rest(state: Any, column: pa.Array) -> None:
     data_type = column.type
-    if not len(column):
-        return
-    if pa.types.is_struct(data_type):
-        for child in column.flatten():
-            _update(state, child)
-    elif pa.types.is_list(data_type):
-        state.update(pc.list_value_length(column).to_numpy())
-        _update(state, column.flatten())
-    elif pa.types.is_boolean(data_type):
-        state.update(_as_bytes(column))
-    elif pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-        _update_variable(state, column, np.dtype(np.int32))
-    elif pa.types.is_large_string(data_type) or pa.types.is_large_binary(data_type):
-        _update_variable(state, column, np.dtype(np.int64))
-    elif pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type):
+    if pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type):
         width = data_type.bit_width // _BITS_PER_BYTE
         values = column.buffers()[1]
-        state.update(values.slice(column.offset * width, len(column) * width))
+        if column.offset or values.size != len(column) * width:
+            values = values.slice(column.offset * width, len(column) * width)
+        state.update(values)
     else:
         state.update(encode(column.to_pylist()))
+
+
+_SMALL, _LARGE = np.dtype(np.int32), np.dtype(np.int64)
+
+_UPDATES: Final[dict[int, Callable[[Any, pa.Array], None]]] = {
+    pa.struct([]).id: _update_struct,
+    pa.list_(pa.null()).id: _update_list,
+    pa.bool_().id: _update_boolean,
+    pa.string().id: _update_small,
+    pa.binary().id: _update_small,
+    pa.large_string().id: _update_large,
+    pa.large_binary().id: _update_large,
+}
+"""By kind of type; fixed-size lists and what else is rare goes the long way."""
 
 
 def _update_variable(state: Any, column: pa.Array, dtype: np.dtype[Any]) -> None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
 from clonos.operators.pieces import numbers, orders_of
-from clonos.operators.row_store import DUE, RowStore
+from clonos.operators.row_store import DUE, RowStore, take
 from clonos.operators.state import Frozen, both
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
@@ -116,10 +116,10 @@ class JoinOperator(Operator):
         if not batch.num_rows:
             return None
         found = self._stores[1 - port].find(batch, self._keys[port])
-        mine, others = found.probes, found.rows
-        at = numbers(others, _TIME)
+        at, start, end = (numbers(found.rows, name)[found.which] for name in (_TIME, _FROM, DUE))
+        mine = found.probes
         accepted = (first[mine] <= at) & (at <= last[mine])
-        accepted &= (numbers(others, _FROM) <= times[mine]) & (times[mine] <= numbers(others, DUE))
+        accepted &= (start <= times[mine]) & (times[mine] <= end)
         columns = [*batch.columns, *(pa.array(values) for values in (times, first, last))]
         store = self._stores[port]
         order = self.facts.get(f"order {port}", _FIRST_ORDERS[port])
@@ -128,9 +128,10 @@ class JoinOperator(Operator):
         store.append(pa.RecordBatch.from_arrays(columns, names), order)
         if not accepted.any():
             return None
+        pairs = found.chosen(accepted)
         pair = (
-            batch.take(pa.array(mine[accepted])).columns,
-            others.filter(pa.array(accepted)).columns[: len(self._schemas[1 - port])],
+            take(batch, pairs.probes).columns,
+            pairs.columns(self._schemas[1 - port].names),
         )
         return pa.RecordBatch.from_arrays([*pair[port], *pair[1 - port]], schema=self.schema)
 

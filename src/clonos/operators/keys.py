@@ -96,52 +96,64 @@ def factorise(columns: Sequence[pa.Array], rows: int) -> tuple[Int64, Int64]:
     >>> codes.tolist(), firsts.tolist()
     ([0, 1, 0], [0, 1])
     """
-    codes, firsts = np.zeros(rows, np.int64), np.zeros(min(rows, 1), np.int64)
-    for column in columns:
-        other = _codes(column)
-        if not other.any():
-            continue
-        # Numbers stay below rows squared because they are made dense again each time.
-        codes, firsts = densify(codes * (int(other.max(initial=0)) + 1) + other)
+    if not columns or not rows:
+        return np.zeros(rows, np.int64), np.zeros(min(rows, 1), np.int64)
+    codes, firsts = densify(*_codes(columns[0]))
+    for column in columns[1:]:
+        other, span = _codes(column)
+        if span == 1 or (other[firsts][codes] == other).all():
+            continue  # it says nothing new
+        if len(firsts) * span > _spread(rows):
+            other, distinct = densify(other, span)
+            span = len(distinct)
+        # Numbers stay below rows squared because both factors are at most that many.
+        codes, firsts = densify(codes * span + other, len(firsts) * span)
     return codes, firsts
 
 
-def densify(values: Int64) -> tuple[Int64, Int64]:
-    """:func:`factorise` for integers."""
+def densify(values: Int64, span: int | None = None) -> tuple[Int64, Int64]:
+    """:func:`factorise` for integers; those of a known `span` are all from 0 to below it."""
     rows = len(values)
     if not rows:
         return values, values
-    low, high = int(values.min()), int(values.max())
-    if high - low > _SPARSE * rows + _SMALL:
+    if span is None:
+        low = int(values.min())
+        values, span = values - low, int(values.max()) - low + 1
+    if span == 1:
+        return values, np.zeros(1, np.int64)
+    if span > _spread(rows):
         found = pa.array(values).dictionary_encode().indices.to_numpy().astype(np.int64)
         firsts = np.empty(int(found.max()) + 1, np.int64)
         # Of several values for the same place the last one stays.
         firsts[found[::-1]] = np.arange(rows)[::-1]
         return found, firsts
-    values = values - low
-    first_of = np.full(high - low + 1, rows)
-    first_of[values[::-1]] = np.arange(rows)[::-1]
-    firsts = np.sort(first_of[first_of < rows])
-    code_of = np.empty(high - low + 1, np.int64)
-    code_of[values[firsts]] = np.arange(len(firsts))
-    codes: Int64 = code_of[values]
+    table = np.full(span, rows, np.int32)
+    table[values[::-1]] = np.arange(rows, dtype=np.int32)[::-1]
+    firsts = np.sort(table[table < rows]).astype(np.int64)
+    table[values[firsts]] = np.arange(len(firsts), dtype=np.int32)
+    codes: Int64 = table[values].astype(np.int64)
     return codes, firsts
 
 
-def _codes(column: pa.Array) -> Int64:
-    """Equal numbers for equal values."""
+def _spread(rows: int) -> int:
+    return _SPARSE * rows + _SMALL
+
+
+def _codes(column: pa.Array) -> tuple[Int64, int]:
+    """Equal numbers for equal values, and what they all are below."""
     data_type = column.type
     if (pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type)) and (
         not column.null_count
     ):
         values = column.cast(pa.int64()).to_numpy()
-        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-        if high - low <= _SPARSE * len(values) + _SMALL:
-            return np.asarray(values - low, np.int64)
+        low, span = int(values.min()), int(values.max()) - int(values.min()) + 1
+        if span <= _spread(len(values)):
+            return np.asarray(values - low, np.int64), span
     if pa.types.is_nested(data_type):
         column = pa.array([encode(value) for value in column.to_pylist()], pa.binary())
-    indices = column.dictionary_encode(null_encoding="encode").indices
-    return np.asarray(indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    encoded = column.dictionary_encode(null_encoding="encode")
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
+    return np.asarray(indices, dtype=np.int64), max(1, len(encoded.dictionary))
 
 
 def _hash_column(column: pa.Array) -> UInt64:

@@ -63,7 +63,7 @@ class LastOperator(Operator):
         )
         # Back from the order of keys to that of arrival.
         arrival = pa.array(np.argsort(by_key[by_key >= earlier]))
-        self._remember(found.places, fresh, by_key, codes, earlier)
+        self._remember(found.orders, fresh, by_key, codes, earlier)
         columns = [*batch.columns, *(column.take(arrival) for column in results)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -88,7 +88,7 @@ class LastOperator(Operator):
 
     def _remember(
         self,
-        places: tuple[Int64, Int64],
+        orders: Int64,
         fresh: pa.RecordBatch,
         by_key: Int64,
         codes: Int64,
@@ -101,7 +101,7 @@ class LastOperator(Operator):
         is_kept[by_key] = from_end < self._number
         is_gone = ~is_kept[:earlier]
         if is_gone.any():
-            self._store.remove((places[0][is_gone], places[1][is_gone]))
+            self._store.remove(orders[is_gone])
         order = self.facts.get("order", 0)
         self.facts.set("order", order + fresh.num_rows)
         kept = fresh.filter(pa.array(is_kept[earlier:]))

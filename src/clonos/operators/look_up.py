@@ -12,7 +12,7 @@ from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
 from clonos.operators.batches import conform, from_bytes, from_table
 from clonos.operators.identity import IdentityOperator
-from clonos.operators.row_store import RowStore
+from clonos.operators.row_store import RowStore, take
 from clonos.operators.watermark import IDLE
 
 VERSIONS: Final = pa.schema(
@@ -110,13 +110,12 @@ class LookUpOperator(Operator):
             # A row without a partner has a place of its own, with null in it.
             padded = np.repeat(np.arange(batch.num_rows), np.maximum(times, 1))
             partner = np.full(len(padded), -1)
-            partner[np.repeat(times > 0, np.maximum(times, 1))] = np.arange(len(probes))
-            probes, chosen = padded, pa.array(partner, mask=partner < 0)
+            partner[np.repeat(times > 0, np.maximum(times, 1))] = found.which
+            chosen = pa.array(partner, mask=partner < 0)
+            probes, columns = padded, [found.rows.column(n).take(chosen) for n in self._added]
         else:
-            chosen = pa.array(np.arange(len(probes)))
-        is_same = len(probes) == batch.num_rows and (np.diff(probes) == 1).all()
-        rows = batch if is_same else batch.take(pa.array(probes))
-        columns = [found.rows.column(name).take(chosen) for name in self._added]
+            columns = found.columns(self._added)
+        rows = take(batch, probes)
         return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=self.schema)
 
 

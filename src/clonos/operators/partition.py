@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from clonos.operators.batches import seal
-from clonos.operators.keys import key_columns, key_groups, owner_of_group
+from clonos.operators.keys import KEY_GROUPS, key_columns, key_groups, owner_of_group
 from clonos.operators.state import Facts
 
 if TYPE_CHECKING:
-    from clonos.core.program import Step
+    from collections.abc import Callable
+
+    from clonos.core.program import Batch, Step
 
 
 class Routing(Enum):
@@ -34,32 +36,36 @@ class Output:
     channels: tuple[int, ...]
     keys: tuple[str, ...] = ()
 
-    def emit(self, step: Step, batch: pa.RecordBatch, facts: Facts) -> int:
-        """Put `batch` on these channels; at most one batch on each. Returns on how many."""
+    def emit(
+        self, step: Step, batch: pa.RecordBatch, whole: Callable[[], Batch], facts: Facts
+    ) -> int:
+        """Put `batch` on these channels; at most one batch on each. Returns on how many.
+
+        ``whole`` seals all of it.
+        """
         if len(self.channels) == 1:
-            step.emit(self.channels[0], seal(batch))
+            step.emit(self.channels[0], whole())
         elif self.routing is Routing.HASH:
-            return self._emit_by_key(step, batch)
+            return self._emit_by_key(step, batch, whole)
         elif self.routing is Routing.ROUND_ROBIN:
             # Keyed by channel: the counter stays right if a task has several outputs.
             turn = facts.get(f"turn {self.channels[0]}", 0)
             facts.set(f"turn {self.channels[0]}", (turn + 1) % len(self.channels))
-            step.emit(self.channels[turn], seal(batch))
+            step.emit(self.channels[turn], whole())
         else:
-            sealed = seal(batch)
             for channel in self.channels:
-                step.emit(channel, sealed)
+                step.emit(channel, whole())
             return len(self.channels)
         return 1
 
-    def _emit_by_key(self, step: Step, batch: pa.RecordBatch) -> int:
+    def _emit_by_key(self, step: Step, batch: pa.RecordBatch, whole: Callable[[], Batch]) -> int:
         emitted = 0
         groups = key_groups(key_columns(batch, self.keys))
-        owners = owner_of_group(groups, len(self.channels))
+        owners = owner_of_group(np.arange(KEY_GROUPS), len(self.channels))[groups]
         for index, channel in enumerate(self.channels):
             rows = np.flatnonzero(owners == index)
             if len(rows) == batch.num_rows:
-                step.emit(channel, seal(batch))
+                step.emit(channel, whole())
                 return 1
             if len(rows):
                 step.emit(channel, seal(batch.take(pa.array(rows))))

@@ -136,7 +136,7 @@ class PieceStore:
         flags[:] = _STORED
         gone, self._gone = self._gone, []
 
-        def work_out() -> Changes:
+        def work_out() -> list[Changes]:
             nothing = np.empty(0, np.int64)
             gone_orders = np.concatenate([nothing, *(order for order, _ in gone)])
             gone_groups = np.concatenate([nothing, *(group for _, group in gone)])
@@ -184,12 +184,18 @@ def groups_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Int64:
     return groups
 
 
-def columns_of(orders: Int64, groups: Int64, rows: pa.RecordBatch, codec: RowCodec) -> Changes:
+def columns_of(
+    orders: Int64, groups: Int64, rows: pa.RecordBatch, codec: RowCodec
+) -> list[Changes]:
     """Changes by number: `rows` are the last ones, those before are gone."""
-    values = [pa.nulls(len(orders) - rows.num_rows, pa.large_binary())]
+    gone, keys = len(orders) - rows.num_rows, addresses(orders)
+    parts = []
+    if gone:
+        nothing = pa.nulls(gone, pa.large_binary())
+        parts.append(Changes(groups[:gone], keys.slice(0, gone), nothing))
     if rows.num_rows:
-        values.append(codec.encode(rows.columns))
-    return Changes(pa.array(groups, pa.int16()), addresses(orders), pa.concat_arrays(values))
+        parts.append(Changes(groups[gone:], keys.slice(gone), codec.encode(rows.columns)))
+    return parts
 
 
 def addresses(orders: Int64) -> pa.Array:

@@ -40,30 +40,27 @@ class RowCodec:
     def __init__(self, schema: pa.Schema) -> None:
         self._types = [field.type for field in schema]
         self._widths = [_width(data_type) for data_type in self._types]
-        self._head = sum(1 + (width or _LENGTH.itemsize) for width in self._widths)
+        fields: list[tuple[str, Any]] = []
+        for number, width in enumerate(self._widths):
+            fields += [(f"valid {number}", bool), (f"value {number}", _held(width))]
+        self._head = np.dtype(fields)
 
     def encode(self, columns: list[pa.Array]) -> pa.Array:
         """One binary value per row."""
         rows = len(columns[0])
-        heads = np.empty((rows, self._head), np.uint8)
+        heads = np.empty(rows, self._head)
         tails: list[pa.Array] = []
-        at = 0
-        for column, width in zip(columns, self._widths, strict=True):
-            valid = column.is_valid().to_numpy(zero_copy_only=False)
-            heads[:, at] = valid
-            at += 1
+        for number, (column, width) in enumerate(zip(columns, self._widths, strict=True)):
+            nulls = column.null_count
+            valid = column.is_valid().to_numpy(zero_copy_only=False) if nulls else True
+            heads[f"valid {number}"] = valid
             if width:
-                heads[:, at : at + width] = _fixed_bytes(column, width, valid)
-                at += width
+                heads[f"value {number}"] = _fixed_values(column, width)
             else:
                 tails.append(_strings(column))
-                lengths = pc.binary_length(tails[-1]).to_numpy().astype(_LENGTH)
-                heads[:, at : at + _LENGTH.itemsize] = lengths.view(np.uint8).reshape(
-                    rows, _LENGTH.itemsize
-                )
-                at += _LENGTH.itemsize
-        offsets = np.arange(rows + 1, dtype=np.int64) * self._head
-        encoded = _binary(offsets, heads.reshape(-1))
+                heads[f"value {number}"] = pc.binary_length(tails[-1]).to_numpy()
+        offsets = np.arange(rows + 1, dtype=np.int64) * self._head.itemsize
+        encoded = _binary(offsets, heads.view(np.uint8))
         if tails:
             separator = pa.scalar(b"", pa.large_binary())
             encoded = pc.binary_join_element_wise(encoded, *tails, separator)
@@ -73,30 +70,36 @@ class RowCodec:
         """The inverse of :meth:`encode`."""
         starts = _offsets(encoded, np.dtype(np.int64))
         data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
-        heads = data[starts[:-1, None] + np.arange(self._head)]
-        at, tail = 0, starts[:-1] + self._head
+        size = self._head.itemsize
+        # A head may begin at any byte.
+        at_each = np.ndarray((max(0, len(data) - size + 1),), self._head, data, strides=(1,))
+        heads = at_each[starts[:-1]]
+        tail = starts[:-1] + size
         columns = []
-        for data_type, width in zip(self._types, self._widths, strict=True):
-            valid = heads[:, at].view(bool)
-            at += 1
-            taken = width or _LENGTH.itemsize
-            values = np.ascontiguousarray(heads[:, at : at + taken])
-            at += taken
+        for number, (data_type, width) in enumerate(zip(self._types, self._widths, strict=True)):
+            valid = heads[f"valid {number}"]
+            values = np.ascontiguousarray(heads[f"value {number}"])
             if width:
                 columns.append(_fixed_array(data_type, values, valid))
             else:
-                lengths = values.view(_LENGTH)[:, 0].astype(np.int64)
+                lengths = values.astype(np.int64)
                 offsets = np.concatenate([[0], np.cumsum(lengths)])
                 if self._widths.count(0) == 1:  # what is not a head is this column
-                    is_head = np.zeros(len(data), bool)
-                    is_head[starts[:-1, None] + np.arange(self._head)] = True
-                    text = data[starts[0] : starts[-1]][~is_head[starts[0] : starts[-1]]]
+                    parts = np.stack([np.full(len(starts) - 1, size), lengths], 1).reshape(-1)
+                    is_tail = np.repeat(np.tile([False, True], len(starts) - 1), parts)
+                    text = data[starts[0] : starts[-1]][is_tail]
                 else:
-                    places = np.repeat(tail - offsets[:-1], lengths) + np.arange(offsets[-1])
-                    text = data[places]
+                    text = data[np.repeat(tail - offsets[:-1], lengths) + np.arange(offsets[-1])]
                 columns.append(_string_array(data_type, offsets, text, valid))
                 tail = tail + lengths
         return columns
+
+
+def _held(width: int) -> np.dtype[Any]:
+    """As what the bytes of a value (or the length of a string) lie in a head."""
+    if not width:
+        return _LENGTH
+    return np.dtype(f"<u{width}" if width <= _BITS_PER_BYTE else f"V{width}")
 
 
 def _width(data_type: pa.DataType) -> int:
@@ -113,19 +116,25 @@ def _is_text(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
-def _fixed_bytes(column: pa.Array, width: int, valid: npt.NDArray[np.bool_]) -> Bytes:
+def _fixed_values(column: pa.Array, width: int) -> npt.NDArray[Any]:
+    """The bytes of each value; zero for null."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    start = column.offset * width
+    held, start = _held(width), column.offset * width
     raw = np.frombuffer(column.buffers()[1] or b"", np.uint8)
-    values = raw[start : start + len(column) * width].reshape(len(column), width)
-    return np.where(valid[:, None], values, 0) if column.null_count else values
+    values = raw[start : start + len(column) * width].view(held)
+    if column.null_count:
+        values = values.copy()
+        values[column.is_null().to_numpy(zero_copy_only=False)] = np.zeros((), held)
+    return values
 
 
-def _fixed_array(data_type: pa.DataType, values: Bytes, valid: npt.NDArray[np.bool_]) -> pa.Array:
+def _fixed_array(
+    data_type: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]
+) -> pa.Array:
     if pa.types.is_boolean(data_type):
-        return pa.array(values[:, 0].astype(bool), mask=~valid)
-    buffers = [_validity(valid), pa.py_buffer(values)]
+        return pa.array(values.astype(bool), mask=~valid)
+    buffers = [_validity(valid), pa.py_buffer(values.view(np.uint8))]
     return pa.Array.from_buffers(data_type, len(values), buffers)
 
 

@@ -1,14 +1,15 @@
 """Rows by key, in columns: the state of joins and of what else looks for earlier rows of a key.
 
-Rows lie in *runs* sorted by the hash of their key; a batch is a run, and runs of like size are
-merged. Rows never change. Each has a number that counts rows as they come (its address in
-layers) and a time in ms at which it is dropped; what is found comes in the order of these
-numbers, so that it does not show how rows lie in runs.
+Rows never change. Each has a number that counts rows as they come (its address in layers) and a
+time in ms at which it is dropped. They lie in *chunks*, in the order of these numbers, and stay
+where they are; what is sorted by the hash of the key is an index of numbers, which knows nothing
+of a row before somebody looks for one: rows that are dropped by then are never indexed. What is
+found comes in the order of the numbers, so that it does not show how rows lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,33 +26,78 @@ from clonos.operators.state import Changes, Frozen
 
 DUE: Final = "~due"
 
+_MERGED: Final = 8
+"""So many chunks of like size become one: few copies of each row, and few chunks."""
+
+_INDEX_SLACK: Final = 4096
+"""Numbers of dead rows in the index that are not worth cleaning up."""
+
 Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 
-class Run:
-    """Rows sorted by the hash of their key; rows of one key in their order."""
+class Chunk:
+    """Consecutive rows, in their order; some may be dead."""
 
-    def __init__(self, rows: pa.RecordBatch, hashes: npt.NDArray[np.uint64]) -> None:
-        by_hash = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[by_hash]
-        self.rows = rows.take(pa.array(by_hash))
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self.rows = rows
+        self.orders = numbers(rows, ORDER)
         self.is_alive = np.ones(rows.num_rows, bool)
+        self.alive = rows.num_rows
+        self.first, self.last = int(self.orders[0]), int(self.orders[-1])
+        has_due = DUE in rows.schema.names
+        self.earliest = int(numbers(rows, DUE).min()) if has_due else None
 
     def __len__(self) -> int:
-        return len(self.hashes)
+        return len(self.orders)
+
+    def places(self, orders: Int64) -> Int64:
+        """Where rows lie; -1: they are dead."""
+        is_dense = self.last - self.first == len(self) - 1
+        places = orders - self.first if is_dense else np.searchsorted(self.orders, orders)
+        places = np.minimum(places, len(self) - 1)
+        is_there = orders <= self.last if is_dense else self.orders[places] == orders
+        if self.alive < len(self):
+            is_there &= self.is_alive[places]
+        return places if is_there.all() else np.where(is_there, places, -1)
+
+    def kill(self, is_gone: Mask) -> None:
+        """Mark rows as dead; not those that are."""
+        self.is_alive &= ~is_gone
+        self.alive = int(self.is_alive.sum())
+        if self.earliest is not None and self.alive:
+            self.earliest = int(numbers(self.rows, DUE)[self.is_alive].min())
+
+    def cleaned(self) -> pa.RecordBatch:
+        """The rows that are alive."""
+        return self.rows if self.alive == len(self) else self.rows.filter(pa.array(self.is_alive))
 
 
 class Found(NamedTuple):
-    """Pairs of a row that was looked for (its number in the batch) and a row of the store.
+    """What was found: each row of the store once, and who looked for it.
 
-    In order of the first and, for each of these, of arrival of the second. ``places``: run and
-    number in it.
+    ``probes`` and ``which`` are pairs: the number of a row in the batch, and that of a row in
+    ``rows``; in order of the first and, for each of these, of arrival of the second.
     """
 
     probes: Int64
+    which: Int64
     rows: pa.RecordBatch
-    places: tuple[Int64, Int64]
+
+    @property
+    def orders(self) -> Int64:
+        """The number of the second row of each pair."""
+        return numbers(self.rows, ORDER)[self.which]
+
+    def chosen(self, is_chosen: Mask) -> Found:
+        """Some of the pairs."""
+        return Found(self.probes[is_chosen], self.which[is_chosen], self.rows)
+
+    def columns(self, names: Sequence[str]) -> list[pa.Array]:
+        """Columns of the second row of each pair."""
+        columns: list[pa.Array] = take(self.rows.select(list(names)), self.which).columns
+        return columns
 
 
 class RowStore:
@@ -69,87 +115,79 @@ class RowStore:
         self._keys = tuple(keys)
         self.schema = schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self.schema)
-        self._has_due = DUE in schema.names
-        self._runs: list[Run] = []
-        self._sealed = 0
-        self._earliest: int | None = None
+        self._chunks: list[Chunk] = []
+        self._index: list[tuple[UInt64, Int64]] = []
+        self._next = 0  # every number given so far is smaller
+        self._indexed = 0  # rows below are in the index, if they are alive
+        self._sealed = 0  # rows below are in a layer, if they are alive
         self._gone: list[pa.RecordBatch] = []
 
     def append(self, rows: pa.RecordBatch, first_order: int) -> None:
-        """Take new rows, numbered from `first_order` on."""
+        """Take new rows, numbered from `first_order` on, which is beyond all numbers before."""
         order = pa.array(np.arange(first_order, first_order + rows.num_rows))
         self._add(pa.RecordBatch.from_arrays([*rows.columns, order], schema=self.schema))
 
     def find(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Found:
         """The rows whose key is that of a row of `batch`."""
+        nothing = np.empty(0, np.int64)
+        if not self._chunks or not batch.num_rows:
+            return Found(nothing, nothing, empty(self.schema))
+        self._index_rows()
         columns = key_columns(batch, keys)
         codes, firsts = factorise(columns, batch.num_rows)
         distinct = [column.take(pa.array(firsts)) for column in columns]
-        hashes = hash_columns(distinct) if len(firsts) else np.empty(0, np.uint64)
-        probes, runs, places, parts = [], [], [], []
-        for number, run in enumerate(self._runs):
-            low = np.searchsorted(run.hashes, hashes, "left")
-            counts = np.searchsorted(run.hashes, hashes, "right") - low
-            if not counts.any():
-                continue
-            probe, place = ragged(codes, low, counts)
-            alive = run.is_alive[place]
-            if not alive.all():
-                probe, place = probe[alive], place[alive]
-            rows = run.rows.take(pa.array(place))
-            same = self._same(distinct, codes[probe], rows)
-            if not same.all():
-                probe, place, rows = probe[same], place[same], rows.filter(pa.array(same))
-            probes.append(probe)
-            runs.append(np.full(len(place), number))
-            places.append(place)
-            parts.append(rows)
-        if not parts:
-            nothing = np.empty(0, np.int64)
-            return Found(nothing, empty(self.schema), (nothing, nothing))
-        probe, rows = np.concatenate(probes), concat(parts)
-        at = np.concatenate(runs), np.concatenate(places)
-        if len(parts) > 1:
-            order = np.lexsort((numbers(rows, ORDER), probe))
-            return Found(probe[order], rows.take(pa.array(order)), (at[0][order], at[1][order]))
-        return Found(probe, rows, at)
+        wanted, orders = self._look_up(hash_columns(distinct))
+        rows, is_alive = self._rows(orders)
+        wanted = wanted[is_alive]
+        same = self._same(distinct, wanted, rows)
+        if not same.all():
+            wanted, rows = wanted[same], rows.filter(pa.array(same))
+        counts = np.bincount(wanted, minlength=len(firsts))
+        probes, which = ragged(codes, np.cumsum(counts) - counts, counts)
+        return Found(probes, which, rows)
 
-    def remove(self, places: tuple[Int64, Int64]) -> None:
+    def remove(self, orders: Int64) -> None:
         """Drop rows that were found."""
-        for number in np.unique(places[0]).tolist():
-            is_gone = np.zeros(len(self._runs[number]), bool)
-            is_gone[places[1][places[0] == number]] = True
-            self._kill(self._runs[number], is_gone)
+        for chunk in self._chunks:
+            inside = orders[(chunk.first <= orders) & (orders <= chunk.last)]
+            if len(inside):
+                places = chunk.places(inside)
+                is_gone = np.zeros(len(chunk), bool)
+                is_gone[places[places >= 0]] = True
+                self._kill(chunk, is_gone)
         self._tidy()
 
     def drop_due(self, mark: int) -> None:
         """Drop the rows whose time is `mark` or earlier."""
-        if self._earliest is None or self._earliest > mark:
-            return
-        for run in self._runs:
-            self._kill(run, numbers(run.rows, DUE) <= mark)
-        self._tidy()
-        dues = [numbers(run.rows, DUE)[run.is_alive] for run in self._runs]
-        self._earliest = min((int(due.min()) for due in dues if len(due)), default=None)
+        due = [c for c in self._chunks if c.earliest is not None and c.earliest <= mark]
+        for chunk in due:
+            self._kill(chunk, chunk.is_alive & (numbers(chunk.rows, DUE) <= mark))
+        if due:
+            self._tidy()
 
     def __len__(self) -> int:
-        return sum(int(run.is_alive.sum()) for run in self._runs)
+        return sum(chunk.alive for chunk in self._chunks)
 
     def changes(self) -> Frozen:
         """What changed since the last call, gone rows first."""
-        fresh = [
-            (run.rows, run.is_alive & (numbers(run.rows, ORDER) >= self._sealed))
-            for run in self._runs
-        ]
+        fresh = []
+        for chunk in self._chunks:
+            if chunk.last >= self._sealed:
+                start = int(np.searchsorted(chunk.orders, self._sealed))
+                fresh.append((chunk.rows.slice(start), chunk.is_alive[start:].copy()))
         gone, self._gone = self._gone, []
-        newest = [int(numbers(run.rows, ORDER).max()) for run in self._runs]
-        self._sealed = 1 + max([self._sealed - 1, *newest])
+        self._sealed = self._next
 
-        def work_out() -> Changes:
-            old = self._sorted(gone)
-            rows = self._sorted([rows.filter(pa.array(chosen)) for rows, chosen in fresh])
-            orders = np.concatenate([numbers(old, ORDER), numbers(rows, ORDER)])
-            groups = np.concatenate([groups_of(old, self._keys), groups_of(rows, self._keys)])
+        def work_out() -> list[Changes]:
+            buried = [numbers(rows, ORDER) for rows in gone]
+            old = np.concatenate([np.empty(0, np.int64), *buried])
+            old_groups = [groups_of(rows, self._keys) for rows in gone]
+            by_order = np.argsort(old)
+            parts = [rows.filter(pa.array(chosen)) for rows, chosen in fresh]
+            rows = concat(parts) if parts else empty(self.schema)
+            orders = np.concatenate([old[by_order], numbers(rows, ORDER)])
+            groups = np.concatenate([np.empty(0, np.int64), *old_groups])[by_order]
+            groups = np.concatenate([groups, groups_of(rows, self._keys)])
             return columns_of(orders, groups, rows, self._codec)
 
         return work_out
@@ -159,24 +197,124 @@ class RowStore:
         orders = orders_of(keys)
         if values.null_count:
             gone = orders[values.is_null().to_numpy(zero_copy_only=False)]
-            for run in self._runs:
-                run.is_alive &= ~np.isin(numbers(run.rows, ORDER), gone)
+            for chunk in self._chunks:
+                chunk.kill(np.isin(chunk.orders, gone))
             self._tidy()
         if values.null_count < len(values):
             columns = self._codec.decode(values.drop_null())
             self._add(pa.RecordBatch.from_arrays(columns, schema=self.schema))
-        self._sealed = max(self._sealed, 1 + int(orders.max(initial=-1)))
+        self._next = max(self._next, 1 + int(orders.max(initial=-1)))
+        self._sealed = max(self._sealed, self._next)
+
+    # --- chunks -------------------------------------------------------------------------------
 
     def _add(self, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
-        if self._has_due:
-            due = int(numbers(rows, DUE).min())
-            self._earliest = due if self._earliest is None else min(due, self._earliest)
-        run = Run(rows, hash_columns(key_columns(rows, self._keys)))
-        while self._runs and len(self._runs[-1]) <= len(run):
-            run = _merged(self._runs.pop(), run)
-        self._runs.append(run)
+        self._chunks.append(Chunk(rows))
+        self._next = self._chunks[-1].last + 1
+        while len(self._chunks) >= _MERGED:
+            newest = self._chunks[-_MERGED:]
+            if len(newest[0]) >= _MERGED * sum(map(len, newest[1:])) // (_MERGED - 1):
+                return
+            self._chunks[-_MERGED:] = [Chunk(concat([chunk.cleaned() for chunk in newest]))]
+
+    def _kill(self, chunk: Chunk, is_gone: Mask) -> None:
+        """Drop rows that are alive; layers have to be told of those that are stored."""
+        stored = is_gone[: np.searchsorted(chunk.orders, self._sealed)]
+        if stored.any():
+            names = dict.fromkeys([*self._keys, ORDER])
+            known = chunk.rows.slice(0, len(stored)).select(list(names))
+            self._gone.append(known.filter(pa.array(stored)))
+        chunk.kill(is_gone)
+
+    def _tidy(self) -> None:
+        """Free the memory of what is mostly gone."""
+        self._chunks = [
+            chunk if 2 * chunk.alive > len(chunk) else Chunk(chunk.cleaned())
+            for chunk in self._chunks
+            if chunk.alive
+        ]
+
+    def _rows(self, orders: Int64) -> tuple[pa.RecordBatch, Mask]:
+        """The rows with these numbers, in their order, and which of them are alive."""
+        if 2 * len(orders) > len(self) and len(self._chunks) > 1:
+            self._chunks = [Chunk(concat([chunk.cleaned() for chunk in self._chunks]))]
+        is_alive = np.zeros(len(orders), bool)
+        parts, at = [], []
+        for chunk, mine, places in self._located(orders):
+            is_alive[mine] = True
+            parts.append(chunk.rows.take(pa.array(places)))
+            at.append(mine)
+        if not parts:
+            return empty(self.schema), is_alive
+        rows = concat(parts)
+        if len(parts) > 1:
+            places_in_rows = np.empty(len(orders), np.int64)
+            places_in_rows[np.concatenate(at)] = np.arange(rows.num_rows)
+            rows = rows.take(pa.array(places_in_rows[is_alive]))
+        return rows, is_alive
+
+    def _located(self, orders: Int64) -> Iterator[tuple[Chunk, Int64, Int64]]:
+        """Per chunk, which of these numbers are in it and alive, and where."""
+        owners = np.searchsorted([chunk.first for chunk in self._chunks], orders, "right") - 1
+        for number, chunk in enumerate(self._chunks):
+            mine = np.flatnonzero(owners == number)
+            if len(mine):
+                places = chunk.places(orders[mine])
+                is_there = places >= 0
+                if is_there.any():
+                    yield chunk, mine[is_there], places[is_there]
+
+    # --- the index ------------------------------------------------------------------------------
+
+    def _index_rows(self) -> None:
+        """Take into the index what has come since."""
+        parts = []
+        for chunk in self._chunks:
+            if chunk.last >= self._indexed:
+                start = int(np.searchsorted(chunk.orders, self._indexed))
+                rows = chunk.rows.select([*dict.fromkeys(self._keys), ORDER]).slice(start)
+                is_alive = chunk.is_alive[start:]
+                parts.append(rows if is_alive.all() else rows.filter(pa.array(is_alive)))
+        self._indexed = self._next
+        if not parts:
+            return
+        rows = concat(parts)
+        run = _by_hash(hash_columns(key_columns(rows, self._keys)), numbers(rows, ORDER))
+        while self._index and len(self._index[-1][0]) <= len(run[0]):
+            hashes, orders = self._index.pop()
+            run = _by_hash(np.concatenate([hashes, run[0]]), np.concatenate([orders, run[1]]))
+        self._index.append(run)
+        if sum(len(orders) for _, orders in self._index) > 2 * len(self) + _INDEX_SLACK:
+            hashes, orders = map(np.concatenate, zip(*self._index, strict=True))
+            is_alive = np.zeros(len(orders), bool)
+            for _, mine, _ in self._located(orders):
+                is_alive[mine] = True
+            self._index = [_by_hash(hashes[is_alive], orders[is_alive])] if is_alive.any() else []
+
+    def _look_up(self, hashes: UInt64) -> tuple[Int64, Int64]:
+        """Pairs of the number of a hash and that of a row with it, in the order of both."""
+        wanted, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        by_hash = np.argsort(hashes)  # neighbours are found close to each other: much faster
+        in_order = hashes[by_hash]
+        numbered = np.arange(len(hashes))
+        for known, orders in self._index:  # rows of a run came before all those of the next
+            low = np.searchsorted(known, in_order, "left")
+            hits = np.flatnonzero(known[np.minimum(low, len(known) - 1)] == in_order)
+            if len(hits):
+                first, counts = np.zeros((2, len(hashes)), np.int64)
+                first[by_hash[hits]] = low[hits]
+                high = np.searchsorted(known, in_order[hits], "right")
+                counts[by_hash[hits]] = high - low[hits]
+                number, place = ragged(numbered, first, counts)
+                wanted.append(number)
+                found.append(orders[place])
+        numbers_of, orders_found = np.concatenate(wanted), np.concatenate(found)
+        if len(found) > 2:
+            by_number = np.argsort(numbers_of, kind="stable")
+            return numbers_of[by_number], orders_found[by_number]
+        return numbers_of, orders_found
 
     def _same(self, distinct: Sequence[pa.Array], codes: Int64, rows: pa.RecordBatch) -> Mask:
         """Keys of one hash may still differ, unless they are single integers."""
@@ -192,26 +330,18 @@ class RowStore:
         result: Mask = same.to_numpy(zero_copy_only=False)
         return result
 
-    def _kill(self, run: Run, is_gone: Mask) -> None:
-        is_gone = is_gone & run.is_alive
-        if is_gone.any():
-            run.is_alive &= ~is_gone
-            stored = is_gone & (numbers(run.rows, ORDER) < self._sealed)
-            if stored.any():
-                self._gone.append(run.rows.filter(pa.array(stored)))
 
-    def _tidy(self) -> None:
-        """Free the memory of what is mostly gone."""
-        runs = []
-        for run in self._runs:
-            alive = int(run.is_alive.sum())
-            if alive:
-                runs.append(run if 2 * alive > len(run) else _cleaned(run))
-        self._runs = runs
+def take(batch: pa.RecordBatch, places: Int64) -> pa.RecordBatch:
+    """Rows of a batch; no copy if these are all of them as they are."""
+    if len(places) == batch.num_rows and (np.diff(places) == 1).all():
+        return batch
+    return batch.take(pa.array(places))
 
-    def _sorted(self, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        rows = concat(parts) if parts else empty(self.schema)
-        return rows.take(pa.array(np.argsort(numbers(rows, ORDER))))
+
+def _by_hash(hashes: UInt64, orders: Int64) -> tuple[UInt64, Int64]:
+    """Sorted by hash, numbers with one hash as they were."""
+    by_hash = np.argsort(hashes, kind="stable")
+    return hashes[by_hash], orders[by_hash]
 
 
 def ragged(codes: Int64, low: Int64, counts: Int64) -> tuple[Int64, Int64]:
@@ -241,15 +371,3 @@ def _equal(left: pa.Array, right: pa.Array) -> pa.Array:
     if same.null_count:
         same = pc.coalesce(same, pc.and_(left.is_null(), right.is_null()))
     return same
-
-
-def _merged(older: Run, newer: Run) -> Run:
-    older, newer = _cleaned(older), _cleaned(newer)
-    hashes = np.concatenate([older.hashes, newer.hashes])
-    return Run(concat([older.rows, newer.rows]), hashes)
-
-
-def _cleaned(run: Run) -> Run:
-    if run.is_alive.all():
-        return run
-    return Run(run.rows.filter(pa.array(run.is_alive)), run.hashes[run.is_alive])

@@ -45,18 +45,13 @@ class Changes(NamedTuple):
     values: Any
 
 
-Frozen = Callable[[], Changes]
+Frozen = Callable[[], Sequence[Changes]]
 """Changes that are worked out later, in another thread perhaps: out of what does not change."""
 
 
 def both(first: Frozen, second: Frozen) -> Frozen:
-    """The changes of two stores of one operator, all of them Arrow columns."""
-
-    def work_out() -> Changes:
-        pairs = zip(first(), second(), strict=True)
-        return Changes(*(pa.concat_arrays(pair) for pair in pairs))
-
-    return work_out
+    """The changes of two stores of one operator."""
+    return lambda: [*first(), *second()]
 
 
 class Facts:
@@ -164,23 +159,26 @@ class Delta:
 
 def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
-    columns: list[list[pa.Array]] = [[] for _ in _SCHEMA]
-    for operator, given in changes:
-        changed = given() if callable(given) else given
-        if len(changed.keys):
-            numbers = np.full(len(changed.keys), operator)
-            for column, values, field in zip(
-                columns,
-                (changed.groups, numbers, changed.keys, changed.values),
-                _SCHEMA,
-                strict=True,
-            ):
-                is_array = isinstance(values, pa.Array)
-                column.append(values if is_array else pa.array(values, field.type))
-    if not columns[0]:
-        return b""
     schema = _SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
-    return _to_bytes(pa.Table.from_arrays(list(map(pa.concat_arrays, columns)), schema=schema))
+    batches: list[pa.RecordBatch] = []
+    small: list[list[Any]] = [[] for _ in schema]  # what is a list is collected: facts, mostly
+    for operator, given in changes:
+        for changed in given() if callable(given) else [given]:
+            rows = len(changed.keys)
+            if isinstance(changed.keys, pa.Array):
+                numbers = pa.array(np.full(rows, operator, np.int16))
+                groups = pa.array(np.asarray(changed.groups, np.int16))
+                columns = [groups, numbers, changed.keys, changed.values]
+                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+            else:
+                values = (changed.groups, [operator] * rows, changed.keys, changed.values)
+                for column, some in zip(small, values, strict=True):
+                    column.extend(some)
+    if small[0]:
+        columns = [pa.array(c, f.type) for c, f in zip(small, schema, strict=True)]
+        batches.insert(0, pa.RecordBatch.from_arrays(columns, schema=schema))
+    batches = [batch for batch in batches if batch.num_rows]
+    return _to_bytes(pa.Table.from_batches(batches, schema)) if batches else b""
 
 
 def decode_delta(
@@ -248,11 +246,18 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    encoded: bytes = sink.getvalue().to_pybytes()
+    # Written twice, the first time to nowhere: cheaper than a buffer that grows by copying.
+    size = pa.MockOutputStream()
+    _write(table, size)
+    buffer = pa.allocate_buffer(size.size())
+    _write(table, pa.FixedSizeBufferWriter(buffer))
+    encoded: bytes = buffer.to_pybytes()
     return encoded
+
+
+def _write(table: pa.Table, sink: Any) -> None:
+    with sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 def _from_bytes(delta: bytes) -> pa.Table:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
 
-_PER_MS: Final = {"us": 1000, "ns": 1_000_000}
+_PER_MS: Final = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 IDLE: Final = -(2**62)
 """Instead of a watermark: nothing is to be expected from here for now, do not wait for it."""
@@ -81,8 +81,10 @@ def event_ms(column: pa.Array) -> pa.Array:
 
 
 def _newest_ms(column: pa.Array) -> int | None:
-    newest = pc.max(column)
-    if not newest.is_valid:
+    column = column.drop_null() if column.null_count else column
+    if not len(column):
         return None
-    ms: int = event_ms(pa.array([newest], column.type))[0].as_py()
-    return ms
+    if not pa.types.is_timestamp(column.type):
+        return int(event_ms(column).to_numpy().max())
+    newest, unit = int(column.view(pa.int64()).to_numpy().max()), column.type.unit
+    return newest * 1000 if unit == "s" else newest // _PER_MS[unit]

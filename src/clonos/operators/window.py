@@ -61,7 +61,8 @@ class PartialOperator(_Windowing):
         return self._content.schema
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        return self._pieces(batch, None)
+        pieces = self._pieces(batch, None)
+        return None if pieces is None else self._content.thinned(pieces)
 
 
 class WindowOperator(_Windowing):

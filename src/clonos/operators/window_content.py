@@ -42,6 +42,10 @@ class Content:
         """Pieces of rows."""
         raise NotImplementedError
 
+    def thinned(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
+        """As few pieces as can be made of those of one batch."""
+        return pieces
+
     def combine(self, pieces: pa.RecordBatch) -> Combined:
         """See :class:`~clonos.operators.pieces.Combiner`."""
         raise NotImplementedError
@@ -181,7 +185,10 @@ class Top(Content):
 
     def start(self, batch: pa.RecordBatch, starts: Int64, ends: Int64) -> pa.RecordBatch:
         columns = [*batch.columns, pa.array(starts), pa.array(ends)]
-        return self.combine(pa.RecordBatch.from_arrays(columns, schema=self.schema)).pieces
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def thinned(self, pieces: pa.RecordBatch) -> pa.RecordBatch:
+        return self.combine(pieces).pieces
 
     def combine(self, pieces: pa.RecordBatch) -> Combined:
         chosen = np.sort(self._rank(pieces))
@@ -209,7 +216,12 @@ class Top(Content):
         starts, ends = numbers(pieces, START), numbers(pieces, END)
         codes, firsts = self._groups(pieces, starts, ends)
         rows = self._candidates(pieces, codes, len(firsts))
+        pieces = pieces.select([o.column for o in self._by])
         if rows is not None:
+            if len(rows) == len(firsts):  # one of each: there is nothing to rank
+                alone = np.empty(len(rows), np.int64)
+                alone[codes[rows]] = rows
+                return alone
             pieces, codes = pieces.take(pa.array(rows)), codes[rows]
         table = pa.table({"": codes} | {o.column: pieces.column(o.column) for o in self._by})
         keys: list[Any] = [("", "ascending")]

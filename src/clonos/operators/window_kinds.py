@@ -139,16 +139,16 @@ def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
     >>> sessions(np.array([0, 1, 0, 0]), np.array([1, 2, 9, 3]), np.array([4, 5, 12, 6])).tolist()
     [0, 2, 1, 0]
     """
-    by_start = np.lexsort((starts, codes))
-    codes, starts, ends = codes[by_start], starts[by_start], ends[by_start]
     low = int(starts.min(initial=0))
     span = int(ends.max(initial=0)) - low + 1
+    assert int(codes.max(initial=0) + 1) * span < 2**62, "times too far apart for sessions"
     # Shifted apart, the intervals of one code never reach those of the next.
     shift = codes * span - low
-    assert not len(codes) or int(codes[-1] + 1) * span < 2**62, "times too far apart for sessions"
-    reach = np.maximum.accumulate(ends + shift)
+    starts, ends = starts + shift, ends + shift
+    by_start = np.argsort(starts)
+    reach = np.maximum.accumulate(ends[by_start])
     is_new = np.ones(len(codes), bool)
-    is_new[1:] = (starts + shift)[1:] >= reach[:-1]
+    is_new[1:] = starts[by_start][1:] >= reach[:-1]
     numbered = np.empty(len(codes), np.int64)
     numbered[by_start] = np.cumsum(is_new) - 1
     return numbered

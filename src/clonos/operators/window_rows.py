@@ -81,11 +81,10 @@ class WindowRowsOperator(WindowOperator):
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:
         found = self._rows.find(fired, self._keys)
         starts, ends = (numbers(fired, name)[found.probes] for name in (START, END))
-        times = numbers(found.rows, _TIME)
+        times = numbers(found.rows, _TIME)[found.which]
         is_in = (starts <= times) & (times < ends)
-        run, place = found.places
-        self._rows.remove((run[is_in], place[is_in]))
-        rows = found.rows.filter(pa.array(is_in))
-        columns = rows.columns[: len(self._names)]
+        found = found.chosen(is_in)
+        self._rows.remove(found.orders)
+        columns = found.columns(self._names)
         columns += [instants(starts[is_in]), instants(ends[is_in])]
         return pa.RecordBatch.from_arrays(columns, schema=self._output)

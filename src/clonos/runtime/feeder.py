@@ -22,6 +22,52 @@ SKIP_ROWS: Final = 65_536
 """A standby that follows its task reads over so many rows at a time."""
 
 
+USUAL_ROWS: Final = 8192
+QUICK_S: Final = 0.03
+SLOW_S: Final = 0.08
+BATCH_BYTES: Final = 4 << 20
+"""See :class:`BatchSize`."""
+
+
+class BatchSize:
+    """How many rows of a backlog make a batch: what the tasks behind get done in little time.
+
+    A batch costs about the same for few rows as for thousands, but while a step lasts, nothing else
+    is heard. So batches grow beyond :data:`USUAL_ROWS` while one is handled in less than
+    :data:`QUICK_S`, and shrink again if it takes longer than :data:`SLOW_S`; but no further: on a
+    machine that is busy with something else, small batches take as long, and are many more. A
+    batch of more than :data:`BATCH_BYTES` shrinks as far as it takes. Where there is no backlog,
+    rows are not held back for larger batches.
+
+    Examples
+    --------
+    >>> size = BatchSize(32_768)
+    >>> for second in (1.0, 1.001):
+    ...     size.learn(8192, 100_000, second)
+    >>> size.rows
+    16384
+    """
+
+    def __init__(self, rows_max: int) -> None:
+        self.rows = min(rows_max, USUAL_ROWS)
+        self._rows_max = rows_max
+        self._full_at: float | None = None
+
+    def learn(self, rows: int, nbytes: int, now_s: float) -> None:
+        """A batch of so many rows was read."""
+        before, self._full_at = self._full_at, None
+        if rows < self.rows:
+            return
+        self._full_at = now_s
+        taken_s = 0.0 if before is None else now_s - before
+        if nbytes > BATCH_BYTES:
+            self.rows = max(self.rows // 2, 1)
+        elif taken_s > SLOW_S:
+            self.rows = max(self.rows // 2, min(self.rows, USUAL_ROWS))
+        elif before is not None and taken_s < QUICK_S and 2 * nbytes <= BATCH_BYTES:
+            self.rows = min(2 * self.rows, self._rows_max)
+
+
 class Feeder:
     """Reads ahead, within limits, in a thread of its own.
 
@@ -52,7 +98,7 @@ class Feeder:
         self._stand = -1  # rows behind us; -1: not open
         self._wanted = -1
         self._wake = wake
-        self._batch_rows_max = batch_rows_max
+        self._size = BatchSize(batch_rows_max)
         self._linger_s = linger_s
         self._rows_per_s = rows_per_s
         self._admitted_until = time.monotonic()
@@ -155,7 +201,10 @@ class Feeder:
             self._stand += rows.num_rows
             self._wanted = self._stand
             content = None if self._reader.replayable else to_bytes(rows)
-            self._put(SourceRows(seal(rows), content, time.time_ns() // 1_000_000))
+            batch = seal(rows)
+            if not exact:
+                self._size.learn(batch.rows, batch.nbytes, time.monotonic())
+            self._put(SourceRows(batch, content, time.time_ns() // 1_000_000))
         return True
 
     def _go_to(self, rows_consumed: int) -> None:
@@ -171,7 +220,7 @@ class Feeder:
     def _admit(self) -> int:
         """How many rows may be read now; waits until it is worth reading."""
         if not self._rows_per_s:
-            return self._batch_rows_max
+            return self._size.rows
         now = time.monotonic()
         self._admitted_until = max(self._admitted_until, now - 1.0)
         wait_s = self._admitted_until + self._linger_s - now
@@ -179,7 +228,7 @@ class Feeder:
             time.sleep(wait_s)
             now = time.monotonic()
         rows = max(1, int((now - self._admitted_until) * self._rows_per_s))
-        rows = min(rows, self._batch_rows_max)
+        rows = min(rows, self._size.rows)
         self._admitted_until += rows / self._rows_per_s
         return rows
 

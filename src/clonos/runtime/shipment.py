@@ -41,7 +41,8 @@ class Shipment:
     rates
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
-        A source cuts a batch at so many rows, or waits no longer for more of them.
+        A source cuts a batch at so many rows at most (see
+        :class:`~clonos.runtime.feeder.BatchSize`), or waits no longer for more of them.
     identities
         The certificate of each slot, if streams are encrypted.
     unreachable_s
@@ -65,7 +66,7 @@ class Shipment:
     identities: Mapping[int, Identity] = field(default_factory=dict)
     allow_plaintext: bool = False
     unreachable_s: float = 20.0
-    batch_rows_max: int = 8192
+    batch_rows_max: int = 32_768
     linger_ms: float = 10.0
     share_ms: float = 50.0
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))
