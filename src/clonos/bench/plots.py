@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from clonos.bench.timelines import Timeline
+
 _INK: Final = "#1f5a93"
 _KILL: Final = "#c0152f"
 _AIM: Final = "#3f8f4f"
@@ -58,6 +60,24 @@ def timeline(
             axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
         axes.set_yscale("log")
         axes.set_ylabel(f"{name}\nlatency (ms)")
+    panels[-1].set_xlabel("seconds")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+def systems(path: Path, timelines: Sequence[Timeline], title: str) -> None:
+    """Latency over time of several systems, a panel each; kills are lines."""
+    figure, panels = _figure(len(timelines), 1.0 + 2.2 * len(timelines))
+    tops = [float(np.max(late)) for _, late in (t.series for t in timelines) if len(late)]
+    for axes, each in zip(panels, timelines, strict=True):
+        times, latencies = each.series
+        start = float(times[0]) if len(times) else 0.0
+        axes.plot(*worst_of_steps(times - start, latencies), color=_INK, linewidth=0.9)
+        for kill in each.kills:
+            axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
+        axes.set_yscale("log")
+        axes.set_ylim(1.0, 2 * max(tops, default=1.0))
+        axes.set_ylabel(f"{each.system}\nlatency (ms)")
     panels[-1].set_xlabel("seconds")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
