@@ -93,6 +93,7 @@ class TaskMachine(Connections):
         self._future = self._replay_dependencies(activate.log)
         self.rows = 0  # handled in this life, and when the oldest of the last step was read:
         self.born_ms = 0  # for display
+        self.logged_bytes = 0  # of determinants, in this life
         self._source: list[ev.SourceRows] = []
         self._source_over = False
         self._throttled = False
@@ -168,6 +169,9 @@ class TaskMachine(Connections):
             "queued": sum(len(i.queue) for i in self.inputs.values()),
             "inflight_bytes": sum(o.log.nbytes for o in self.outputs.values()),
             "log_bytes": self.book.nbytes,
+            "logged_bytes": self.logged_bytes,
+            "shared_bytes": self.shared_bytes,
+            "items_out": sum(o.log.last for o in self.outputs.values()),
         }
 
     # --- lifecycle --------------------------------------------------------------------------
@@ -416,6 +420,7 @@ class TaskMachine(Connections):
         self.wake_ms = step.wake_ms
         if logged is None:
             record = encode_record(step.record)
+            self.logged_bytes += len(record)
             self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
         writer = self.incarnation if logged is None else self.book.writer(self.id, self.position)
         self.dep[self.id] = Dependency(writer or self.incarnation, self.position)
