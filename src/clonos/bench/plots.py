@@ -110,6 +110,60 @@ def histograms(
     figure.savefig(path, dpi=130)
 
 
+_COLOURS: Final = ("#9db4c8", "#1f5a93", "#3f8f4f", "#d08a2e", "#6b4fa0", "#c0152f", "#7a7a7a")
+
+
+def grouped(path: Path, values: Mapping[str, Mapping[str, float]], unit: str, title: str) -> None:
+    """Bars side by side: ``values[series][group]``; a line at 1."""
+    figure, (axes,) = _figure(1, 4.2)
+    groups = list(next(iter(values.values()), {}))
+    width = 0.8 / max(1, len(values))
+    for i, (name, of_name) in enumerate(values.items()):
+        places = np.arange(len(groups)) - 0.4 + (i + 0.5) * width
+        heights = [of_name[group] for group in groups]
+        axes.bar(places, heights, width * 0.92, label=name, color=_COLOURS[i % len(_COLOURS)])
+    axes.axhline(1.0, color=_KILL, linewidth=0.8)
+    axes.set_xticks(range(len(groups)), [f"q{group}" for group in groups])
+    axes.set_ylabel(unit)
+    axes.legend(ncols=4, fontsize=8, loc="lower right")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Series -> (x, y) in order."""
+
+
+def multiples(path: Path, panels: Sequence[Sequence[tuple[str, Lines]]], title: str) -> None:
+    """Small multiples: a row of panels each, with a title and lines; x is logarithmic."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = max((len(row) for row in panels), default=1)
+    figure = Figure(figsize=(3.1 * columns, 2.5 * len(panels) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(panels), columns, squeeze=False)
+    for row, axes_of_row in zip(panels, grid, strict=True):
+        for axes in axes_of_row[len(row) :]:
+            axes.set_visible(False)
+        for (name, lines), axes in zip(row, axes_of_row, strict=False):
+            for i, (series, points) in enumerate(lines.items()):
+                xs, ys = [x for x, _ in points], [y for _, y in points]
+                colour = _COLOURS[(i + 1) % len(_COLOURS)]
+                axes.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1, label=series)
+            axes.set_xscale("symlog", linthresh=1)
+            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+            axes.xaxis.set_major_formatter("{x:,.10g}")
+            axes.set_title(name, fontsize=8, loc="left")
+            axes.tick_params(labelsize=7)
+            axes.grid(visible=True, color="#e5e7eb", linewidth=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+        grid_axes = axes_of_row[0]
+        grid_axes.legend(fontsize=6)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
 def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None:
     """Horizontal bars."""
     figure, panels = _figure(1, 1.2 + 0.35 * len(values))
