@@ -34,7 +34,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import clonos
-from clonos.bench import jobs, nexmark_files, nexmark_overhead, plots, run
+from clonos.bench import (
+    jobs,
+    nexmark_files,
+    nexmark_functions,
+    nexmark_growth,
+    nexmark_overhead,
+    nexmark_recovery,
+    plots,
+    run,
+)
 from clonos.bench.gates import Timed, gated, timed
 from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
 from clonos.bench.plain import SOURCE, PlainLoop
@@ -67,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--variant", default="full", help=f"out of {','.join(VARIANTS)} (engine)")
     add("--files", action="store_true", help="the engine reads the files that Spark reads, too")
     nexmark_overhead.add_arguments(parser)
+    nexmark_recovery.add_arguments(parser)
+    nexmark_growth.add_arguments(parser)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -98,7 +109,12 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 _COMPARISONS: Final[
     Mapping[str, Callable[[Mapping[str, Query], argparse.Namespace, Path], Report]]
-] = {"overhead": nexmark_overhead.measure}
+] = {
+    "functions": nexmark_functions.measure,
+    "overhead": nexmark_overhead.measure,
+    "recovery": nexmark_recovery.measure,
+    "growth": nexmark_growth.measure,
+}
 
 
 def _rates(
@@ -215,7 +231,7 @@ def _engine(
 
     slots = max(run.slots_of(job_of(query)) for query in chosen.values())
     done: dict[str, list[Timed]] = {name: [] for name in chosen}
-    with run.session(f"local[{slots}]") as spark:
+    with run.session(f"local[{slots}]", is_warm=True) as spark:
         for _ in range(arguments.runs):
             for name, query in chosen.items():
                 done[name].append(timed(job_of(query), spark, gate, **variant.options))

@@ -163,7 +163,7 @@ def _rounds(
     )
     with (
         tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch,
-        run.session(f"local[{slots}]") as spark,
+        run.session(f"local[{slots}]", is_warm=True) as spark,
     ):
         gate = Path(scratch) / "go"
 

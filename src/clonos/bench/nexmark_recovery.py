@@ -14,16 +14,16 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import clonos
 from clonos.bench import jobs, plots, run
@@ -50,13 +50,17 @@ DEPTHS: Final = ("1", "full")
 SYSTEMS: Final = (*DEPTHS, "spark")
 START_S: Final = 5.0
 """Events begin so long after the job is asked for: starting processes takes that."""
-WINDOW_MS: Final = 10_000
 FOR_EVER: Final = 1 << 40
+"""Events: more than there will be."""
 
 _BLOCK_EVENTS: Final = 10 * PROPORTION
 _NAP_S: Final = 0.002
-_MARGIN_MS: Final = 2_000
 _LINGER_MS: Final = 5.0
+_MARGIN_S: Final = 2.0
+"""Rows of events that are younger need not be delivered when the sources end."""
+_SETTLE_S: Final = 3.0
+_SETTLED_MS: Final = 1000.0
+_WINDOW_US: Final = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,40 +206,120 @@ def _paced(pace: Pace, kind: str, stop: str, index: int, parallelism: int) -> Pa
 
 
 class Rows:
-    """What was delivered: when, how late, and the rows' ids."""
+    """What was delivered: when, how late, and which rows."""
 
     def __init__(self, pace: Pace, query: str) -> None:
         self._pace = pace
-        self._columns = ("id",) if query == "3" else ("id", "opens")
+        self._query = query
         self._fresh: deque[tuple[float, float, Any, bool]] = deque()
-        self._found: list[npt.NDArray[np.int64]] = []
+        self._found: Counter[tuple[int, ...]] = Counter()
         self.latency: list[tuple[float, float]] = []
 
-    def put(self, batch: Any, *, is_watched: bool) -> None:
-        """A delivered batch; cheap. Latency is taken of watched ones."""
-        self._fresh.append((time.monotonic(), time.time(), batch, is_watched))
+    def put(self, batch: Any, *, is_watched: bool = True) -> None:
+        """A delivered batch (or table); cheap. Latency is taken of watched ones."""
+        if batch.num_rows:
+            self._fresh.append((time.monotonic(), time.time(), batch, is_watched))
 
-    def drain(self) -> None:
-        """Take what has come."""
+    def drain(self) -> bool:
+        """Take what has come; whether there has been anything to watch so far."""
         while self._fresh:
             at_s, wall_s, batch, is_watched = self._fresh.popleft()
             if is_watched:
                 self.latency.append((at_s, self._pace.late_ms(batch, wall_s)))
-            columns = [batch.column(c).cast(pa.int64()).to_numpy() for c in self._columns]
-            self._found.append(np.stack(columns, axis=1))
+            columns = [batch.column(name).cast(pa.int64()) for name in _NAMES[self._query]]
+            self._found.update(zip(*(column.to_pylist() for column in columns), strict=True))
+        return bool(self.latency)
 
-    def faults(self, query: str) -> list[str]:
-        """What is missing or was delivered twice, of the rows older than the last two seconds."""
+    def faults(self, until_s: float) -> list[str]:
+        """What was delivered too often, or is missing of the events before `until_s`."""
         self.drain()
-        found = np.concatenate(self._found) if self._found else np.empty((0, 1), np.int64)
-        expected = expected_rows(query, self._pace, time.time())
-        rows, counts = np.unique(found, axis=0, return_counts=True)
-        have = {tuple(row) for row in rows.tolist()}
-        wanted = {tuple(row) for row in expected.tolist()}
-        known = {tuple(row) for row in expected_rows(query, self._pace, math.inf).tolist()}
+        possible = expected(self._query, self._pace, time.time())
+        due = expected(self._query, self._pace, until_s)
         counted = {
-            "rows delivered more than once": int((counts > 1).sum()),
-            "rows missing": len(wanted - have),
-            "rows that should not be": len(have - known),
+            "rows too often": (self._found - possible).total(),
+            "rows missing": (due - self._found).total(),
         }
         return [f"{count} {what}" for what, count in counted.items() if count]
+
+
+_NAMES: Final = {"3": ("id",), "8": ("id", "reserve", "opens")}
+"""What tells the rows of a join apart."""
+
+
+def expected(query: str, pace: Pace, until_s: float) -> Counter[tuple[int, ...]]:
+    """What the join gives of all events that exist by then, computed at once."""
+    generator = pace.generator
+    persons = generator.batch("person", 0, pace.rows("person", until_s))
+    auctions = generator.batch("auction", 0, pace.rows("auction", until_s))
+    # Persons are numbered from FIRST_ID on, in their order.
+    place = auctions.column("seller").to_numpy() - FIRST_ID
+    is_there = (place >= 0) & (place < persons.num_rows)
+    auctions, place = auctions.filter(pa.array(is_there)), pa.array(place[is_there])
+    persons = persons.take(place)
+    if query == "3":
+        chosen = pc.and_(
+            pc.is_in(persons.column("state"), STATES),
+            pc.equal(auctions.column("category"), CATEGORY),
+        )
+    else:
+        came, sold = (rows.column("date_time").cast(pa.int64()) for rows in (persons, auctions))
+        chosen = pc.equal(pc.divide(came, _WINDOW_US), pc.divide(sold, _WINDOW_US))
+    auctions, persons = auctions.filter(chosen), persons.filter(chosen)
+    ids = [auctions.column("id")]
+    if query == "8":
+        opens = auctions.column("date_time").cast(pa.int64())
+        ids = [persons.column("id"), auctions.column("reserve"), opens]
+    return Counter(zip(*(column.to_pylist() for column in ids), strict=True))
+
+
+def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]:
+    pace = Pace(time.time() + START_S, arguments.rate)
+    rows = Rows(pace, query)
+    with run.stop_file() as stop:
+        job = clonos.Job(
+            f"q{query}",
+            parallelism=arguments.parallelism,
+            standbys=1,
+            sharing_depth="full" if system == "full" else int(system),
+            checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+        )
+        house = Auctions(job, 0, source=partial(paced, pace, stop))
+        JOINS[query](house).sink(clonos.sinks.callback(jobs.nothing), name="sink")
+        with (
+            run.session(f"local[{run.slots_of(job)}]", is_warm=True) as spark,
+            run.running(job, spark, linger_ms=_LINGER_MS) as (started, watch),
+        ):
+            watched = next(task.id for task in started.plan.tasks if task.name == "sink[0]")
+            started.consumers.watch(partial(_take, rows, watched))
+            run.until(started, watch, rows.drain, PATIENCE_S, "rows are delivered")
+            _settle(started, rows, pace)
+            kills = kill_repeatedly(
+                started, watch, "worker", [f"q{query}[0]"], arguments.kills, arguments.pause
+            )
+            due_s = time.time() - _MARGIN_S
+            stop.touch()
+            started.wait(PATIENCE_S)
+    faults = rows.faults(due_s)
+    name = f"Clonos, sharing depth {system}"
+    settings = {"parallelism": arguments.parallelism, "standbys": 1}
+    moments = [kill.at_s for kill in kills]
+    return Timeline(name, query, arguments.rate, rows.latency, moments, settings), faults
+
+
+def _take(rows: Rows, watched: int, operator: str, output: Deliver) -> None:
+    del operator
+    if output.item.kind is Kind.BATCH and output.item.batch is not None:
+        rows.put(output.item.batch.payload, is_watched=output.task == watched)
+
+
+def _settle(job: RunningJob, rows: Rows, pace: Pace) -> None:
+    """What had waited while processes started is delivered, and everything has run in."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.time() < pace.began_s + _SETTLE_S or rows.latency[-1][1] > _SETTLED_MS:
+        if not job.is_running or time.monotonic() > give_up:
+            raise ClonosError(
+                f"rows are {rows.latency[-1][1]:,.0f} ms late, and more and more so",
+                remedy="use a lower --rate or a quieter machine",
+            )
+        time.sleep(run.LOOK_S)
+        rows.drain()

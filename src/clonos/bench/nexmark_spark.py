@@ -8,10 +8,11 @@ results into Spark's ``noop`` sink. "Source alone" reads all columns of the bids
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,17 +43,24 @@ def configure(spark: Any, cores: int) -> None:
         spark.conf.set(key, value)
 
 
+@contextlib.contextmanager
+def session(cores: int) -> Iterator[Any]:
+    """A session in which batches follow each other only while there are rows."""
+    with run.session(f"local[{cores}]") as spark:
+        configure(spark, cores)
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        yield spark
+
+
 def measure(report: Report, names: list[str], arguments: Any, folder: Path) -> dict[str, float]:
     """Events per second of each query that there is, from the files in `folder`."""
     rates = {}
     known = [name for name in names if name in QUERIES]
-    with run.session(f"local[{arguments.parallelism}]") as spark:
-        configure(spark, arguments.parallelism)
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        _run(spark, q0, folder)  # the first query pays for what all use
+    with session(arguments.parallelism) as spark:
+        time_query(spark, q0, folder)  # the first query pays for what all use
         for name in ["source", *known]:
             query = QUERIES.get(name, source)
-            done = [_run(spark, query, folder) for _ in range(arguments.runs)]
+            done = [time_query(spark, query, folder) for _ in range(arguments.runs)]
             rates[name] = arguments.events / percentile([wall for wall, _ in done], 50)
             cpu = percentile([used for _, used in done], 50) / arguments.events * 1e6
             what = f"q{name}, Spark" if name != "source" else "source alone, Spark"
@@ -78,27 +86,29 @@ def streams(spark: Any, folder: Path, files_per_batch: int = _FILES_PER_BATCH) -
         reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch)
         rows = reader.parquet(str(folder / kind))
         if time_column == "processing":
-            return rows.selectExpr("*", "current_timestamp() as now").withWatermark("now", "0 s")
+            return rows.selectExpr("*", "current_timestamp() as now").withWatermark(
+                "now", "0 seconds"
+            )
         return rows.withWatermark(time_column, DELAYS.get(time_column, DELAY))
 
     return stream
 
 
-def _run(spark: Any, query: Callable[[Streams], Any], folder: Path) -> tuple[float, float]:
+def time_query(spark: Any, query: Callable[[Streams], Any], folder: Path) -> tuple[float, float]:
     """Seconds, and CPU seconds, from the start of the query to its end."""
     checkpoint = folder / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     rows = query(streams(spark, folder))
     writer = rows.writeStream.format("noop").outputMode("append").trigger(availableNow=True)
-    meter, jvm = CpuMeter(), descendants(os.getpid())
-    meter.look(jvm)
+    meter = CpuMeter()
+    meter.look(descendants(os.getpid()))
     began = time.monotonic()
     started = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
         if not started.awaitTermination(_RUN_S):
             raise ClonosError(f"not within {_RUN_S} s", where="Spark", remedy="--events less")
         taken = time.monotonic() - began
-        meter.look(jvm)
+        meter.look(descendants(os.getpid()))
     finally:
         started.stop()
     return taken, meter.seconds

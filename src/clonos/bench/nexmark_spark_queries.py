@@ -17,6 +17,9 @@ Streams = Callable[..., Any]
 _LONGEST: Final = "interval 10 seconds"
 """No auction is open longer, if events follow each other within 3 ms: bounds the joins' state."""
 
+_PLAIN_TIME: Final = "timestamp_micros(unix_micros(date_time)) as date_time"
+"""What has gone through a function is no event time any more; a stream may have only one."""
+
 
 def q0(stream: Streams) -> Any:
     """Pass-through."""
@@ -125,7 +128,9 @@ def q7(stream: Streams) -> Any:
 
     window = F.window("date_time", "10 seconds")
     maxima = stream("bid").groupBy(window.alias("of")).agg(F.max("price").alias("most"))
-    bids = stream("bid").select("*", window.alias("in"))
+    bids = stream("bid").select(
+        "auction", "bidder", "price", F.expr(_PLAIN_TIME), "extra", window.alias("in")
+    )
     best = bids.join(maxima, F.expr("in = of and price = most"))
     return best.selectExpr("auction", "bidder", "price", "date_time", "extra", "of.start", "of.end")
 
@@ -135,10 +140,9 @@ def new_sellers(stream: Streams) -> Any:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
     came, sold = (F.window("date_time", "10 seconds").alias(name) for name in ("came", "sold"))
-    persons = stream("person").select("id", "name", came, F.col("date_time").alias("since"))
-    auctions = stream("auction").select(
-        "seller", "reserve", sold, F.col("date_time").alias("opens")
-    )
+    plain = F.expr(_PLAIN_TIME)
+    persons = stream("person").select("id", "name", came, plain.alias("since"))
+    auctions = stream("auction").select("seller", "reserve", sold, plain.alias("opens"))
     return persons.join(auctions, F.expr("id = seller and came = sold"))
 
 
