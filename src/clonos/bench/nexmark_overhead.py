@@ -112,42 +112,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-ms", type=int, default=1000, help="time between checkpoints")
 
 
+Runs = dict[str, list[Timed]]
+
+
 def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Path) -> Report:
-    """All rounds; two tables (throughput and CPU) in one."""
+    """All rounds, and what follows from them."""
     names = [BASE, *(name for name in arguments.variants.split(",") if name != BASE)]
-    report = Report("overhead", "Nexmark: what protection costs", ["", BASE, *names[1:]])
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise clonos.ClonosError(
+            f"there is no variant {', '.join(unknown)}", remedy=f"use {', '.join(VARIANTS)}"
+        )
     done, sizes = _rounds(chosen, {name: VARIANTS[name] for name in names}, arguments)
-    lost = {q: _ratios(runs, BASE, lambda t: t.wall_s, _lost) for q, runs in done.items()}
-    added = {q: _ratios(runs, BASE, lambda t: t.cpu_s, _added) for q, runs in done.items()}
-    _rows(report, "throughput lost (%)", lost, names, _rates(done, sizes))
-    _paper(report, names)
-    _rows(report, "CPU time added (%)", added, names, _cpu(done, sizes))
-    for base in (BASE, "checkpoints"):
-        if base in names:
-            _means(report, done, base, names)
-    report.notes += [
-        (
-            f"{arguments.rounds} rounds in random order; {arguments.parallelism} tasks each; "
-            f"checkpoints every {arguments.checkpoint_ms} ms; [95 % intervals of paired ratios]"
-        ),
-        (
-            "off: at least once, no causal log, no checkpoints, no standbys, journal not flushed "
-            "(in-flight logs are the output queues and stay); its columns: thousand events/s, "
-            "and CPU s of slots and driver per million events"
-        ),
-    ]
-    report.data = {
-        "runs": {q: {n: list(t) for n, t in runs.items()} for q, runs in done.items()},
-        "events": sizes, "throughput_lost": lost, "cpu_added": added, "paper": PAPER,
-    }  # fmt: skip
-    relative = {n: {q: 1 - lost[q][n].value / 100 for q in done} for n in names[1:]}
-    plots.grouped(out / "overhead.png", relative, "throughput relative to off", report.title)
-    heavier = {n: {q: 1 + added[q][n].value / 100 for q in done} for n in names[1:]}
-    plots.grouped(out / "overhead-cpu.png", heavier, "CPU time relative to off", report.title)
+    report = compare(done, sizes, out)
+    report.notes.append(
+        f"{arguments.rounds} rounds in random order; {arguments.parallelism} tasks per operator; "
+        f"checkpoints every {arguments.checkpoint_ms} ms; [95 % intervals of paired ratios]"
+    )
     return report
 
 
-Runs = dict[str, list[Timed]]
+def compare(done: Mapping[str, Runs], sizes: Mapping[str, int], out: Path) -> Report:
+    """Throughput and CPU time of every variant against :data:`BASE`, in one table and a picture.
+
+    Parameters
+    ----------
+    done
+        Query -> variant -> its runs, of as many rounds for each.
+    sizes
+        Events of each query's runs.
+    """
+    names = list(next(iter(done.values())))
+    report = Report("overhead", "Nexmark: what protection costs", ["", BASE, *names[1:]])
+    lost = {q: _ratios(runs, _wall, _lost) for q, runs in done.items()}
+    added = {q: _ratios(runs, _cpu, _added) for q, runs in done.items()}
+    rates = {q: _mean([sizes[q] / t.wall_s for t in runs[BASE]]) for q, runs in done.items()}
+    costs = {q: _mean([t.cpu_s / sizes[q] for t in runs[BASE]]) for q, runs in done.items()}
+    thousands = {q: f"{rate / 1e3:,.0f}" for q, rate in rates.items()}
+    _rows(report, "throughput lost (%)", lost, names, thousands)
+    _paper(report, names)
+    per_million = {q: f"{cost * 1e6:.2f}" for q, cost in costs.items()}
+    _rows(report, "CPU time added (%)", added, names, per_million)
+    for base in (BASE, "checkpoints"):
+        if base in names:
+            _means(report, done, base, names)
+    report.notes.append(
+        "off: at least once, no causal log, no checkpoints, no standbys, journal not flushed "
+        "(in-flight logs are the output queues and stay); its columns: thousand events/s, "
+        "and CPU s of slots and driver per million events"
+    )
+    report.data = {
+        "runs": done, "events": sizes, "throughput_lost": lost, "cpu_added": added, "paper": PAPER
+    }  # fmt: skip
+    for name, unit, found, sign in (
+        ("overhead", "throughput relative to off", lost, -1),
+        ("overhead-cpu", "CPU time relative to off", added, 1),
+    ):
+        drawn = {n: {q: 1 + sign * found[q][n].value / 100 for q in found} for n in names[1:]}
+        plots.grouped(out / f"{name}.png", drawn, unit, report.title)
+    return report
 
 
 def _rounds(
@@ -202,6 +225,14 @@ def _count(batch: pa.RecordBatch) -> pa.RecordBatch:
 # --- what follows from the runs -------------------------------------------------------------------
 
 
+def _wall(run_: Timed) -> float:
+    return run_.wall_s
+
+
+def _cpu(run_: Timed) -> float:
+    return run_.cpu_s
+
+
 def _lost(ratio: float) -> float:
     return 100 * (1 - 1 / ratio)
 
@@ -211,10 +242,10 @@ def _added(ratio: float) -> float:
 
 
 def _ratios(
-    runs: Runs, base: str, of: Callable[[Timed], float], unit: Callable[[float], float]
+    runs: Runs, of: Callable[[Timed], float], unit: Callable[[float], float]
 ) -> dict[str, Interval]:
     return {
-        name: _in(unit, paired_ratio(_pairs(runs, name, base, of))) for name in runs if name != base
+        name: _in(unit, paired_ratio(_pairs(runs, name, BASE, of))) for name in runs if name != BASE
     }
 
 
@@ -230,16 +261,6 @@ def _in(unit: Callable[[float], float], ratio: Interval) -> Interval:
 
 def _cell(interval: Interval) -> str:
     return f"{interval.value:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
-
-
-def _rates(done: Mapping[str, Runs], sizes: Mapping[str, int]) -> dict[str, str]:
-    return {
-        q: f"{_mean([sizes[q] / t.wall_s for t in r[BASE]]) / 1e3:,.0f}" for q, r in done.items()
-    }
-
-
-def _cpu(done: Mapping[str, Runs], sizes: Mapping[str, int]) -> dict[str, str]:
-    return {q: f"{_mean([t.cpu_s / sizes[q] * 1e6 for t in r[BASE]]):.2f}" for q, r in done.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -266,8 +287,8 @@ def _rows(
 def _means(report: Report, done: Mapping[str, Runs], base: str, names: Sequence[str]) -> None:
     """Over all queries: the geometric mean of all pairs' ratios."""
     for what, of, unit in (
-        ("throughput lost", lambda t: t.wall_s, _lost),
-        ("CPU added", lambda t: t.cpu_s, _added),
+        ("throughput lost", _wall, _lost),
+        ("CPU added", _cpu, _added),
     ):
         cells = []
         for name in names[1:]:

@@ -230,11 +230,11 @@ class Rows:
             self._found.update(zip(*(column.to_pylist() for column in columns), strict=True))
         return bool(self.latency)
 
-    def faults(self, until_s: float) -> list[str]:
-        """What was delivered too often, or is missing of the events before `until_s`."""
+    def faults(self, due_s: float, now_s: float) -> list[str]:
+        """What was delivered too often by now, or is missing of the events before `due_s`."""
         self.drain()
-        possible = expected(self._query, self._pace, time.time())
-        due = expected(self._query, self._pace, until_s)
+        possible = expected(self._query, self._pace, now_s)
+        due = expected(self._query, self._pace, due_s)
         counted = {
             "rows too often": (self._found - possible).total(),
             "rows missing": (due - self._found).total(),
@@ -299,7 +299,7 @@ def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]
             due_s = time.time() - _MARGIN_S
             stop.touch()
             started.wait(PATIENCE_S)
-    faults = rows.faults(due_s)
+    faults = rows.faults(due_s, time.time())
     name = f"Clonos, sharing depth {system}"
     settings = {"parallelism": arguments.parallelism, "standbys": 1}
     moments = [kill.at_s for kill in kills]

@@ -108,7 +108,8 @@ def measure(query: str, arguments: Any) -> tuple[Timeline, list[str]]:
                 _wait(started, rows, arguments.spark_pause)
         finally:
             started.stop()
-    faults = rows.faults(time.time() - _MARGIN_S)
+    now_s = time.time()
+    faults = rows.faults(now_s - _MARGIN_S, now_s)
     settings = {"master": master, "state": "RocksDB with changelog"}
     name = "Structured Streaming"
     return Timeline(name, query, arguments.rate, rows.latency, kills, settings), faults
