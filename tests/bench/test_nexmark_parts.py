@@ -6,6 +6,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,17 @@ def test_what_is_lost_is_that_of_pairs(tmp_path):
     assert lines["mean throughput lost against off (%)"][1].startswith("+36.8")  # 1 - 1/sqrt(2.5)
     assert (tmp_path / "overhead.png").exists()
     assert "| q5 |" in report.markdown()
+
+
+def test_variants_that_give_other_rows_are_wrong(tmp_path):
+    done = {"1": rounds(1.25), "12": rounds(1.25)}
+    assert nexmark_overhead.compare(done, {"1": 1, "12": 1}, tmp_path).ok
+    wrong = replace(done["1"]["1"][0], rows_out=2)
+    for query in done:
+        done[query]["1"][0] = wrong
+    report = nexmark_overhead.compare(done, {"1": 1, "12": 1}, tmp_path)
+    assert not report.ok
+    assert [note for note in report.notes if "rows" in note] == ["q1 gave 1 or 2 rows"]
 
 
 def test_unknown_variants_and_parts_are_refused(tmp_path):

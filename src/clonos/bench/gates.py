@@ -112,6 +112,8 @@ def timed(job: clonos.Job, spark: Any, gate: Path, **options: Any) -> Timed:
         started.wait(0)
         watch.drain()
     gate.unlink()
+    if not watch.tasks():
+        raise ClonosError("the job has delivered nothing", remedy="give it more --events")
     last = max(float(watch.series(task)[0][-1]) for task in watch.tasks())
     counters: dict[str, dict[str, int]] = {}
     for sample in {sample.task: sample for sample in started.observer.samples()}.values():
