@@ -74,7 +74,17 @@ def test_every_query_is_there_or_known_to_be_impossible():
     assert {*QUERIES, *INEXPRESSIBLE} == {str(number) for number in ours.QUERIES}
 
 
-@pytest.mark.parametrize("name", [name for name in QUERIES if name != "12"])
+QUICK = {"3", "4", "7", "11", "q1 by batch, mapInArrow", "state by row, transformWithState"}
+"""The others take as long together as all other tests on Spark: they run with the soak tests."""
+
+
+def cases(names):
+    return [
+        pytest.param(*n, marks=() if ", ".join(n) in QUICK else pytest.mark.soak) for n in names
+    ]
+
+
+@pytest.mark.parametrize("name", cases([(name,) for name in QUERIES if name != "12"]))
 def test_the_rows_are_those_of_ours(spark, folder, reference, tmp_path, name):
     table = rows_of(spark, folder, QUERIES[name], tmp_path)
     found = [row for row in reference.found(table) if NOBODY not in row[:2]]
@@ -83,6 +93,7 @@ def test_the_rows_are_those_of_ours(spark, folder, reference, tmp_path, name):
     assert found == expected
 
 
+@pytest.mark.soak
 def test_processing_time_counts_every_bid(spark, folder, tmp_path):
     table = rows_of(spark, folder, QUERIES["12"], tmp_path, mode="complete")
     bids = [row["bids"] for row in table.to_pylist() if row["bidder"] != NOBODY]
@@ -107,7 +118,10 @@ def test_our_functions_do_what_is_asked(reference, name):
     check(reference, name, InMemoryRun(job.compile()).run()["out"])
 
 
-@pytest.mark.parametrize(("name", "way"), [(n, way) for n in CASES for way in CASES[n].theirs])
+WAYS = [(name, way) for name, case in CASES.items() for way in case.theirs]
+
+
+@pytest.mark.parametrize(("name", "way"), cases(WAYS))
 def test_their_functions_do_the_same(spark, few, reference, tmp_path, name, way):
     check(reference, name, rows_of(spark, few, CASES[name].theirs[way], tmp_path))
 

@@ -113,17 +113,14 @@ def _pandas_euros(stream: Streams) -> Any:
 
 
 def _pandas_value(stream: Streams) -> Any:
+    import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
     values = np.array(_VALUES.to_pylist())
-
-    def value(bidder: Any) -> Any:
-        import pandas as pd
-
-        return pd.Series(values[bidder.to_numpy() % SIDE_ROWS])
-
     make: Any = pandas_udf  # see above
-    return stream("bid").withColumn("extra", make(value, "string")("bidder"))
+    # Without annotations: PySpark reads them, and those of this module are strings.
+    applied = make(lambda bidder: pd.Series(values[bidder.to_numpy() % SIDE_ROWS]), "string")
+    return stream("bid").withColumn("extra", applied("bidder"))
 
 
 def _in_arrow(function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Spark:

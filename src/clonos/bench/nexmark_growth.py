@@ -246,9 +246,9 @@ def _cells(point: Point, runs: list[Timed]) -> list[str]:
 def _draw(points: list[Point], gaps: Mapping[int, recovery.Run], path: Path, title: str) -> None:
     """A row per measure, a column per axis."""
     axes = list(dict.fromkeys(point.axis for point in points))
-    rows = []
+    rows: list[list[tuple[str, plots.Lines]]] = []
     for measure_name, of in _MEASURES.items():
-        row = []
+        row: list[tuple[str, plots.Lines]] = []
         for axis in axes:
             lines: dict[str, list[tuple[float, float]]] = {}
             for point in points:
@@ -258,7 +258,10 @@ def _draw(points: list[Point], gaps: Mapping[int, recovery.Run], path: Path, tit
         rows.append(row)
     if gaps:
         found = {"output gap": _medians(gaps, _gap), "normal after": _medians(gaps, _normal)}
-        rows.append([("state (MB): after a kill, median ms", found)])
+        empty: tuple[str, plots.Lines] = ("", {})
+        last = [empty] * len(axes)
+        last[axes.index("state")] = ("state (MB): after a kill, median ms", found)
+        rows.append(last)
     plots.multiples(path, rows, title)
 
 

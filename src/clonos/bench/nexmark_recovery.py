@@ -323,3 +323,4 @@ def _settle(job: RunningJob, rows: Rows, pace: Pace) -> None:
             )
         time.sleep(run.LOOK_S)
         rows.drain()
+    rows.latency.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,7 +126,7 @@ def grouped(path: Path, values: Mapping[str, Mapping[str, float]], unit: str, ti
     axes.axhline(1.0, color=_KILL, linewidth=0.8)
     axes.set_xticks(range(len(groups)), [f"q{group}" for group in groups])
     axes.set_ylabel(unit)
-    axes.legend(ncols=4, fontsize=8, loc="lower right")
+    figure.legend(ncols=len(values), fontsize=8, loc="outside lower center")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
 
@@ -135,7 +136,10 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def multiples(path: Path, panels: Sequence[Sequence[tuple[str, Lines]]], title: str) -> None:
-    """Small multiples: a row of panels each, with a title and lines; x is logarithmic."""
+    """Small multiples: rows of panels with a title and lines; one without lines is left out.
+
+    x is logarithmic above 1, y begins at 0.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -144,24 +148,29 @@ def multiples(path: Path, panels: Sequence[Sequence[tuple[str, Lines]]], title: 
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(panels), columns, squeeze=False)
     for row, axes_of_row in zip(panels, grid, strict=True):
-        for axes in axes_of_row[len(row) :]:
-            axes.set_visible(False)
-        for (name, lines), axes in zip(row, axes_of_row, strict=False):
-            for i, (series, points) in enumerate(lines.items()):
-                xs, ys = [x for x, _ in points], [y for _, y in points]
-                colour = _COLOURS[(i + 1) % len(_COLOURS)]
-                axes.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1, label=series)
-            axes.set_xscale("symlog", linthresh=1)
-            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
-            axes.xaxis.set_major_formatter("{x:,.10g}")
-            axes.set_title(name, fontsize=8, loc="left")
-            axes.tick_params(labelsize=7)
-            axes.grid(visible=True, color="#e5e7eb", linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-        grid_axes = axes_of_row[0]
-        grid_axes.legend(fontsize=6)
+        for axes, (name, lines) in zip_longest(axes_of_row, row, fillvalue=("", {})):
+            if lines:
+                _panel(axes, name, lines)
+            else:
+                axes.set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
+
+
+def _panel(axes: Axes, name: str, lines: Lines) -> None:
+    for i, (series, points) in enumerate(lines.items()):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        colour = _COLOURS[i % len(_COLOURS)]
+        axes.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1, label=series)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.set_ylim(bottom=0)
+    axes.set_title(name, fontsize=8, loc="left")
+    axes.tick_params(labelsize=7)
+    axes.grid(visible=True, color="#e5e7eb", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=6)
 
 
 def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None:
