@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,7 +147,9 @@ def multiples(path: Path, panels: Sequence[Sequence[tuple[str, Lines]]], title: 
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(panels), columns, squeeze=False)
     for row, axes_of_row in zip(panels, grid, strict=True):
-        for axes, (name, lines) in zip_longest(axes_of_row, row, fillvalue=("", {})):
+        nothing: tuple[str, Lines] = ("", {})
+        padded = [*row, *[nothing] * (columns - len(row))]
+        for axes, (name, lines) in zip(axes_of_row, padded, strict=True):
             if lines:
                 _panel(axes, name, lines)
             else:
