@@ -231,7 +231,7 @@ def _engine(
 
     slots = max(run.slots_of(job_of(query)) for query in chosen.values())
     done: dict[str, list[Timed]] = {name: [] for name in chosen}
-    with run.session(f"local[{slots}]", is_warm=True) as spark:
+    with run.session(f"local[{slots}]") as spark:
         for _ in range(arguments.runs):
             for name, query in chosen.items():
                 done[name].append(timed(job_of(query), spark, gate, **variant.options))

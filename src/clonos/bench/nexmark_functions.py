@@ -236,7 +236,7 @@ def _run_ours(done: dict[str, list[Used]], arguments: Any, folder: Path) -> None
         return job
 
     slots = max(run.slots_of(job_of(case)) for case in CASES.values())
-    with run.session(f"local[{slots}]", is_warm=True) as spark:
+    with run.session(f"local[{slots}]") as spark:
         for name, case in CASES.items():
             used = timed(job_of(case), spark, gate)
             done[name].append((used.wall_s, used.cpu_s))

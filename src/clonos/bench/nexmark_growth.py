@@ -192,7 +192,7 @@ def _run_all(points: list[Point], arguments: Any) -> None:
         slots = max(
             (run.slots_of(build(gate)) for p in points for build in p.builds.values()), default=1
         )
-        with run.session(f"local[{slots}]", is_warm=True) as spark:
+        with run.session(f"local[{slots}]") as spark:
             for _ in range(arguments.rounds):
                 for point in dice.sample(points, len(points)):
                     for name in dice.sample(list(point.builds), len(point.builds)):

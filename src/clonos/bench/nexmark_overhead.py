@@ -193,7 +193,7 @@ def _rounds(
     )
     with (
         tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch,
-        run.session(f"local[{slots}]", is_warm=True) as spark,
+        run.session(f"local[{slots}]") as spark,
     ):
         gate = Path(scratch) / "go"
 

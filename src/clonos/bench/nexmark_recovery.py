@@ -286,7 +286,7 @@ def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]
         house = Auctions(job, 0, source=partial(paced, pace, stop))
         JOINS[query](house).sink(clonos.sinks.callback(jobs.nothing), name="sink")
         with (
-            run.session(f"local[{run.slots_of(job)}]", is_warm=True) as spark,
+            run.session(f"local[{run.slots_of(job)}]") as spark,
             run.running(job, spark, linger_ms=_LINGER_MS) as (started, watch),
         ):
             watched = next(task.id for task in started.plan.tasks if task.name == "sink[0]")

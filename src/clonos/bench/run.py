@@ -25,25 +25,14 @@ LOOK_S: Final = 0.02
 
 
 @contextlib.contextmanager
-def session(master: str, *, is_warm: bool = False, **config: str) -> Iterator[Any]:
-    """A Spark session of its own: an earlier one may have too few cores for this job.
-
-    Parameters
-    ----------
-    is_warm
-        Python workers are forked from a daemon that has imported what slots need.
-    config
-        Further settings, with underscores for dots.
-    """
+def session(master: str) -> Iterator[Any]:
+    """A Spark session of its own: an earlier one may have too few cores for this job."""
     from pyspark.sql import SparkSession
 
     earlier = SparkSession.getActiveSession()
     if earlier is not None:
         earlier.stop()
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    if is_warm:
-        settings["spark.python.daemon.module"] = "clonos.bench.warm_daemon"
-    spark = get_or_create(master, "clonos bench", config=settings)
+    spark = get_or_create(master, "clonos bench")
     spark.range(1).count()  # Spark's own start belongs to no measurement
     try:
         yield spark
