@@ -125,7 +125,7 @@ def test_a_docstring_does_not_make_a_function_long():
         "fixes issue #7",
         "owner/project#7",
         "https://" + "pypi" + ".org/simple/x",  # in pieces: this file is checked, too
-        "cp ../shared/design.md .",
+        "cp ../" + "shared/design.md .",
     ],
 )
 def test_a_leak_is_found(text):

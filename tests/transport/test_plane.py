@@ -272,7 +272,7 @@ def test_an_impostor_gets_nothing(node: Callable[..., Node]) -> None:
         connection, _ = impostor.accept()
         with connection:
             connection.settimeout(WAIT_S)
-            (size, body), _ = HEAD.unpack(connection.recv(HEAD.size)), None
+            size, body = HEAD.unpack(connection.recv(HEAD.size))
             connection.recv(size)
             connection.sendall(frame(b"x" * 32))
             assert isinstance(sender.next(ChannelClosed).error, AuthenticationFailed)

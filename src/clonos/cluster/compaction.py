@@ -17,13 +17,13 @@ import os
 import subprocess
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import decode_layer, encode_layer, layer_path
-from clonos.core.messages import Feed, LayerRef
+from clonos.core.layer import decode_layer, encode_layer, layer_path, merge_layers
+from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
 from clonos.operators.state import merge_deltas
 from clonos.storage.files import Durability
@@ -64,23 +64,10 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
     return chain[start:]
 
 
-def merge(
-    store: LayerStore,
-    chosen: Sequence[LayerRef],
-    merge_deltas: Callable[..., bytes],
-    *,
-    is_base: bool,
-) -> LayerRef:
-    """Store one layer with the effect of those chosen; it stands where the last of them stood.
-
-    Parameters
-    ----------
-    is_base
-        The first of them is the task's first.
-    """
+def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool) -> LayerRef:
+    """Store the layer that :func:`~clonos.core.layer.merge_layers` makes of those chosen."""
     layers = [decode_layer(store.get(ref.path)) for ref in chosen]
-    delta = merge_deltas([layer.delta for layer in layers], is_base=is_base)
-    merged = replace(layers[-1], delta=delta)
+    merged = merge_layers(layers, merge_deltas, is_base=is_base)
     last = chosen[-1]
     plain = layer_path(last.task, last.epoch, last.incarnation)
     path = plain.replace(".layer", f"-from-{chosen[0].epoch:012d}.layer")
@@ -110,7 +97,7 @@ class Compactor:
         ClonosError
             It cannot be done: a layer is unreadable, or the process has died.
         """
-        order = {"is_base": chosen[0] == chain[0], "layers": _pack(chosen)}
+        order = {"is_base": chosen[0] == chain[0], "layers": [_pack(ref) for ref in chosen]}
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -125,7 +112,7 @@ class Compactor:
         said = json.loads(answer)
         if "error" in said:
             raise ClonosError(said["error"])
-        return _unpack(said["merged"])[0]
+        return _unpack(said["merged"])
 
     def _start(self) -> subprocess.Popen[str]:
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -154,13 +141,13 @@ class CompactorDied(ClonosError):
     """The merging process is gone; the next merge starts another one."""
 
 
-def _pack(refs: Sequence[LayerRef]) -> str:
-    return b64encode(CODEC.encode(Feed(0, 0, tuple(refs)))).decode()
+def _pack(ref: LayerRef) -> str:
+    return b64encode(CODEC.encode(ref)).decode()
 
 
-def _unpack(packed: str) -> tuple[LayerRef, ...]:
-    feed: Feed = CODEC.decode(b64decode(packed))
-    return feed.layers
+def _unpack(packed: str) -> LayerRef:
+    ref: LayerRef = CODEC.decode(b64decode(packed))
+    return ref
 
 
 def serve(orders: Any, answers: Any, uri: str, durability: Durability) -> None:
@@ -169,8 +156,9 @@ def serve(orders: Any, answers: Any, uri: str, durability: Durability) -> None:
     for line in orders:
         order = json.loads(line)
         try:
-            merged = merge(store, _unpack(order["layers"]), merge_deltas, is_base=order["is_base"])
-            answer = {"merged": _pack([merged])}
+            chosen = [_unpack(packed) for packed in order["layers"]]
+            merged = merge(store, chosen, is_base=order["is_base"])
+            answer = {"merged": _pack(merged)}
         except Exception as error:  # noqa: BLE001 - told to the driver
             answer = {"error": f"merging layers failed: {type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from clonos.errors import ClonosError
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
+
+_LOG: Final = logging.getLogger("clonos")
 
 GARBAGE_S: Final = 30.0
 """Layers that were merged away stay so long: a slot may have been told to read them."""
@@ -54,8 +57,9 @@ class Layers:
     ) -> None:
         try:
             merged = self._compactor.merge(chain, chosen)
-        except CompactorDied:
-            self._inbox.put(lambda: self._compacting.discard(task))  # another time
+        except CompactorDied as error:
+            _LOG.warning("%s; the layers of task %d are merged another time", error, task)
+            self._inbox.put(lambda: self._compacting.discard(task))
         except ClonosError as error:
             self._inbox.put(error)
         except Exception as error:  # noqa: BLE001 - told to the loop

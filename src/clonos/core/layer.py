@@ -13,6 +13,7 @@ state is worse than none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -41,6 +42,22 @@ def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
     '3/000000000017-1-2.layer'
     """
     return f"{task}/{epoch:012d}-{incarnation.term}-{incarnation.n}.layer"
+
+
+def merge_layers(
+    layers: Sequence[Layer], merge_deltas: Callable[..., bytes], *, is_base: bool
+) -> Layer:
+    """Return one layer with the effect of `layers`; it stands where the last of them stood.
+
+    Parameters
+    ----------
+    merge_deltas
+        Of the program whose state it is.
+    is_base
+        The first of them is the task's first.
+    """
+    delta = merge_deltas([layer.delta for layer in layers], is_base=is_base)
+    return replace(layers[-1], delta=delta)
 
 
 def encode_layer(layer: Layer) -> bytes:

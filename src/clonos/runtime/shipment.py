@@ -61,5 +61,4 @@ class Shipment:
     batch_rows_max: int = 8192
     linger_ms: float = 10.0
     share_ms: float = 50.0
-    versions: Mapping[str, str] = field(default_factory=dict)
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

@@ -11,7 +11,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.coordinator import INFLIGHT_BYTES_HIGH, Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import decode_layer, encode_layer
+from clonos.core.layer import decode_layer, encode_layer, merge_layers
 from clonos.simulator.network import Stream
 from clonos.simulator.world import EPOCH_MS
 
@@ -173,9 +173,9 @@ class Driver:
         if not self.alive:
             return
         layers = [decode_layer(self.cluster.layers[ref.path]) for ref in chosen]
-        delta = self.cluster.job.merge([layer.delta for layer in layers], is_base=is_base)
+        merged = merge_layers(layers, self.cluster.job.merge, is_base=is_base)
         path = f"{chosen[-1].path} from {chosen[0].path}"
-        self.cluster.layers[path] = encode_layer(replace(layers[-1], delta=delta))
+        self.cluster.layers[path] = encode_layer(merged)
         self.happened(co.Compacted(replace(chosen[-1], path=path), chosen))
 
     def _relieved(self, task: int) -> None:

@@ -174,9 +174,9 @@ class Plane:
                 continue
             before = stream.unsent_bytes
             stream.flush()
-            events = _READ | _WRITE if stream.wants_to_write else _READ
-            if self._selector.get_key(stream.connection).events != events:
-                self._selector.modify(stream.connection, events, stream)
+            if (wants := stream.wants_to_write) != stream.is_watched:
+                stream.is_watched = wants
+                self._selector.modify(stream.connection, _READ | _WRITE if wants else _READ, stream)
             moves = stream.unsent_bytes < before or stream not in self._deadlines
             if stream.is_leaving and moves:
                 self._deadlines[stream] = time.monotonic() + LINGER_S
@@ -385,7 +385,7 @@ class Plane:
         self._selector.unregister(self._listener)
         self._listener.close()
         for stream in list(self._streams):
-            stream.leave()
+            stream.close()
         until = time.monotonic() + deadline_s
         while self._streams and (left := until - time.monotonic()) > 0:
             self.poll(min(left, 0.1))

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clonos.core import messages as m
+from clonos.core.codec import MESSAGE_BYTES_MAX
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.transport.errors import AuthenticationFailed, PeerUnreachable, SchemaMismatch
 from clonos.transport.events import WIRE, Event, Refused
@@ -64,6 +65,7 @@ class Stream:
         self.state = State.OPENING
         self.wants_to_write = False
         self.is_listed = False  # by the plane, as one to flush
+        self.is_watched = False  # by the plane, for room to write
         self.is_leaving = False
         self._host = host
         self._bodies: Bodies | None = None
@@ -173,7 +175,7 @@ class Stream:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Hear nothing more; end the stream when what is queued is written. Does not wait."""
         if self.state in (State.LEAVING, State.ENDED):
             return
@@ -193,7 +195,7 @@ class Stream:
     def _wrong(self, error: ClonosError) -> list[Thing]:
         """The peer said something wrong: tell it, and leave."""
         self._put_frame(WIRE.encode(Refused(type(error).__name__, error.what)))
-        self.leave()
+        self.close()
         return self._say_so(error)
 
     def end(self, error: ClonosError | None) -> list[Thing]:
@@ -257,15 +259,11 @@ class Outgoing(Stream):
                 self._host.ring()
 
     def close(self) -> None:
-        """End the stream when what was sent is written; hear nothing more. Does not wait."""
-        self.leave()
-
-    def leave(self) -> None:
         if self.state is State.OPENING and self._held:
             self.is_leaving = True  # once it is open
             self._host.changed(self)
         else:
-            super().leave()
+            super().close()
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
         if self.state is State.OPEN:
@@ -280,7 +278,7 @@ class Outgoing(Stream):
             self._put_frame(*frame)
         self._held.clear()
         if self.is_leaving:
-            super().leave()
+            super().close()
         return []
 
     def _turned_away(self, refusal: Refused | None) -> list[Thing]:
@@ -320,7 +318,6 @@ class Incoming(Stream):
         super().__init__(host, conn_id, connection, peer)
         self._admit = admit
         self._reader.limit = GREETING_BYTES_MAX
-        self._limit = FrameReader().limit
         self._deliver: Callable[[Any], list[Thing]] | None = None
         self._on_over: Callable[[ClonosError | None], list[Thing]] = _say_nothing
 
@@ -335,7 +332,7 @@ class Incoming(Stream):
         self._bodies = Bodies(schema) if schema is not None else None
         self._deliver = deliver
         self._on_over = over
-        self._reader.limit = self._limit
+        self._reader.limit = MESSAGE_BYTES_MAX
         self.state = State.OPEN
         self._put_frame(proof)
 
@@ -343,8 +340,6 @@ class Incoming(Stream):
         """Queue `message` for the peer; never blocks. Lost if the stream has ended."""
         if self.state is State.OPEN:
             self._put(message)
-
-    close = Stream.leave
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
         if self._deliver is None:
