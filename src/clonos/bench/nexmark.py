@@ -33,6 +33,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
 import clonos
 from clonos.bench import (
     jobs,
@@ -60,6 +62,7 @@ ENGINE_AIM: Final = Aim(1e6, at_least=True)
 _AIMED: Final = ("0", "1", "2", "3", "8", "12")
 _RATES: Final = ("generator", "plain", "engine", "spark")
 _PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth")
+SOURCE_ALONE: Final = "source alone"
 _BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
 
@@ -96,7 +99,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     report.data = {"events_per_s": rates, "operators": details}
     for part, of_part in rates.items():
         millions = {
-            f"q{name}" if part != "generator" else name: r / 1e6 for name, r in of_part.items()
+            f"q{name}" if name[0].isdigit() else name: r / 1e6 for name, r in of_part.items()
         }
         plots.bars(out / f"{part}.png", millions, "million events per second", part)
     for part in asked:
@@ -229,6 +232,7 @@ def _engine(
         count_results(query(house))
         return job
 
+    chosen = {SOURCE_ALONE: _source_alone, **chosen}
     slots = max(run.slots_of(job_of(query)) for query in chosen.values())
     done: dict[str, list[Timed]] = {name: [] for name in chosen}
     with run.session(f"local[{slots}]") as spark:
@@ -240,10 +244,20 @@ def _engine(
         rates[name] = percentile([arguments.events / each.wall_s for each in runs], 50)
         cpu = percentile([each.cpu_s / arguments.events * 1e6 for each in runs], 50)
         aim = f"{ENGINE_AIM} per core: {ENGINE_AIM.judge(1e6 / cpu)}" if name in _AIMED else ""
-        _line(report, f"q{name}, engine", rates[name], cpu, runs[-1].rows_out, aim)
+        what = name if name == SOURCE_ALONE else f"q{name}"
+        _line(report, f"{what}, engine", rates[name], cpu, runs[-1].rows_out, aim)
     report.notes.append(
         f"engine: {arguments.parallelism} tasks per operator, {arguments.variant}, events from "
         f"{'files' if arguments.files else 'the generator'}; CPU: seconds of all slots and the "
         "driver per million events"
     )
     return rates
+
+
+def _source_alone(house: Auctions) -> clonos.Stream:
+    """Reads all columns of the bids; of each batch only the first row goes on."""
+    return house.bids.map_batches(_first, name="first")
+
+
+def _first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(0, 1)
