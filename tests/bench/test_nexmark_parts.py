@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 import clonos
@@ -23,6 +24,7 @@ from clonos.bench import (
 from clonos.bench.gates import Timed, gated
 from clonos.bench.nexmark_overhead import BASE, VARIANTS
 from clonos.bench.nexmark_recovery import Pace
+from clonos.bench.nexmark_spark_recovery import PacedStream
 from clonos.bench.report import Report
 from clonos.nexmark import Generator
 from clonos.nexmark.queries import Auctions, q0
@@ -187,6 +189,20 @@ def test_latency_is_from_the_creation_of_the_newest_event():
     newest = max(auction // 3 * 50 + 1 + auction % 3, person * 50)
     delivered_s = pace.began_s + newest / pace.rate + 0.25
     assert pace.late_ms(row, delivered_s) == pytest.approx(250, abs=1.1)
+
+
+def test_sparks_source_gives_what_exists_and_nothing_twice():
+    pace = Pace(time.time() - 1.0, 1_000.0)
+    stream = PacedStream(pace, "bid", 2)
+    end = stream.latestOffset()
+    assert pace.rows("bid", pace.began_s + 0.99) <= end["rows"] <= pace.rows("bid", time.time())
+    parts = stream.partitions({"rows": 3}, {"rows": 10})
+    batches = [batch for part in parts for batch in stream.read(part)]
+    assert len(parts) == 2
+    assert pa.Table.from_batches(batches) == pa.Table.from_batches(
+        [pace.generator.batch("bid", 3, 7)]
+    )
+    assert list(stream.partitions({"rows": 3}, {"rows": 3})) == []
 
 
 # --- growth ---------------------------------------------------------------------------------------

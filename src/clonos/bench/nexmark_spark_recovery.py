@@ -9,7 +9,6 @@ in the executors' JVMs, so these are what is killed: the executors in turn.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import signal
 import tempfile
@@ -35,7 +34,7 @@ from clonos.nexmark.spark import Rows as Range
 
 JOINS: Final = {"3": local_sellers, "8": new_sellers}
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
-WARM_UP_S: Final = 20.0
+WARM_UP_S: Final = 15.0
 _MARGIN_S: Final = 15.0
 """Rows of events that are younger may be in no micro-batch yet when the query is stopped."""
 
@@ -58,7 +57,7 @@ class PacedStream(DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         first, count = start["rows"], end["rows"] - start["rows"]
         edges = [first + count * i // self._partitions for i in range(self._partitions + 1)]
-        return [Range(low, high) for low, high in itertools.pairwise(edges)]
+        return [Range(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -99,7 +98,10 @@ def measure(query: str, arguments: Any) -> tuple[Timeline, list[str]]:
         rows = Rows(pace, query)
         started = _start(spark, query, pace, rows, f"{scratch}/checkpoint", cores)
         try:
+            _wait(started, rows, 0.0)  # until the first micro-batch, which is a long one
             _wait(started, rows, WARM_UP_S)
+            rows.latency.clear()
+            _wait(started, rows, arguments.spark_pause)
             kills = []
             for number in range(arguments.spark_kills):
                 pid = _executor(number)
@@ -131,9 +133,15 @@ def _start(spark: Any, query: str, pace: Pace, rows: Rows, checkpoint: str, core
 
 
 def _wait(started: Any, rows: Rows, seconds: float) -> None:
-    if started.awaitTermination(max(1, math.ceil(seconds))):
-        raise ClonosError("the query has ended", where="Spark")
-    rows.drain()
+    """Take what is delivered for so long, and at least until there is something."""
+    until = time.monotonic() + seconds
+    give_up = until + PATIENCE_S
+    while time.monotonic() < until or not rows.drain():
+        if not started.isActive:
+            raise ClonosError(f"the query has ended: {started.exception()}", where="Spark")
+        if time.monotonic() > give_up:
+            raise ClonosError("nothing is delivered", where="Spark", remedy="a lower --rate")
+        time.sleep(run.LOOK_S)
 
 
 def _executor(number: int) -> int:
