@@ -98,7 +98,8 @@ PAPER: Final[Mapping[str, Mapping[str, float]]] = {
 (parallelism 25, without standbys); the paper's text says 5.3 on average and at worst 16 with a
 sharing depth of 1, 6.7 and 26 with full."""
 
-_TRIAL_EVENTS: Final = 400_000
+_TRIAL_EVENTS: Final = 1_000_000
+_FEWEST_EVENTS: Final = 100_000
 _BY_THE_CLOCK: Final = "12"
 """How many rows this query gives depends on when it runs."""
 _SEED: Final = 1
@@ -204,7 +205,7 @@ def _rounds(
         for name, query in chosen.items():
             tried = once(query, variants[BASE], _TRIAL_EVENTS)
             rate = _TRIAL_EVENTS / tried.wall_s
-            sizes[name] = max(_TRIAL_EVENTS, int(rate * arguments.run_seconds))
+            sizes[name] = max(_FEWEST_EVENTS, int(rate * arguments.run_seconds))
         for _ in range(arguments.rounds):
             for name in dice.sample(list(chosen), len(chosen)):
                 for which in dice.sample(list(variants), len(variants)):
