@@ -409,7 +409,7 @@ def test_control(node: Callable[..., Node]) -> None:
     )
     event = driver.next(ControlOpened)
     assert event.register == register
-    assert driver.next(Heartbeat) == Heartbeat(3, 7, 99)
+    assert driver.next(Heartbeat) == Heartbeat("nonce", 7, 99)
     driver.reply(event.incoming, Stop("done"))
     assert slot.next(Stop) == Stop("done")
     slot.send(link, Live(0, A, 12))
@@ -435,21 +435,29 @@ def test_a_heart_beats_while_the_loop_is_busy(node: Callable[..., Node]) -> None
 # --- two processes ---
 
 
-def _slot(driver: str, key: bytes, pipe: Connection) -> None:
+def _slot(driver: str, key: bytes, pipe: Connection, *, has_child: bool) -> None:
     plane = Plane(LOOPBACK, JobSecret(key), "job", Inbox())
     plane.pin(CHANNEL, SCHEMA)
-    plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=60)
+    plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=0.1)
     pipe.send(plane.address)
+    if has_child and not os.fork():  # it holds all that is open until it is killed, too
+        pipe.send(os.getpid())
+        signal.pause()
     while not any(isinstance(thing, ControlLost) for thing in plane.poll(1.0)):
         pass
     pipe.send("lost")
 
 
 @contextmanager
-def other_process(driver: Node) -> Iterator[tuple[int, str, Connection]]:
+def other_process(
+    driver: Node, *, has_child: bool = False
+) -> Iterator[tuple[int, str, Connection]]:
     mine, theirs = mp.Pipe()
     process = mp.get_context("spawn").Process(
-        target=_slot, args=(driver.plane.address, SECRET.key, theirs), daemon=True
+        target=_slot,
+        args=(driver.plane.address, SECRET.key, theirs),
+        kwargs={"has_child": has_child},
+        daemon=True,
     )
     process.start()
     try:
@@ -469,9 +477,43 @@ def test_a_killed_process_is_noticed_at_once(node: Callable[..., Node]) -> None:
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        events = {type(driver.events.get(timeout=WAIT_S)) for _ in range(2)}
-        assert events == {ControlLost, ChannelClosed}
+        events: set[type] = set()
+        while not {ControlLost, ChannelClosed} <= events:
+            events.add(type(driver.events.get(timeout=WAIT_S)))
         assert time.monotonic() - killed < 1
+
+
+def test_a_killed_process_is_noticed_although_its_child_holds_its_files(
+    node: Callable[..., Node],
+) -> None:
+    driver = node()
+    with other_process(driver, has_child=True) as (pid, _, pipe):
+        driver.next(ControlOpened)
+        child = pipe.recv()
+        try:
+            driver.take(Heartbeat, 2)
+            os.kill(pid, signal.SIGKILL)
+            while type(driver.events.get(timeout=WAIT_S)) is not ControlLost:
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:
+    before = pulses()
+    driver, slot = node(), node()
+    register = register_of(3, slot.plane.address)
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
+    driver.next(ControlOpened)
+    mine = pulses() - before
+    assert len(mine) == 1
+    slot.do(link.close)
+    mine.pop().join(WAIT_S)
+    assert not pulses() - before
+
+
+def pulses() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "clonos-pulse"}
 
 
 def test_a_frozen_process_blocks_nobody(node: Callable[..., Node]) -> None:

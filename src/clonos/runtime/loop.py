@@ -117,7 +117,7 @@ class SlotLoop:
         """Serve the job until it stops or the coordinator is gone."""
         # A thread that waits for the interpreter while another computes gets it sooner.
         sys.setswitchinterval(SWITCH_S)
-        self._control = self._plane.control(self._shipment.coordinator, register, self._pulse)
+        self._control = self._plane.control(self._shipment.coordinator, register, self._progress)
         try:
             while not self._stopped:
                 self._guard(self._turn)
@@ -215,7 +215,7 @@ class SlotLoop:
         self._latency_ms = 0
         return TaskStatistics(machine.id, self._world.clock_ms(), counters)
 
-    def _pulse(self) -> tuple[int, int | None]:
+    def _progress(self) -> tuple[int, int | None]:
         machine = self._machine
         return (machine.position if machine else 0), self._world.in_call_since_ms
 

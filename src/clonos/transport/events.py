@@ -41,9 +41,12 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A slot to the coordinator: alive, `progress` steps done, in user code since when (or not)."""
+    """A slot to the coordinator: alive, `progress` steps done, in user code since when (or not).
 
-    slot: int
+    ``nonce`` is that of the slot's registration.
+    """
+
+    nonce: str
     progress: int
     in_call_since_ms: int | None = None
 
@@ -101,7 +104,7 @@ class ControlOpened:
 
 @dataclass(frozen=True, slots=True)
 class ControlLost:
-    """The control stream of a slot is over, at either side: the process there is gone."""
+    """The control stream of a slot (or its pulse) is over: the process at the other end is gone."""
 
     slot: int
     conn_id: int

@@ -14,10 +14,10 @@ import ipaddress
 import itertools
 import selectors
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -37,6 +37,7 @@ from clonos.transport.events import (
 )
 from clonos.transport.frames import fingerprint
 from clonos.transport.inbox import Inbox
+from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
 from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
 
@@ -58,8 +59,6 @@ SHUTDOWN_S: Final = 3.0
 _NOBODY: Final = Incarnation(0, 0)
 _UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-Pulse = Callable[[], tuple[int, int | None]]
 
 
 class Plane:
@@ -117,6 +116,12 @@ class Plane:
         self._closing = False
         self._nonces: set[bytes] = set()
         self._schemas: dict[int, pa.Schema] = {}
+        self._registered: dict[str, Incoming] = {}
+        self._serve = {
+            Purpose.CHANNEL: self._serve_channel,
+            Purpose.CONTROL: self._serve_control,
+            Purpose.PULSE: self._serve_pulse,
+        }
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
         self._deadlines: dict[Stream, float] = {}  # of strangers and of those that are leaving
@@ -187,10 +192,6 @@ class Plane:
             stream.is_listed = True
             self._to_flush.append(stream)
 
-    def ring(self) -> None:
-        """See :class:`~clonos.transport.streams.Host`."""
-        self._inbox.ring()
-
     def gone(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""
         self._streams.discard(stream)
@@ -234,7 +235,11 @@ class Plane:
         return self._open(greeting, schema, over)
 
     def control(
-        self, coordinator: str, register: Register, pulse: Pulse, heartbeat_s: float = HEARTBEAT_S
+        self,
+        coordinator: str,
+        register: Register,
+        progress: Progress,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> Outgoing:
         """Open a slot's control stream; ends with a ControlLost.
 
@@ -244,26 +249,25 @@ class Plane:
             The address of the coordinator's plane.
         register
             Sent first.
-        pulse
+        progress
             Called by a thread of its own for the fields of every Heartbeat: steps done, and
             since when (ms) the loop is inside user code, if it is.
         """
-        over = threading.Event()
+
+        def greet(purpose: Purpose) -> Greeting:
+            return Greeting(
+                self._job_id, coordinator, purpose, register.slot, _NOBODY, _NOBODY, b""
+            )
 
         def lost(conn_id: int, error: ClonosError | None) -> Event:
-            over.set()
+            pulse.stop()
             return ControlLost(register.slot, conn_id, error)
 
-        def beat() -> None:
-            while not over.wait(heartbeat_s):
-                outgoing.send_now(Heartbeat(register.slot, *pulse()))
-
-        greeting = Greeting(
-            self._job_id, coordinator, Purpose.CONTROL, register.slot, _NOBODY, _NOBODY, b""
-        )
-        outgoing = self._open(greeting, None, lost)
+        outgoing = self._open(greet(Purpose.CONTROL), None, lost)
         outgoing.send(register)
-        threading.Thread(target=beat, name="clonos-heartbeat", daemon=True).start()
+        pulse = Pulse(
+            self._secret, partial(greet, Purpose.PULSE), register.nonce, progress, heartbeat_s
+        )
         return outgoing
 
     def _open(
@@ -343,8 +347,7 @@ class Plane:
             raise refused()
         self._nonces.add(greeting.nonce)
         del self._deadlines[incoming]
-        serve = self._serve_channel if greeting.purpose == Purpose.CHANNEL else self._serve_control
-        return serve(incoming, greeting, self._secret.answer(sealed))
+        return self._serve[greeting.purpose](incoming, greeting, self._secret.answer(sealed))
 
     def _serve_channel(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
         channel, conn_id = greeting.id, incoming.conn_id
@@ -361,18 +364,42 @@ class Plane:
 
     def _serve_control(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
         slot, conn_id = greeting.id, incoming.conn_id
-        registered = False
+        nonce = ""
 
         def deliver(message: Any) -> list[Thing]:
-            nonlocal registered
-            if registered:
+            nonlocal nonce
+            if nonce:
                 return [(conn_id, message)]
             if type(message) is Register and message.slot == slot:
-                registered = True
+                nonce = message.nonce
+                self._registered[nonce] = incoming
                 return [ControlOpened(conn_id, message, incoming)]
             raise MalformedMessage(f"slot {slot} spoke before it registered")
 
-        incoming.admitted(proof, None, deliver, lambda error: [ControlLost(slot, conn_id, error)])
+        def over(error: ClonosError | None) -> list[Thing]:
+            self._registered.pop(nonce, None)
+            return [ControlLost(slot, conn_id, error)]
+
+        incoming.admitted(proof, None, deliver, over)
+        return []
+
+    def _serve_pulse(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
+        whose = ""
+
+        def deliver(message: Any) -> list[Thing]:
+            nonlocal whose
+            if type(message) is not Heartbeat:
+                raise MalformedMessage(f"the pulse of slot {greeting.id} said something else")
+            whose = message.nonce
+            control = self._registered.get(whose)
+            return [(control.conn_id, message)] if control is not None else []
+
+        def over(_: ClonosError | None) -> list[Thing]:
+            control = self._registered.get(whose)
+            gone = PeerUnreachable("the process there has no pulse any more")
+            return control.end(gone) if control is not None else []
+
+        incoming.admitted(proof, None, deliver, over)
         return []
 
     # --- the end ------------------------------------------------------------------------------

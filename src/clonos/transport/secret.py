@@ -35,6 +35,7 @@ class Purpose(IntEnum):
 
     CHANNEL = 0
     CONTROL = 1
+    PULSE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ stream costs no thread, and a peer that does not read blocks nobody.
 from __future__ import annotations
 
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -48,9 +47,6 @@ class Host(Protocol):
     def changed(self, stream: Stream) -> None:
         """The stream has something to write, or stands otherwise than before."""
 
-    def ring(self) -> None:
-        """Another thread wants the loop to look at its streams."""
-
     def gone(self, stream: Stream) -> None:
         """The stream's connection is about to be closed."""
 
@@ -74,8 +70,6 @@ class Stream:
         self._unsent_bytes = 0
         self._is_shut = False  # our half of it
         self._said_so = False  # that it is over
-        # A heartbeat must go out while the loop is busy: the one thing that a second thread sends.
-        self._writing = threading.Lock()
 
     @property
     def unsent_bytes(self) -> int:
@@ -99,30 +93,28 @@ class Stream:
 
     def _put_frame(self, encoded: bytes, body: pa.Buffer | None = None) -> None:
         size = body.size if body is not None else 0
-        with self._writing:
-            self._out.append(HEAD.pack(len(encoded), size) + encoded)
-            if body is not None:
-                self._out.append(memoryview(body))
-            self._unsent_bytes += HEAD.size + len(encoded) + size
+        self._out.append(HEAD.pack(len(encoded), size) + encoded)
+        if body is not None:
+            self._out.append(memoryview(body))
+        self._unsent_bytes += HEAD.size + len(encoded) + size
         self._host.changed(self)
 
     def flush(self) -> None:
         """Hand to the system what it takes now."""
-        with self._writing:
-            out = self._out
-            try:
-                while out:
-                    written = self.connection.sendmsg(list(islice(out, BUFFERS_MAX)))
-                    self._unsent_bytes -= written
-                    while out and written >= len(out[0]):
-                        written -= len(out.popleft())
-                    if written:
-                        out[0] = memoryview(out[0])[written:]
-                self.wants_to_write = False
-            except BlockingIOError:
-                self.wants_to_write = True
-            except OSError:  # why, the reading side gets to know
-                self._forget_unsent()
+        out = self._out
+        try:
+            while out:
+                written = self.connection.sendmsg(list(islice(out, BUFFERS_MAX)))
+                self._unsent_bytes -= written
+                while out and written >= len(out[0]):
+                    written -= len(out.popleft())
+                if written:
+                    out[0] = memoryview(out[0])[written:]
+            self.wants_to_write = False
+        except BlockingIOError:
+            self.wants_to_write = True
+        except OSError:  # why, the reading side gets to know
+            self._forget_unsent()
         if self.state is State.LEAVING and not out:
             self._shut()
 
@@ -199,12 +191,13 @@ class Stream:
         return self._say_so(error)
 
     def end(self, error: ClonosError | None) -> list[Thing]:
-        """The connection is over: close it."""
+        """The connection is over: close it. Once."""
+        if self.state is State.ENDED:
+            return []
         self.state = State.ENDED
         self._host.gone(self)
-        with self._writing:
-            self._forget_unsent()
-            self.connection.close()
+        self._forget_unsent()
+        self.connection.close()
         return self._say_so(None if self.is_leaving else error)
 
     def _say_so(self, error: ClonosError | None) -> list[Thing]:
@@ -249,14 +242,6 @@ class Outgoing(Stream):
             self._put(message)
         elif self.state is State.OPENING:
             self._held.append(self._frame(message))
-
-    def send_now(self, message: Any) -> None:
-        """Like :meth:`send`, for a thread that is not the loop's: written at once."""
-        if self.state is State.OPEN:
-            self._put(message)
-            self.flush()
-            if self.wants_to_write:
-                self._host.ring()
 
     def close(self) -> None:
         if self.state is State.OPENING and self._held:

@@ -1,0 +1,113 @@
+"""A slot's pulse: what tells the coordinator that it lives, and at once when it does not.
+
+Heartbeats come from a thread with a connection of its own, so that a long step is not a death.
+The thread also has a *table of open files* of its own (``unshare(CLONE_FILES)``), with nothing in
+it but this connection. When a process is killed, its threads end one by one; the last one to let
+go frees the memory, which takes long if there is much, and before it has done so the files it
+has open stay open. There are two tables and only one last thread: either the control stream or
+the pulse ends at once, whatever the size of the state. It also ends if a child of the process has
+inherited the other files and lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from clonos.errors import ClonosError
+from clonos.transport.events import WIRE, Heartbeat
+from clonos.transport.frames import HEAD, FrameReader
+from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
+
+CONNECT_S: Final = 5.0
+"""A coordinator that does not answer for so long is asked again."""
+
+_CLONE_FILES: Final = 0x400
+_FIRST_FILE: Final = 3  # behind standard input, output and error
+_FILES_MAX: Final = 1 << 20
+
+Progress = Callable[[], tuple[int, int | None]]
+
+
+class Pulse:
+    """Beats in a thread of its own until :meth:`stop`.
+
+    Parameters
+    ----------
+    nonce
+        Of the slot's registration, which the beats belong to.
+    progress
+        Called (from the thread) for the other fields of every Heartbeat.
+    """
+
+    def __init__(
+        self,
+        secret: JobSecret,
+        greet: Callable[[], Greeting],
+        nonce: str,
+        progress: Progress,
+        heartbeat_s: float,
+    ) -> None:
+        self._secret = secret
+        self._greet = greet
+        self._nonce = nonce
+        self._progress = progress
+        self._heartbeat_s = heartbeat_s
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="clonos-pulse", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon; does not wait."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        _leave_files()
+        while not self._stopped.is_set():
+            with contextlib.suppress(OSError, ClonosError):
+                self._beat_while_connected()
+            self._stopped.wait(self._heartbeat_s)
+
+    def _beat_while_connected(self) -> None:
+        greeting = self._greet()
+        peer = urlsplit(greeting.audience)
+        address = peer.hostname or "", peer.port or 0
+        with socket.create_connection(address, CONNECT_S) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sealed = self._secret.seal(greeting)
+            connection.sendall(_framed(sealed))
+            if not self._secret.is_answer(sealed, _first_frame(connection)):
+                return
+            while True:
+                beat = Heartbeat(self._nonce, *self._progress())
+                connection.sendall(_framed(WIRE.encode(beat)))
+                if self._stopped.wait(self._heartbeat_s):
+                    return
+
+
+def _leave_files() -> None:
+    """Give this thread an empty table of open files.
+
+    From here on a number of a file means something else in this thread than in the others: nothing
+    opened there may be used or closed here, and the other way round.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not Linux: a pulse, if not so quick
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FILES) == 0:
+            os.closerange(_FIRST_FILE, _FILES_MAX)
+
+
+def _framed(message: bytes) -> bytes:
+    return HEAD.pack(len(message), 0) + message
+
+
+def _first_frame(connection: socket.socket) -> bytes:
+    reader = FrameReader(GREETING_BYTES_MAX)
+    frames = reader.receive(connection)
+    while frames == []:
+        frames = reader.receive(connection)
+    return frames[0][0] if frames else b""
