@@ -4,7 +4,7 @@ Every query is run in all *variants*, in one Spark session, round after round; w
 queries and variants come in random order, all variants of a query one after the other. Ratios are
 of pairs of one round. A run is measured from when its sources are let go until its last output is
 delivered (:mod:`clonos.bench.gates`), over as many events as the query without protection takes
-``--run-seconds`` for, which is tried out first.
+``--run-seconds`` for, which is tried out first (but at most three million per source task).
 
 off
     At least once: no causal log is kept or shared, no checkpoint is taken, no standby is kept,
@@ -100,6 +100,9 @@ sharing depth of 1, 6.7 and 26 with full."""
 
 _TRIAL_EVENTS: Final = 1_000_000
 _FEWEST_EVENTS: Final = 100_000
+_MOST_EVENTS: Final = 3_000_000
+"""Per source task: without checkpoints its in-flight log is never cut, and has to stay below the
+half gigabyte at which sources are throttled until it is."""
 _BY_THE_CLOCK: Final = "12"
 """How many rows this query gives depends on when it runs."""
 _SEED: Final = 1
@@ -205,7 +208,8 @@ def _rounds(
         for name, query in chosen.items():
             tried = once(query, variants[BASE], _TRIAL_EVENTS)
             rate = _TRIAL_EVENTS / tried.wall_s
-            sizes[name] = max(_FEWEST_EVENTS, int(rate * arguments.run_seconds))
+            most = _MOST_EVENTS * arguments.parallelism
+            sizes[name] = int(min(max(_FEWEST_EVENTS, rate * arguments.run_seconds), most))
         for _ in range(arguments.rounds):
             for name in dice.sample(list(chosen), len(chosen)):
                 for which in dice.sample(list(variants), len(variants)):
