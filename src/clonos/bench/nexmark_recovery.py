@@ -54,7 +54,8 @@ FOR_EVER: Final = 1 << 40
 """Events: more than there will be."""
 
 _BLOCK_EVENTS: Final = 10 * PROPORTION
-_NAP_S: Final = 0.002
+_NAP_S: Final = 0.004
+"""Between looks for new events: making a batch costs a source as much as making a hundred rows."""
 _LINGER_MS: Final = 5.0
 _MARGIN_S: Final = 2.0
 """Rows of events that are younger need not be delivered when the sources end."""
