@@ -41,7 +41,7 @@ format:   setup ## let ruff format and fix what it can
 
 lock:     setup ## resolve requirements.lock anew
 	@$(PY) -m pip install -q uv
-	@$(PY) -m uv pip compile pyproject.toml --extra demo --extra bench --extra causal --extra postgres --group dev \
+	@$(PY) -m uv pip compile pyproject.toml --extra demo --extra bench --extra causal --extra postgres --extra tls --group dev \
 	    --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --custom-compile-command "make lock" --upgrade -q -o requirements.lock
 

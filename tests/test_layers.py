@@ -44,7 +44,7 @@ LAYERS["cli"] = set(LAYERS)
 LAZY: dict[str, set[str]] = {"api": {"cluster", "spark"}}
 """layer -> what it may import in addition, but only inside a function: when a job is started."""
 
-EVERYBODY = {"errors"}
+EVERYBODY = {"errors", "version"}
 """Modules that every layer may import and that import none."""
 
 CORE_MAY_IMPORT = {

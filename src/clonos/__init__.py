@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clonos.version import VERSION
+
 if TYPE_CHECKING:
     from clonos import causal, errors
     from clonos.api import sinks, sources
@@ -16,18 +18,20 @@ if TYPE_CHECKING:
     from clonos.api.job import Job
     from clonos.api.streams import KeyedStream, Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
+    from clonos.cluster.listener import Listener
     from clonos.errors import ClonosError
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
     from clonos.operators.rows import Row
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.streams",
+    "Listener": "clonos.cluster.listener",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Row": "clonos.operators.rows",
@@ -53,6 +57,7 @@ __all__ = [
     "Context",
     "Job",
     "KeyedStream",
+    "Listener",
     "Process",
     "ProcessContext",
     "Row",

@@ -75,6 +75,10 @@ class BadGraph(DefinitionError):
     """Streams do not form a job that can run: no sink, a name used twice, ..."""
 
 
+class Unbounded(DefinitionError):
+    """All rows are asked for of a stream that need not end."""
+
+
 class OperatorError(ClonosError):
     """A user function raised, or what it returned does not fit its schema."""
 

@@ -39,7 +39,7 @@ def options(*given):
 
 
 def timed(wall_s, cpu_s):
-    counters = {"a": {"logged_bytes": 7}, "b": {"logged_bytes": 5, "items_out": 2}}
+    counters = {"a": {"entry_bytes": 7}, "b": {"entry_bytes": 5, "items_out": 2}}
     return Timed(wall_s, cpu_s, 10_000_000, 1, counters)
 
 

@@ -11,7 +11,9 @@ def main(folder):
     from pyspark.sql import SparkSession
     from pyspark.sql.functions import udf
 
+    import clonos
     from clonos import causal
+    from clonos.spark.errors import SparkSetup
 
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     try:
@@ -33,6 +35,13 @@ def main(folder):
             with log.batch("part"):
                 pass
         except causal.UnsupportedSession as error:
+            sys.stdout.write(f"said {error}\n")
+    for session in (spark, None):
+        job = clonos.Job("connected")
+        job.source(spark.range(3)).sink(clonos.sinks.collect())
+        try:
+            job.start(session)
+        except SparkSetup as error:
             sys.stdout.write(f"said {error}\n")
     sys.stdout.write(f"asked {len((folder / 'asked').read_text().split())}\n")
     spark.stop()

@@ -50,4 +50,7 @@ def test_functions_work(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "asked 10" in done.stdout
-    assert done.stdout.count("said") == 2
+    assert done.stdout.count("said") == 4
+    assert (
+        done.stdout.count("has no driver in this process") == 2
+    )  # jobs refuse, with or without it

@@ -16,7 +16,8 @@ from clonos.causal.holder import FlightHolder
 from clonos.causal.messages import Place
 from clonos.causal.server import LogServer
 from clonos.storage.journal import JournalBroken, JournalInUse
-from clonos.transport.errors import PlaintextRefused
+from clonos.transport.certificates import Authority
+from clonos.transport.errors import PlaintextRefused, TlsUnavailable
 from clonos.transport.secret import JobSecret
 
 PLACE = Place("query", 0, "f", 3)
@@ -185,7 +186,48 @@ def test_one_driver_per_directory(server, tmp_path):
         LogServer(tmp_path / "log")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example"])
-def test_answers_do_not_leave_the_machine_unasked(tmp_path, host):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example"])
+def test_the_log_listens_at_one_address(tmp_path, host):
     with pytest.raises(PlaintextRefused):
         LogServer(tmp_path, host)
+
+
+def test_a_log_may_be_refused_before_it_is_opened(tmp_path):
+    judged = []
+
+    def judge(scope, batch):
+        judged.append((scope, batch))
+        if scope == "hasty":
+            raise errors.UnsupportedQuery("it does not wait")
+
+    with LogServer(tmp_path, judge=judge) as server:
+        holder = holder_of(server)
+        holder.open(PLACE, "1", "e")
+        with pytest.raises(errors.UnsupportedQuery, match=r"does not wait.*asyncProgress"):
+            holder.open(Place("hasty", 4, "f", 0), "1", "e")
+        holder.append(PLACE, "e", b"x")
+    assert judged == [("query", 0), ("hasty", 4)]
+
+
+def test_answers_do_not_leave_the_machine_unencrypted(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(TlsUnavailable, match="tls=False"):
+        LogServer(tmp_path, "10.1.2.3")
+
+
+def test_an_encrypted_log(tmp_path):
+    with LogServer(tmp_path, tls=True) as server:
+        assert server.address.startswith("grpc+tls://127.0.0.1:")
+        holder = holder_of(server, identity=server.identity)
+        holder.open(PLACE, "1", "e")
+        holder.append(PLACE, "e", b"answer")
+        assert holder.read(PLACE, 0).chunks == (b"answer",)
+        for identity in (Authority("other").issue("task"), None):
+            with pytest.raises(errors.LogUnreachable):
+                holder_of(server, identity=identity, reply_s=5.0).open(PLACE, "1", "e")
+        plain = FlightHolder(
+            server.address.replace("+tls", ""), server.job, server.secret, reply_s=5.0
+        )
+        with pytest.raises(errors.LogUnreachable):
+            plain.open(PLACE, "1", "e")
+        holder.append(PLACE, "e", b"another")  # and it goes on

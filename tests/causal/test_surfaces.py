@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext, cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import (
     DataSource,
@@ -323,6 +324,21 @@ def test_in_transform_with_state(spark, log, journal, tmp_path):
     ids = [row.id for row in rows]
     assert len(ids) == len(set(ids)) >= 2 * ROWS
     assert {count for _, count in journal.asked().items()} == {1}
+
+
+@pytest.mark.filterwarnings("default")
+def test_asynchronous_progress_tracking_is_refused(spark, log, journal, tmp_path):
+    ask = causal.service(journal, name="ask")
+    writer = in_udf(stream(spark).selectExpr("value AS id"), ask, None).writeStream
+    query = (
+        writer.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("asyncProgressTrackingEnabled", "true")
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match=r"UnsupportedQuery.*asyncProgress"):
+        wait_for_batches(query, 1)
+    assert not journal.asked()  # nothing is asked whose answer could be lost
 
 
 def test_in_the_stream_reader_of_a_data_source(spark, log, journal, tmp_path):

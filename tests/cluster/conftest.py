@@ -85,6 +85,7 @@ class Kit:
     """What the tests of this folder share."""
 
     SCHEMA = "at timestamp, key string, n long"
+    row = staticmethod(row)
 
     def write_input(self, path: Path, rows: int) -> str:
         lines = (f"{at:%Y-%m-%dT%H:%M:%S.%fZ},{key},{n}\n" for at, key, n in map(row, range(rows)))

@@ -18,7 +18,7 @@ from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.layer import UnreadableLayer
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
-from clonos.transport.errors import PlaintextRefused
+from clonos.transport.errors import TlsUnavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
@@ -162,7 +162,8 @@ def test_damaged_checkpoints_are_named(kit, spark, tmp_path):
 
 def test_plaintext_stays_on_this_machine(spark, monkeypatch):
     monkeypatch.setattr("clonos.cluster.driver.driver_address", lambda spark: "192.0.2.2")
-    with pytest.raises(PlaintextRefused, match="allow_plaintext=True"):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(TlsUnavailable, match=r"clonos\[tls\].*tls=False"):
         mapped(lambda row: row.n).start(spark)
 
 

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from clonos.cluster.errors import OutputExists, SinkFailed
-from clonos.cluster.outputs import ParquetWriter
 from clonos.cluster.progress import JobEvent, Observer, Sample
+from clonos.cluster.writers import ParquetWriter, TableWriter
 from clonos.core.coordinator import Note
+from clonos.storage.table import Table
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
 
@@ -30,16 +31,16 @@ def test_what_killed_writers_leave_is_hidden_and_swept(tmp_path):
     (tmp_path / ".part-0000-00000-000000000002.parquet.abcd.tmp").write_bytes(b"half")
     (tmp_path / ".somebody-elses").touch()
     assert pq.read_table(tmp_path).num_rows == 2
-    writer.sweep()
+    writer.end()
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_output_of_another_job_is_not_ours(tmp_path):
     writer = ParquetWriter(str(tmp_path))
-    writer.require_empty()
+    writer.begin(BATCH.schema, is_new=True)
     writer.write(0, 0, 1, BATCH)
     with pytest.raises(OutputExists, match="checkpoint_dir"):
-        writer.require_empty()
+        writer.begin(BATCH.schema, is_new=True)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -71,3 +72,34 @@ def test_dropped_rows_are_added_up():
     for task, at_s, count in ((0, 1.0, 1), (0, 2.0, 3), (1, 1.0, 4)):
         observer.sample(Sample(at_s, task, {"a: bad_records": count, "rows": 9}))
     assert observer.dropped() == {"a: bad_records": 7}
+
+
+def test_a_table_is_of_one_job(tmp_path):
+    path = str(tmp_path / "t")
+    writer = TableWriter(path, "process")
+    writer.begin(BATCH.schema, is_new=True)
+    writer.begin(BATCH.schema, is_new=True)  # the driver died before it had claimed it
+    table = Table(path)
+    first = table.id
+    writer.begin(BATCH.schema, is_new=False)
+    assert table.id == first
+    writer.write(0, 0, 1, BATCH)
+    with pytest.raises(OutputExists, match="checkpoint_dir"):
+        writer.begin(BATCH.schema, is_new=True)
+    writer.end()
+    assert table.ended
+    with pytest.raises(SinkFailed, match="gone"):
+        TableWriter(str(tmp_path / "gone"), "process").begin(BATCH.schema, is_new=False)
+
+
+def test_no_segment_follows_one_that_failed(tmp_path):
+    writer = TableWriter(str(tmp_path / "t"), "process")
+    writer.begin(BATCH.schema, is_new=True)
+    in_the_way = tmp_path / "t" / "00000" / "0000-0000000000"
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
+    for seq in (1, 300):
+        with pytest.raises(SinkFailed, match="executor"):
+            writer.write(0, 0, seq, BATCH)
+    in_the_way.unlink()
+    assert Table(str(tmp_path / "t")).segments() == []

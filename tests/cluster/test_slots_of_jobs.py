@@ -1,17 +1,23 @@
-"""What happens to the slots of a job: frozen, cancelled in Spark's UI, or without Spark."""
+"""What happens to a job's slots: frozen, cancelled in Spark, without Spark; and what is told."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+import clonos
 from clonos.cluster import pool
-from clonos.cluster.progress import JobEvent
-from clonos.spark.errors import SparkStopped
+from clonos.cluster.driver import RunningJob
+from clonos.cluster.errors import OtherVersion
+from clonos.cluster.listener import JobProgress, JobTerminated
+from clonos.cluster.progress import JobEvent, Recovery
+from clonos.runtime.versions import installed
+from clonos.spark.errors import JobCancelled, SparkStopped
 
 pytestmark = [
     pytest.mark.spark,
@@ -63,45 +69,92 @@ def test_a_slot_frozen_for_good_is_killed_and_replaced(kit, spark, tmp_path, mon
     kit.check(job.wait(60).table(), rows)
 
 
-def test_a_slot_cancelled_in_the_ui_is_launched_again(kit, spark, tmp_path):
+def test_cancelled_in_spark(kit, spark, tmp_path):
+    """By stage, as the UI's link does it, and by group: the job ends, and goes on when started."""
     rows = 3_000
-    job = kit.build(kit.gated(tmp_path, rows)).start(spark)
-    kit.wait_quiet(job)
-    place = next(slot.place for slot in job.slots() if slot.runs == "running[1]")
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    shown = [jobs.apply(i) for i in range(jobs.size())]
-    (number,) = [
-        j.jobId()
-        for j in shown
-        if f"windows: slot {place} (" in j.description().toString()
-        and j.status().toString() == "RUNNING"
-    ]
-    spark.sparkContext._jsc.sc().cancelJob(number)
-    kit.wait_recovered(job, 1)
-    kit.wait_quiet(job)
+    context = spark.sparkContext
+    source, small = kit.gated(tmp_path, rows), {"parallelism": 1, "standbys": 0}
+    job = kit.build(source, checkpoint_dir=str(tmp_path / "checkpoint"), **small)
+
+    def cancel_a_stage(running: RunningJob) -> None:
+        scheduler = context._jsc.sc()
+        stages = scheduler.statusStore().activeStages()
+        scheduler.cancelStage(stages.apply(0).stageId(), "killed via the Web UI")
+
+    def cancel_the_group(running: RunningJob) -> None:
+        context.cancelJobGroup(running.run_id)
+
+    for term, cancel in enumerate((cancel_a_stage, cancel_the_group), 1):
+        running = job.start(spark)
+        assert running.coordinator.term == term
+        kit.wait_quiet(running)
+        cancel(running)
+        with pytest.raises(JobCancelled, match="cancelled it in Spark") as caught:
+            running.wait(30)
+        assert "checkpoint_dir" in caught.value.remedy
+        assert running.last_progress.checkpoint.id > 0
     kit.open_tap(tmp_path)
-    kit.check(job.wait(60).table(), rows)
+    kit.check(job.run(spark, timeout_s=60).table(), rows)
 
 
-def test_events_are_told(kit, spark, tmp_path):
-    job = kit.build(kit.gated(tmp_path, 2_000)).start(spark)
+def test_another_version_on_the_executors(kit, spark, tmp_path, monkeypatch):
+    """The driver is made to believe that it has another PyArrow than it has."""
+    monkeypatch.setattr(pool, "installed", lambda: {**installed(), "PyArrow": "0.1"})
+    with pytest.raises(OtherVersion, match=r"it should have PyArrow 0\.1") as caught:
+        kit.build(kit.gated(tmp_path, 100), parallelism=1, standbys=0).run(spark, timeout_s=60)
+    assert caught.value.where.startswith("slot ")
+
+
+class Hearing(clonos.Listener):
+    def __init__(self) -> None:
+        self.progress: list[JobProgress] = []
+        self.recoveries: list[Recovery] = []
+        self.ends: list[JobTerminated] = []
+
+    def on_progress(self, progress: JobProgress) -> None:
+        self.progress.append(progress)
+
+    def on_recovery(self, recovery: Recovery) -> None:
+        self.recoveries.append(recovery)
+
+    def on_terminated(self, terminated: JobTerminated) -> None:
+        self.ends.append(terminated)
+
+
+def test_events_and_progress_are_told(kit, spark, tmp_path):
+    rows = 2_000
+    hearing = Hearing()
+    job = kit.build(kit.gated(tmp_path, rows)).start(spark, listeners=[hearing], progress_s=0.1)
     heard: list[JobEvent] = []
     job.on_event(heard.append)
     kit.wait_quiet(job)
-    kit.kill(job, "out[0]")
+    kit.kill(job, "running[0]")
     kit.wait_recovered(job, 1)
     kit.open_tap(tmp_path)
-    job.wait(60)
-    stages = [event.what for event in heard if event.task == "out[0]" and event.what != "standby"]
-    assert stages[stages.index("detected") :] == [
-        "detected",
-        "fenced",
-        "fetched",
-        "activated",
-        "restored",
-        "live",
-    ]
+    result = job.wait(60)
+    stages = [e.what for e in heard if e.task == "running[0]" and e.what != "standby"]
+    in_order = ["detected", "fenced", "fetched", "activated", "restored", "live"]
+    assert stages[stages.index("detected") :] == in_order
     assert [event.value for event in heard if event.what == "floor"]
+
+    (recovery,) = hearing.recoveries
+    assert (recovery.name, list(recovery.stages)) == ("running[0]", in_order)
+    assert [(end.is_complete, end.error) for end in hearing.ends] == [(True, None)]
+    # What was read and replayed has been counted once, and never less than before.
+    last = hearing.progress[-1]
+    assert last is job.last_progress
+    operators = {o.name: o for o in last.operators}
+    assert operators["events"].rows_out == operators["running"].rows_in == rows
+    assert operators["running"].rows_out == rows
+    assert operators["out"].rows_in == last.delivered["out"] == result.rows["out"]
+    for before, after in itertools.pairwise(hearing.progress):
+        for a, b in zip(before.tasks, after.tasks, strict=True):
+            assert (a.rows_in, a.rows_out, a.batches_in) <= (b.rows_in, b.rows_out, b.batches_in)
+    killed = next(t for t in last.tasks if t.name == "running[0]")
+    assert (killed.incarnation, killed.state_bytes > 0) == ("1.1", True)
+    assert 0 < killed.log_bytes_per_row < 100
+    # It costs no messages of its own: every one is a sample that a task takes anyway.
+    assert last.reports <= len(job.observer.samples())
 
 
 def test_spark_stopped_in_mid_job(kit, spark, tmp_path):

@@ -176,6 +176,7 @@ def test_code_is_shipped_and_programs_are_fresh():
 def test_dataframes_are_not_shipped():
     class Frame:
         schema = SCHEMA
+        isStreaming = False  # noqa: N815 - Spark's
         mapInArrow = None  # noqa: N815 - Spark's
 
         def __reduce__(self):

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from clonos.core.messages import Stop
 from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
-from clonos.spark.session import get_or_create
+from clonos.spark.session import get_or_create, require_driver
 from clonos.spark.slots import Body, SlotInfo, SlotLauncher
 from clonos.transport import ControlLost, ControlOpened, Inbox, JobSecret, Plane, Register
 
@@ -85,9 +85,7 @@ def registering(secret: JobSecret, coordinator: str) -> Body:
             info.jvm_pid,
             info.pid,
             plane.address,
-            "",
-            pa.__version__,
-            os.environ.get("PYTHONHASHSEED", ""),
+            {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "")},
         )
         plane.control(coordinator, register, lambda: (0, None))
         for _ in batches or ():
@@ -113,7 +111,7 @@ def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> 
     handles = [launched.launcher.launch(slot, body, description="n 1") for slot in (0, 1)]
     opened = [launched.event(ControlOpened) for _ in handles]
     first = {event.register.slot: event for event in opened}
-    assert first[0].register.hash_seed == first[1].register.hash_seed == "0"
+    assert first[0].register.versions == first[1].register.versions == {"PYTHONHASHSEED": "0"}
     assert first[0].register.jvm_pid == first[1].register.jvm_pid != os.getpid()
 
     os.kill(first[0].register.pid, signal.SIGKILL)
@@ -215,3 +213,8 @@ def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SlotLauncher, "_setting", lambda *_: "true")
     with pytest.raises(SparkSetup, match="speculation"):
         SlotLauncher(spark, "job", print)
+
+
+def test_spark_connect_is_refused_with_a_word() -> None:
+    with pytest.raises(SparkSetup, match=r"Spark Connect.*clonos\.causal works"):
+        require_driver(object())

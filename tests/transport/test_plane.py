@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -24,11 +25,13 @@ from clonos.core.program import Batch
 from clonos.errors import MalformedMessage
 from clonos.transport import (
     AuthenticationFailed,
+    CannotConnect,
     ChannelClosed,
     ChannelOpened,
     ControlLost,
     ControlOpened,
     Heartbeat,
+    Identity,
     Inbox,
     Incoming,
     JobSecret,
@@ -39,6 +42,7 @@ from clonos.transport import (
     Register,
     SchemaMismatch,
 )
+from clonos.transport.certificates import Authority
 from clonos.transport.events import WIRE, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
@@ -48,15 +52,18 @@ WAIT_S = 10.0
 A, B = Incarnation(1, 1), Incarnation(1, 2)
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.dictionary(pa.int32(), pa.string()))])
 SECRET = JobSecret.new()
+AUTHORITY = Authority("job")
 CHANNEL = 5
 
 
 class Node:
     """A plane whose loop is a thread of the test."""
 
-    def __init__(self, secret: JobSecret = SECRET, job: str = "job") -> None:
+    def __init__(
+        self, secret: JobSecret = SECRET, job: str = "job", identity: Identity | None = None
+    ) -> None:
         self.events: SimpleQueue[Any] = SimpleQueue()
-        self.plane = Plane(LOOPBACK, secret, job, inbox := Inbox())
+        self.plane = Plane(LOOPBACK, secret, job, inbox := Inbox(), identity=identity)
         self.plane.pin(CHANNEL, SCHEMA)
         self._inbox = inbox
         self._stop = False
@@ -121,16 +128,22 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Iterator[Callable[..., Node]]:
+def plain() -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def make(*args: Any) -> Node:
-        nodes.append(Node(*args))
+    def make(*args: Any, **settings: Any) -> Node:
+        nodes.append(Node(*args, **settings))
         return nodes[-1]
 
     yield make
     for made in nodes:
         made.shutdown(deadline_s=0.2)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def node(plain: Callable[..., Node], request: pytest.FixtureRequest) -> Callable[..., Node]:
+    """Makes nodes whose streams are encrypted, or not."""
+    return plain if request.param == "plain" else partial(plain, identity=AUTHORITY.issue("slot-3"))
 
 
 def batch_of(values: list[int], words: list[str], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -264,8 +277,8 @@ def test_strangers_are_refused(node: Callable[..., Node], stranger: tuple[Any, .
     assert receiver.events.empty()
 
 
-def test_an_impostor_gets_nothing(node: Callable[..., Node]) -> None:
-    sender = node()
+def test_an_impostor_gets_nothing(plain: Callable[..., Node]) -> None:
+    sender = plain()
     with socket.create_server((LOOPBACK, 0)) as impostor:
         outgoing = sender.connect_to(f"tcp://{LOOPBACK}:{impostor.getsockname()[1]}")
         sender.send(outgoing, data(1))
@@ -316,8 +329,8 @@ def sealed_for(address: str) -> bytes:
     )
 
 
-def test_a_greeting_opens_one_stream_at_one_server(node: Callable[..., Node]) -> None:
-    receiver, elsewhere = node(), node()
+def test_a_greeting_opens_one_stream_at_one_server(plain: Callable[..., Node]) -> None:
+    receiver, elsewhere = plain(), plain()
     sealed = sealed_for(receiver.plane.address)
     client = Client(receiver.plane.address, sealed)
     assert SECRET.is_answer(sealed, client.hear() or b"")
@@ -328,19 +341,19 @@ def test_a_greeting_opens_one_stream_at_one_server(node: Callable[..., Node]) ->
 
 
 @pytest.mark.parametrize("sealed", [b"", b"\x00", b"\x92\xc4\x00\xc4\x00", b"\xc0"])
-def test_garbage_for_a_greeting(node: Callable[..., Node], sealed: bytes) -> None:
-    assert Client(node().plane.address, sealed).is_refused("AuthenticationFailed")
+def test_garbage_for_a_greeting(plain: Callable[..., Node], sealed: bytes) -> None:
+    assert Client(plain().plane.address, sealed).is_refused("AuthenticationFailed")
 
 
-def test_a_stranger_cannot_make_us_allocate(node: Callable[..., Node]) -> None:
-    assert Client(node().plane.address, b"x" * 5000).is_refused("MalformedMessage")
+def test_a_stranger_cannot_make_us_allocate(plain: Callable[..., Node]) -> None:
+    assert Client(plain().plane.address, b"x" * 5000).is_refused("MalformedMessage")
 
 
 def test_too_many_strangers_push_each_other_out(
-    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 3)
-    receiver = node()
+    receiver = plain()
     clients = [Client(receiver.plane.address) for _ in range(5)]
     assert [client.hear() for client in clients[:2]] == [None, None]
     sealed = sealed_for(receiver.plane.address)
@@ -351,8 +364,8 @@ def test_too_many_strangers_push_each_other_out(
 
 
 @pytest.mark.parametrize("said", [b"\x91\xc4\x01\x00", b"", b"\x90", b"\xc1", b"\x80"])
-def test_garbage_for_a_message(node: Callable[..., Node], said: bytes) -> None:
-    receiver = node()
+def test_garbage_for_a_message(plain: Callable[..., Node], said: bytes) -> None:
+    receiver = plain()
     client = Client(receiver.plane.address, sealed_for(receiver.plane.address))
     client.hear()
     receiver.next(ChannelOpened)
@@ -361,8 +374,8 @@ def test_garbage_for_a_message(node: Callable[..., Node], said: bytes) -> None:
     assert client.is_refused("MalformedMessage")
 
 
-def test_garbage_for_a_batch(node: Callable[..., Node]) -> None:
-    receiver = node()
+def test_garbage_for_a_batch(plain: Callable[..., Node]) -> None:
+    receiver = plain()
     client = Client(receiver.plane.address, sealed_for(receiver.plane.address))
     client.hear()
     receiver.next(ChannelOpened)
@@ -381,8 +394,8 @@ def test_plaintext_stays_on_loopback(node: Callable[..., Node], host: str) -> No
         node().connect_to(f"tcp://{host}:1")
 
 
-def test_nobody_there(node: Callable[..., Node]) -> None:
-    sender = node()
+def test_nobody_there(plain: Callable[..., Node]) -> None:
+    sender = plain()
     sender.connect_to(f"tcp://{LOOPBACK}:1")
     assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
 
@@ -394,11 +407,129 @@ def test_the_secret_is_not_shown() -> None:
         JobSecret(b"short")
 
 
+# --- encrypted ---
+
+
+@pytest.mark.parametrize(
+    "identity", [Authority("job").issue("slot-3"), None], ids=["other authority", "none"]
+)
+@pytest.mark.parametrize("stranger_serves", [True, False])
+def test_only_certificates_of_the_job_are_taken(
+    plain: Callable[..., Node], identity: Identity | None, stranger_serves: bool
+) -> None:
+    """... and the others, who hold the secret, go on among themselves."""
+    mine, other = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
+    stranger = plain(identity=identity)
+    sender, receiver = (mine, stranger) if stranger_serves else (stranger, mine)
+    name = "slot-3@" if receiver.plane.address.startswith("tls") else ""
+    port = receiver.plane.address.rpartition(":")[2]
+    sender.connect_to(f"tls://{name or 'slot-3@'}{LOOPBACK}:{port}")
+    error = sender.next(ChannelClosed).error
+    assert isinstance(error, AuthenticationFailed if sender.plane._keys else PeerUnreachable)
+    assert receiver.events.empty()
+    if receiver is mine:
+        wait_for(lambda: mine.plane.strangers_refused == 1)
+    outgoing, _ = opened(other, mine)
+    other.send(outgoing, data(1))
+    assert mine.next(Data) == data(1)
+
+
+def test_a_client_checks_whom_it_has_reached(plain: Callable[..., Node]) -> None:
+    sender, receiver = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
+    sender.connect_to(receiver.plane.address.replace("slot-4", "driver"))
+    error = sender.next(ChannelClosed).error
+    assert isinstance(error, AuthenticationFailed)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+    wait_for(lambda: receiver.plane.strangers_refused == 1)
+
+
+def test_a_slot_registers_under_the_name_in_its_certificate(plain: Callable[..., Node]) -> None:
+    driver = plain(identity=AUTHORITY.issue("driver"))
+    slot = plain(identity=AUTHORITY.issue("slot-3"))
+    for number, kind in ((4, ControlLost), (3, type(None))):
+        register = register_of(number, slot.plane.address)
+        slot.do(partial(slot.plane.control, driver.plane.address, register, lambda: (0, None)))
+        assert kind is type(None) or "secret" in str(slot.next(kind).error)
+    assert driver.next(ControlOpened).register.slot == 3
+
+
+def test_what_is_said_is_not_seen(
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tap between the two hears neither their greetings nor their rows."""
+    sender, receiver = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
+    outgoing, _ = opened(sender, receiver)
+    sealed = bytearray()
+    append = outgoing._append
+
+    def overhear(piece: Any) -> None:
+        sealed.extend(piece)
+        append(piece)
+
+    monkeypatch.setattr(outgoing, "_append", overhear)
+    payload = batch_of([1], ["confidential"])
+    sender.send(outgoing, data(1, payload))
+    assert receiver.next(Data) == data(1, payload)
+    assert len(sealed) > 100
+    assert b"confidential" not in sealed
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
+def test_whoever_shakes_no_hands_is_sent_away(
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.3)
+    receiver = plain(identity=AUTHORITY.issue("slot-4"))
+    host, _, port = receiver.plane.address.rpartition("@")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
+        client.sendall(said)
+        while client.recv(4096):  # an alert
+            pass
+        sender = plain(identity=AUTHORITY.issue("slot-3"))
+        outgoing, _ = opened(sender, receiver)
+        sender.send(outgoing, data(1))
+        assert receiver.next(Data) == data(1)
+
+
+def test_the_key_is_not_shown() -> None:
+    identity = AUTHORITY.issue("slot-3")
+    assert "KEY" not in repr(identity)
+    assert b"PRIVATE KEY" in identity.key
+
+
+# --- machines that do not answer ---
+
+
+def test_a_silent_machine_is_not_waited_for(
+    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.CONNECT_S", 0.3)
+    sender = plain()
+    with socket.socket() as silent:  # its queue is full: the system answers nobody any more
+        silent.bind((LOOPBACK, 0))
+        silent.listen(0)
+        with socket.create_connection(silent.getsockname()):
+            port = silent.getsockname()[1]
+            sender.connect_to(f"tcp://{LOOPBACK}:{port}")
+            error = sender.next(ChannelClosed).error
+    assert isinstance(error, CannotConnect)
+    assert sender.plane.address in error.what
+    assert f":{port}" in error.what
+    assert "ports" in error.remedy or "port" in error.remedy
+
+
 # --- control ---
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def register_of(slot: int, address: str) -> Register:
-    return Register(slot, 1, "nonce", LOOPBACK, "0", 1, os.getpid(), address, "3", "26", "0")
+    return Register(slot, 1, "nonce", LOOPBACK, "0", 1, os.getpid(), address, {"Python": "3"})
 
 
 def test_control(node: Callable[..., Node]) -> None:
@@ -422,8 +553,8 @@ def test_control(node: Callable[..., Node]) -> None:
     assert lost.conn_id == event.conn_id
 
 
-def test_a_heart_beats_while_the_loop_is_busy(node: Callable[..., Node]) -> None:
-    driver, slot = node(), node()
+def test_a_heart_beats_while_the_loop_is_busy(plain: Callable[..., Node]) -> None:
+    driver, slot = plain(), plain()
     register = register_of(3, slot.plane.address)
     slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None), 0.02))
     driver.next(ControlOpened)
@@ -468,8 +599,8 @@ def other_process(
         process.join()
 
 
-def test_a_killed_process_is_noticed_at_once(node: Callable[..., Node]) -> None:
-    driver = node()
+def test_a_killed_process_is_noticed_at_once(plain: Callable[..., Node]) -> None:
+    driver = plain()
     with other_process(driver) as (pid, address, _):
         driver.next(ControlOpened)
         outgoing = driver.connect_to(address)
@@ -484,9 +615,9 @@ def test_a_killed_process_is_noticed_at_once(node: Callable[..., Node]) -> None:
 
 
 def test_a_killed_process_is_noticed_although_its_child_holds_its_files(
-    node: Callable[..., Node],
+    plain: Callable[..., Node],
 ) -> None:
-    driver = node()
+    driver = plain()
     with other_process(driver, has_child=True) as (pid, _, pipe):
         driver.next(ControlOpened)
         child = pipe.recv()
@@ -516,8 +647,8 @@ def pulses() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "clonos-pulse"}
 
 
-def test_a_frozen_process_blocks_nobody(node: Callable[..., Node]) -> None:
-    driver = node()
+def test_a_frozen_process_blocks_nobody(plain: Callable[..., Node]) -> None:
+    driver = plain()
     with other_process(driver) as (pid, address, _):
         driver.next(ControlOpened)
         outgoing = driver.connect_to(address)

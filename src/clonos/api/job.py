@@ -10,10 +10,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from clonos.api.durations import parse_duration
+from clonos.api.sinks import collect
 from clonos.api.sources import dataframe
 from clonos.api.streams import Stream
 from clonos.core.plan import FULL_DEPTH
-from clonos.errors import BadGraph, WrongType
+from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
 from clonos.operators.base import Operator
@@ -81,6 +82,7 @@ class Job:
         _one_of("on_bad_record", on_bad_record, "fail", "drop")
         self.name = name
         self.parallelism = _number("parallelism", parallelism, 1)
+        self._frames: dict[Stream, str] = {}  # streams that were made DataFrames, and their sinks
         self._graph = LogicalGraph(
             name=name,
             sharing_depth=FULL_DEPTH
@@ -108,6 +110,8 @@ class Job:
     ) -> Stream:
         """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame.
 
+        A streaming DataFrame is an input without end (see :func:`clonos.sources.stream`).
+
         Parameters
         ----------
         rows_per_second
@@ -124,9 +128,10 @@ class Job:
                 )
             source = dataframe(source)
         if spool:
-            if source.dataframe is None:
+            if source.kind != "dataframe":
                 raise WrongType(
-                    f"a {source.kind} source cannot be spooled", remedy="spool only DataFrames"
+                    f"a {source.kind} source cannot be spooled",
+                    remedy="spool only DataFrames that do not stream",
                 )
             source = replace(source, kind="spool")
         if rows_per_second is not None and not rows_per_second > 0:
@@ -204,8 +209,8 @@ class Job:
             A session; a new local one by default.
         options
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal_dir``, ``standby_slots``,
-            ``durability``, ``allow_plaintext``, ``batch_rows_max``, ``linger_ms``,
-            ``silence_s``, ``answer_s``.
+            ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
+            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``.
 
         Returns
         -------
@@ -233,6 +238,24 @@ class Job:
         from clonos.cluster.driver import run_job
 
         return run_job(self.compile(), spark, **options)
+
+    def to_dataframe(
+        self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]
+    ) -> Any:
+        """Run the job for the rows of one stream; see :meth:`Stream.to_dataframe`."""
+        for node in self._graph.nodes:
+            if node.source is not None and not node.source.ends:
+                raise Unbounded(
+                    "this source need not end, and a DataFrame has all rows",
+                    where=node.name,
+                    remedy="sink the stream with clonos.sinks.table(path) and read that with "
+                    'spark.readStream.format("clonos").load(path)',
+                )
+        if stream not in self._frames:
+            stream.sink(collect(), name=name)
+            self._frames[stream] = self._graph.nodes[-1].name
+        result = self.run(spark, **options)
+        return result.dataframe(self._frames[stream])
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:

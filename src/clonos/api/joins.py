@@ -14,7 +14,7 @@ from clonos.api.windowed import require_time
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.batches import from_table
 from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
-from clonos.operators.look_up import LookUpOperator
+from clonos.operators.look_up import LookUpOperator, SideTable, VersionedLookUpOperator
 from clonos.operators.schema import parse_schema, require_columns
 from clonos.operators.window_kinds import Fixed, Window
 
@@ -90,20 +90,17 @@ def join_bounds(
 
 
 def look_up_operator(
-    schema: pa.Schema, table: Any, on: str | Mapping[str, str], how: str, where: str
+    schema: pa.Schema,
+    table: pa.RecordBatch | SideTable,
+    on: str | Mapping[str, str],
+    how: str,
+    where: str,
+    *,
+    changes: bool = False,
 ) -> partial[LookUpOperator]:
     """The operator for a side input."""
-    if isinstance(table, pa.Table):
-        table = from_table(table)
-    if not isinstance(table, pa.RecordBatch):
-        raise WrongType(
-            f"{type(table).__name__} is not a table",
-            where=where,
-            remedy="give an Arrow table or record batch",
-        )
     if how not in ("inner", "left"):
         raise WrongType(f"how={how!r}", where=where, remedy="use 'inner' or 'left'")
-    parse_schema(table.schema)
     pairs = {on: on} if isinstance(on, str) else dict(on)
     require_columns(schema, list(pairs), where)
     require_columns(table.schema, list(pairs.values()), f"the table of {where}")
@@ -118,7 +115,25 @@ def look_up_operator(
     added = [name for name in table.schema.names if name not in pairs.values()]
     _no_duplicates(schema, added, where)
     left, right = tuple(pairs), tuple(pairs.values())
-    return partial(LookUpOperator, schema, left, table, right, is_left=how == "left")
+    kind = VersionedLookUpOperator if changes else LookUpOperator
+    return partial(kind, schema, left, table, right, is_left=how == "left")
+
+
+def side_table(table: Any, where: str) -> pa.RecordBatch | SideTable:
+    """What is looked up: content, or what the driver is to read."""
+    if isinstance(table, (pa.Table, pa.RecordBatch)):
+        parse_schema(table.schema)
+        return from_table(table) if isinstance(table, pa.Table) else table
+    found = table() if callable(table) else table
+    is_frame = hasattr(found, "toArrow") and not getattr(found, "isStreaming", False)
+    if not is_frame and not (callable(table) and isinstance(found, (pa.Table, pa.RecordBatch))):
+        raise WrongType(
+            f"{type(found).__name__} is not a table",
+            where=where,
+            remedy="give an Arrow table, a DataFrame that does not stream, or a function that "
+            "returns one of these",
+        )
+    return SideTable(table, parse_schema(found.schema))
 
 
 def _no_duplicates(left: pa.Schema, right: list[str], where: str) -> None:

@@ -51,15 +51,39 @@ def parquet(
     linger
         ... or after this time.
     """
-    if rows_per_file < 1:
-        raise WrongType(f"rows_per_file={rows_per_file}", remedy="give a number above 0")
-    head = partial(FileBufferOperator, rows_per_file, parse_duration(linger, minimum_ms=0))
-    return SinkSpec("parquet", head, path=str(path))
+    return _files("parquet", path, rows_per_file, linger)
+
+
+def table(
+    path: str, *, rows_per_file: int = 100_000, linger: str | timedelta = "100 ms"
+) -> SinkSpec:
+    """Write a growing table that Spark and other readers follow while the job runs.
+
+    ``spark.readStream.format("clonos").load(path)`` is it as a stream, ``spark.read`` as it is
+    now; see :mod:`clonos.spark.tables`.
+
+    Parameters
+    ----------
+    path
+        A folder on any file system of pyarrow, for this job only.
+    rows_per_file
+        Rows become visible when there are so many, ...
+    linger
+        ... or after this time.
+    """
+    return _files("table", path, rows_per_file, linger)
 
 
 def spark_write(fn: Callable[..., Any]) -> SinkSpec:
     """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended."""
     return SinkSpec("spark_write", fn=_function(fn, "spark_write"))
+
+
+def _files(kind: str, path: str, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
+    if rows_per_file < 1:
+        raise WrongType(f"rows_per_file={rows_per_file}", remedy="give a number above 0")
+    head = partial(FileBufferOperator, rows_per_file, parse_duration(linger, minimum_ms=0))
+    return SinkSpec(kind, head, path=str(path))
 
 
 def _function(fn: Callable[..., Any], where: str) -> Callable[..., Any]:

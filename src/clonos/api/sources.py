@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.api.durations import parse_duration
 from clonos.errors import BadGraph, BadSchema, WrongType
 from clonos.operators.batches import from_table
 from clonos.operators.context import to_ms
@@ -20,13 +21,15 @@ from clonos.operators.files_reader import (
     parquet_schema,
 )
 from clonos.operators.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
 from clonos.operators.readers import BatchesReader, RateReader, Reader
 from clonos.operators.rows import RowBuilder, describe, short
 from clonos.operators.schema import parse_schema
 from clonos.operators.socket_reader import SocketReader
-from clonos.operators.specs import SourceSpec
+from clonos.operators.specs import Feeding, SourceSpec
 
 _SAMPLE_LINES = 1000
+_OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
 
 
@@ -46,6 +49,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
         rows_schema=TEXT,
         head=partial(ParseLinesOperator, "text", TEXT),
         parallelism_max=1,
+        ends=False,
     )
 
 
@@ -100,7 +104,8 @@ def rate(
         raise WrongType(f"a rate of {rows_per_second}", remedy="give a number above 0")
     start_us = 1000 * to_ms(start) if start is not None else 0
     factory = partial(_rate, float(rows_per_second), rows, start_us)
-    return SourceSpec("rate", RateReader.schema, factory, True, RateReader.schema)
+    schema = RateReader.schema
+    return SourceSpec("rate", schema, factory, True, schema, ends=rows is not None)
 
 
 def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
@@ -126,9 +131,81 @@ def from_batches(batches: Iterable[Any], schema: Any = None) -> SourceSpec:
 
 
 def dataframe(df: Any) -> SourceSpec:
-    """The rows of a Spark DataFrame."""
+    """The rows of a Spark DataFrame, streaming or not."""
+    if df.isStreaming:
+        return stream(df)
     schema = parse_schema(df.schema)
     return SourceSpec("dataframe", schema, None, True, schema, dataframe=df)
+
+
+def stream(
+    df: Any,
+    *,
+    output_mode: str = "append",
+    processing_time: str | None = None,
+    available_now: bool = False,
+    backlog_bytes: int = 256 << 20,
+) -> SourceSpec:
+    """The rows of a streaming DataFrame, each exactly once: an input without end.
+
+    A streaming query of its own hands its micro-batches over, and Spark commits its offset when
+    their rows are safe below the job's ``checkpoint_dir``. Stopping the query ends the input;
+    the same command, started again, continues both. ``job.source(df)`` is short for
+    ``job.source(stream(df))``.
+
+    Parameters
+    ----------
+    output_mode
+        Of the query: "append", "update" or "complete".
+    processing_time
+        Time between micro-batches, such as "1 second"; by default one follows the other.
+    available_now
+        End the input behind what is there now.
+    backlog_bytes
+        The query waits while so many bytes are spooled that a recovery may ask for: what the job
+        has not read, or not passed with a checkpoint. One micro-batch more may come: bound these
+        with options of Spark's source, such as ``maxFilesPerTrigger``.
+
+    Examples
+    --------
+    >>> lines = spark.readStream.text("/data/in")  # doctest: +SKIP
+    >>> job.source(clonos.sources.stream(lines, available_now=True))  # doctest: +SKIP
+    """
+    if not getattr(df, "isStreaming", False):
+        raise WrongType(
+            "not a streaming DataFrame",
+            remedy="give it to job.source(...) as it is, or use readStream",
+        )
+    if output_mode not in _OUTPUT_MODES:
+        raise WrongType(
+            f"output_mode={output_mode!r}", remedy=f"use one of {', '.join(_OUTPUT_MODES)}"
+        )
+    if available_now and processing_time is not None:
+        raise WrongType("available_now and processing_time", remedy="give one of them")
+    if processing_time is not None:
+        parse_duration(processing_time, minimum_ms=0)
+    if backlog_bytes <= 0:
+        raise WrongType(f"backlog_bytes={backlog_bytes!r}", remedy="give a number above 0")
+    schema = parse_schema(df.schema)
+    feeding = Feeding(output_mode, processing_time, available_now, backlog_bytes)
+    return SourceSpec(
+        "stream", schema, None, True, schema, dataframe=df, feeding=feeding, ends=available_now
+    )
+
+
+def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
+    """Versions of a table that is looked up, one row each; for ``look_up(..., refresh=...)``."""
+    return SourceSpec(
+        kind="versions",
+        schema=VERSIONS,
+        factory=None,
+        replayable=True,
+        rows_schema=VERSIONS,
+        head=VersionsOperator,
+        parallelism_max=1,
+        dataframe=table,
+        refresh_ms=refresh_ms,
+    )
 
 
 def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from clonos.api.durations import parse_duration
-from clonos.api.joins import check_join, join_bounds, look_up_operator
+from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
+from clonos.api.sources import table_versions
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.nodes import Edge, Node, OperatorFactory
@@ -157,19 +158,27 @@ class Stream:
         on: str | Mapping[str, str],
         *,
         how: str = "inner",
+        refresh: str | timedelta | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Add the columns of a table that does not change: a side input.
+        """Add the columns of a table: a side input that every task has as a whole.
 
         Parameters
         ----------
         table
-            An Arrow table or record batch; every task gets it with its code.
+            An Arrow table or record batch, a DataFrame, or a function that returns one of these. A
+            DataFrame is read when the job starts, a function is called then (and once when the
+            job is defined, for its schema); a job that is started again has the table it had.
         on
             The column that has the key in both, or ``{column: column of the table}``.
         how
             "inner" drops rows without a match, "left" fills them up with nulls.
+        refresh
+            Read it again so often, such as "30 seconds". Rows see the versions in the order in
+            which they came to their task, in a replay the same ones. Where Spark remembers what a
+            DataFrame is to read (a list of files), give a function: ``lambda:
+            spark.read.parquet(path)``.
 
         Examples
         --------
@@ -178,10 +187,35 @@ class Stream:
         >>> cities = pyarrow.table({"id": [1, 2], "city_name": ["Rom", "Ulm"]})
         >>> rows.look_up(cities, {"city": "id"}).schema.names
         ['city', 'n', 'city_name']
+        >>> rows.look_up(lambda: cities, {"city": "id"}, refresh="1 minute").schema.names
+        ['city', 'n', 'city_name']
         """
         where = name or "look_up"
-        make = look_up_operator(self.schema, table, on, how, where)
-        return self._like_this(self._add("look_up", name, make().schema, parallelism, make))
+        side = side_table(table, where)
+        if refresh is None:
+            make = look_up_operator(self.schema, side, on, how, where)
+            return self._like_this(self._add("look_up", name, make().schema, parallelism, make))
+        if isinstance(side, pa.RecordBatch):
+            raise WrongType(
+                "an Arrow table does not change",
+                where=where,
+                remedy="give a DataFrame or a function, or no refresh",
+            )
+        make = look_up_operator(self.schema, side, on, how, where, changes=True)
+        if parallelism is None and self._edge.routing is not Routing.FORWARD:
+            parallelism = self._job.parallelism
+        versions = self._job.source(
+            table_versions(side, parse_duration(refresh)), name=f"{name}.table" if name else None
+        )
+        node = self._job.add_node(
+            "look_up",
+            name,
+            schema=make().schema,
+            parallelism=parallelism,
+            make=make,
+            edges=(self._edge, versions.broadcast()._edge),  # noqa: SLF001 - of the same class
+        )
+        return self._like_this(node)
 
     def window(self, window: Window) -> WindowedStream:
         """Group all rows by window, in one task (behind a local aggregation in each task)."""
@@ -245,6 +279,38 @@ class Stream:
             edges=(self._edge,),
             sink=sink.with_schema(self.schema),
         )
+
+    def to_dataframe(self, spark: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Run the job and give what this stream had as a Spark DataFrame.
+
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``: what it does is done
+        once, whatever is then asked of the DataFrame and however often. Its rows are read by
+        Spark's own tasks when they are needed. The job's other sinks get theirs, too.
+
+        With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
+        once; without one it runs the job again, and rows are kept until this process ends. On a
+        cluster the executors read them from the checkpoint directory, which they must share. For
+        several streams of a job give each a sink, and use the result's ``dataframe(sink)``.
+
+        Parameters
+        ----------
+        spark
+            A session; a new local one by default.
+        name
+            Of the sink that is added.
+        options
+            As for :meth:`Job.run`.
+
+        Raises
+        ------
+        Unbounded
+            A source need not end.
+
+        Examples
+        --------
+        >>> counts.to_dataframe(spark).write.parquet("/data/counts")  # doctest: +SKIP
+        """
+        return self._job.to_dataframe(self, spark, name, options)
 
     def _add(
         self,

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from clonos.bench import causal, latency, nexmark, overhead, recovery, run, shuffle, spark
+from clonos.bench import causal, edges, latency, nexmark, overhead, recovery, run, shuffle, spark
 
 _ALL: dict[str, tuple[ModuleType, str]] = {
     "recovery": (recovery, "what killed workers and executors do to the output"),
@@ -16,6 +16,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "overhead": (overhead, "what protection costs"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
+    "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),
     "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
 }

@@ -222,7 +222,7 @@ _MEASURES: Final[Mapping[str, Callable[[Point, str], float]]] = {
     "throughput relative to off": lambda p, name: 1 / _ratio(p, name, lambda t: t.wall_s),
     "CPU relative to off": lambda p, name: _ratio(p, name, lambda t: t.cpu_s),
     "determinants, bytes/row": lambda p, name: _median(
-        p, name, lambda t: t.total("logged_bytes") / p.rows
+        p, name, lambda t: t.total("entry_bytes") / p.rows
     ),
     "logs, bytes/item": lambda p, name: _median(
         p, name, lambda t: t.total("shared_bytes") / max(1, t.total("items_out"))

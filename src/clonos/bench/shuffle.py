@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-rows", type=int, default=65_536, help="rows per batch of the source")
     add("--keys", type=int, default=10_000, help="different keys")
     add("--standbys", type=int, default=1)
+    add("--tls", action="store_true", help="encrypt all streams, as beyond this machine")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -56,7 +57,7 @@ def _job(arguments: argparse.Namespace) -> Any:
 def _run(arguments: argparse.Namespace, spark: Any) -> tuple[float, float]:
     """Rows per second, and CPU seconds of the slots per million rows."""
     rows: int = arguments.rows
-    options = {"batch_rows_max": arguments.batch_rows}
+    options = {"batch_rows_max": arguments.batch_rows, "tls": arguments.tls}
     with run.running(_job(arguments), spark, **options) as (started, watch):
         used = run.time_all(started, watch, lambda: watch.counted, rows, RUN_S)
     return rows / used.wall_s, used.cpu_s / rows * 1e6

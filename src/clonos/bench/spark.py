@@ -53,19 +53,31 @@ class Rows(InputPartition):
 
 
 class PacedStream(DataSourceStreamReader):
-    """Row n exists from `began` + n / `rate` on."""
+    """Row n exists from `began` + n / `rate` on.
 
-    def __init__(self, began_s: float, rate: float, parallelism: int) -> None:
+    With `rows` there are only so many, and with `most` a micro-batch takes no more.
+    """
+
+    def __init__(
+        self, began_s: float, rate: float, parallelism: int, rows: int = 0, most: int = 0
+    ) -> None:
         self._began_s = began_s
         self._rate = rate
         self._parallelism = parallelism
+        self._rows = rows
+        self._most = most
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return {"rows": 0}
 
-    def latestOffset(self, *limits: Any) -> dict[str, int]:  # noqa: N802 - see above
+    def latestOffset(self, *given: Any) -> dict[str, int]:  # noqa: N802 - see above
         # Spark gives the start and a limit from 4.2 on, nothing before.
-        return {"rows": max(0, int((time.time() - self._began_s) * self._rate))}
+        rows = max(0, int((time.time() - self._began_s) * self._rate))
+        if self._rows:
+            rows = min(rows, self._rows)
+        if self._most and given:
+            rows = min(rows, given[0]["rows"] + self._most)
+        return {"rows": rows}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         first, last, step = start["rows"], end["rows"], self._parallelism
@@ -93,7 +105,8 @@ class PacedSource(DataSource):
     def streamReader(self, schema: StructType) -> PacedStream:  # noqa: N802 - Spark's name
         options = self.options
         began_s, rate = float(options["began"]), float(options["rate"])
-        return PacedStream(began_s, rate, int(options["parallelism"]))
+        limits = (int(options.get(name, 0)) for name in ("rows", "most"))
+        return PacedStream(began_s, rate, int(options["parallelism"]), *limits)
 
 
 class Batches:

@@ -36,6 +36,7 @@ from clonos.causal.errors import (
     OtherRows,
     OutsideTask,
     ServiceTooSlow,
+    UnsupportedQuery,
     UnsupportedSession,
 )
 from clonos.causal.place import arrived, connection, settle
@@ -57,6 +58,7 @@ __all__ = [
     "OutsideTask",
     "Service",
     "ServiceTooSlow",
+    "UnsupportedQuery",
     "UnsupportedSession",
     "call",
     "clock",

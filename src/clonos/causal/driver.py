@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
+
 from clonos.causal import place
-from clonos.causal.errors import UnsupportedSession
+from clonos.causal.errors import UnsupportedQuery, UnsupportedSession
 from clonos.causal.place import RUN_PROPERTY, Connection
 from clonos.causal.server import LogServer
 from clonos.errors import DefinitionError
@@ -109,7 +112,7 @@ def start(
     bytes_max: int = BYTES_MAX,
     durability: Durability = "fsync",
     patience_s: float = PATIENCE_S,
-    allow_plaintext: bool = False,
+    tls: bool | None = None,
 ) -> Log:
     """Start the log of this driver. Functions that Spark gets from now on use it.
 
@@ -135,9 +138,9 @@ def start(
     patience_s
         How long a speculative copy of a task waits for the other one if that lives and gets no
         answers.
-    allow_plaintext
-        Needed if executors are on other machines: the stream with the log is authenticated but
-        not encrypted.
+    tls
+        Encrypt what executors say to the log, with certificates made for it alone. Default: if
+        `host` is not a loopback address. False lets it leave the machine unencrypted.
 
     Raises
     ------
@@ -171,12 +174,52 @@ def start(
         host or _driver_host(context),
         bytes_max=bytes_max,
         durability=durability,
-        allow_plaintext=allow_plaintext,
+        tls=tls,
+        judge=_Queries(spark),
     )
     connection = Connection(
-        name, term, patience_s, address=server.address, job=server.job, secret=server.secret
+        name,
+        term,
+        patience_s,
+        address=server.address,
+        job=server.job,
+        secret=server.secret,
+        identity=server.identity,
     )
     return Log(context, name, server, connection)
+
+
+class _Queries:
+    """Looks at a streaming query as Spark runs it, at each of its batches."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._judged: dict[str, int] = {}
+
+    def __call__(self, scope: str, batch: int) -> None:
+        """Refuse a query whose next batch begins before the commit of the last is durable.
+
+        The option is only seen in the class that Spark chooses to execute the query.
+        """
+        if self._judged.get(scope) == batch:
+            return
+        if "AsyncProgressTracking" in self._execution(scope):
+            raise UnsupportedQuery(
+                f"the streaming query {scope} runs with asyncProgressTrackingEnabled: Spark begins "
+                "a batch before the commit of the last one is durable, so answers could be "
+                "forgotten that a restart needs"
+            )
+        self._judged[scope] = batch
+
+    def _execution(self, scope: str) -> str:
+        """Name of the class that executes a query; "" if that cannot be known."""
+        try:
+            query = uuid.UUID(scope)  # else it is the run of a batch job
+            active = self._spark._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+            java_id = self._spark._jvm.java.util.UUID.fromString(str(query))  # noqa: SLF001
+            return str(active.get(java_id).getClass().getSimpleName())
+        except (ValueError, AttributeError, TypeError, Py4JError, OSError):
+            return ""  # Spark Connect, another version of Spark, or Spark has stopped
 
 
 def _check_place(directory: str | Path | None, store: str | None) -> None:

@@ -53,5 +53,9 @@ class UnsupportedSession(CausalError):
     """The log cannot be kept beside the driver of such a session."""
 
 
+class UnsupportedQuery(CausalError):
+    """A streaming query is set up so that what was promised about its answers cannot be kept."""
+
+
 class OtherRows(CausalError):
     """An attempt of a batch has other rows than the one before it had."""

@@ -18,6 +18,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.transport.errors import AuthenticationFailed
 from clonos.transport.secret import Greeting, JobSecret, Purpose
+from clonos.transport.tls import DRIVER_NAME, Identity
 
 REPLY_S: Final = 30.0
 """A reply that takes longer is not waited for."""
@@ -61,14 +62,23 @@ class FlightHolder:
 
     Parameters
     ----------
-    address, job, secret
+    address, job, secret, identity
         Of the :class:`~clonos.causal.server.LogServer`.
     """
 
-    def __init__(self, address: str, job: str, secret: JobSecret, reply_s: float = REPLY_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        job: str,
+        secret: JobSecret,
+        reply_s: float = REPLY_S,
+        *,
+        identity: Identity | None = None,
+    ) -> None:
         self.address = address
         self._job = job
         self._secret = secret
+        self._identity = identity
         self._reply_s = reply_s
         self._process = secrets.token_hex(8)
         self._lock = threading.Lock()
@@ -107,7 +117,8 @@ class FlightHolder:
                 greeting = Greeting(
                     self._job, self.address, Purpose.CONTROL, 0, _NOBODY, _NOBODY, b""
                 )
-                self._stream = _Stream(self.address, self._secret, self._secret.seal(greeting))
+                sealed = self._secret.seal(greeting)
+                self._stream = _Stream(self.address, self._secret, sealed, self._identity)
             try:
                 reply = self._stream.ask(m.WIRE.encode(request), self._reply_s)
             except errors.LogUnreachable:
@@ -134,17 +145,31 @@ _REMEDIES: Final = {
     "LogBroken": "see to the disk of the log's directory, then start the job again",
     "LogFull": "let batches be smaller, end finished runs (log.done()), give more "
     "(causal.start(bytes_max=...)) or use a PostgreSQL store",
+    "UnsupportedQuery": "start the query without the option asyncProgressTrackingEnabled",
     "OperatorUsedTwice": "give one of the two functions that you hand to Spark another name: "
     'causal.operator(fn, name="...")',
 }
+
+
+def _tls_options(identity: Identity) -> dict[str, Any]:
+    """Of Flight's client: whom it trusts, whom it expects, and who it is."""
+    return {
+        "tls_root_certs": identity.authority,
+        "override_hostname": DRIVER_NAME,
+        "cert_chain": identity.certificate,
+        "private_key": identity.key,
+    }
 
 
 class _Stream:
     """One Flight exchange, written and read by a thread of its own: asking has a time limit,
     gRPC's reads and writes have none."""
 
-    def __init__(self, address: str, secret: JobSecret, sealed: bytes) -> None:
+    def __init__(
+        self, address: str, secret: JobSecret, sealed: bytes, identity: Identity | None
+    ) -> None:
         self._address = address
+        self._tls = _tls_options(identity) if identity else {}
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         self._replies: SimpleQueue[Any] = SimpleQueue()
         self._reader: Any = None
@@ -172,7 +197,7 @@ class _Stream:
     def _run(self, secret: JobSecret, sealed: bytes) -> None:
         client = writer = None
         try:
-            client = flight.FlightClient(self._address, generic_options=_OPTIONS)
+            client = flight.FlightClient(self._address, generic_options=_OPTIONS, **self._tls)
             descriptor = flight.FlightDescriptor.for_command(sealed)
             writer, self._reader = client.do_exchange(descriptor)
             proof = self._reader.read_chunk().app_metadata

@@ -24,6 +24,7 @@ from clonos.causal import errors, gate
 from clonos.causal.holder import FlightHolder, Holder
 from clonos.causal.task import Task
 from clonos.transport.secret import JobSecret
+from clonos.transport.tls import Identity
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -46,7 +47,7 @@ class Connection:
 
     Parameters
     ----------
-    address, job, secret
+    address, job, secret, identity
         Of the house-keeper beside the driver; or, if `dsn` is given, nothing.
     dsn
         Of the PostgreSQL database that keeps the log instead.
@@ -62,6 +63,7 @@ class Connection:
     address: str = ""
     job: str = ""
     secret: JobSecret | None = None
+    identity: Identity | None = None
     dsn: str = ""
     bytes_max: int = 0
 
@@ -71,7 +73,7 @@ class Connection:
     def holder(self) -> Holder:
         """A holder for this process."""
         if self.secret is not None:
-            return FlightHolder(self.address, self.job, self.secret)
+            return FlightHolder(self.address, self.job, self.secret, identity=self.identity)
         from clonos.causal.postgres import PostgresHolder
 
         return PostgresHolder(self.dsn, self.bytes_max)

@@ -28,8 +28,10 @@ from clonos.causal.sever import sever
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal, JournalBroken
+from clonos.transport.certificates import Authority
 from clonos.transport.errors import AuthenticationFailed, PlaintextRefused
 from clonos.transport.secret import JobSecret, Purpose, refused
+from clonos.transport.tls import DRIVER_NAME, Identity
 
 ROTATE_BYTES: Final = 64 << 20
 """A journal is replaced by a snapshot when it has grown by so much, and to twice what is held."""
@@ -41,6 +43,9 @@ SILENT_S: Final = 15.0
 """An owner that says nothing for so long is taken for dead, if somebody waits for its log."""
 
 CLOSE_S: Final = 3.0
+
+ASKER_NAME: Final = "task"
+"""What the certificate of those who ask says."""
 
 _BROKEN: Final = (pa.ArrowException, OSError)
 
@@ -66,8 +71,13 @@ class LogServer:
         Of answers that are not truncated yet; they are in memory, too.
     durability
         ``"fsync"``: survives the machine. ``"process"``: only the death of processes.
-    allow_plaintext
-        Needed for an address that is not a loopback one.
+    tls
+        Encrypt (TLS 1.3), with an authority made for this log alone; those who ask then need
+        its :attr:`identity`. Default: if the address is not a loopback one. False asks by name
+        for plaintext there.
+    judge
+        Called with scope and batch of every log that is to be opened; what it raises (an error
+        of clonos) the task gets instead.
 
     Raises
     ------
@@ -91,11 +101,15 @@ class LogServer:
         *,
         bytes_max: int = 1 << 30,
         durability: Durability = "fsync",
-        allow_plaintext: bool = False,
+        tls: bool | None = None,
+        judge: Callable[[str, int], None] | None = None,
     ) -> None:
-        _check_host(host, allow_plaintext=allow_plaintext)
+        is_loopback = _is_loopback(host)
+        self._judge = judge
         self.secret = JobSecret.new()
         self.job = secrets.token_hex(8)
+        authority = Authority(self.job) if tls or (tls is None and not is_loopback) else None
+        self.identity = authority.issue(ASKER_NAME) if authority else None
         self._keeper = Keeper(bytes_max, lambda: secrets.token_bytes(SEED_BYTES))
         self._sessions: set[_Session] = set()
         self._nonces: set[bytes] = set()
@@ -107,11 +121,13 @@ class LogServer:
             self._keeper.recover(self._journal.replay())
             self._held_bytes = self._journal.nbytes
             named = f"[{host}]" if ":" in host else host
-            self._server = _Server(f"grpc://{named}:0", self._serve)
+            scheme = "grpc+tls" if authority else "grpc"
+            mine = authority.issue(DRIVER_NAME) if authority else None
+            self._server = _Server(f"{scheme}://{named}:0", self._serve, mine)
         except BaseException:
             self._journal.close()
             raise
-        self.address = f"grpc://{named}:{self._server.port}"
+        self.address = f"{scheme}://{named}:{self._server.port}"
         # Arrow's own clean-up at exit waits for open streams, forever: be there before it.
         atexit.register(self.close)
 
@@ -177,6 +193,8 @@ class LogServer:
     def _answer(self, session: _Session, request: Any) -> Any:
         session.heard_s = time.monotonic()
         try:
+            if self._judge is not None and isinstance(request, m.Open):
+                self._judge(request.place.scope, request.place.batch)
             with self._changed:
                 return self._handle(session, request)
         except ClonosError as error:
@@ -299,28 +317,35 @@ class LogServer:
         self.close()
 
 
-def _check_host(host: str, *, allow_plaintext: bool) -> None:
-    """Answers leave the machine only if that was asked for by name."""
+def _is_loopback(host: str) -> bool:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
         raise PlaintextRefused(
             f"{host!r} is not an IP address", remedy="name the driver's interface by its address"
         ) from None
-    if ip.is_unspecified or not (ip.is_loopback or allow_plaintext):
+    if ip.is_unspecified:
         raise PlaintextRefused(
-            f"the log would be served unencrypted at {host}",
-            remedy="give the address of one interface, and allow_plaintext=True if its network is "
-            "trusted",
+            f"the log would be served at every address, {host}",
+            remedy="give the address of the one interface that executors reach",
         )
+    return ip.is_loopback
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]
     """Hands every exchange over; what else Flight can do is refused by its defaults."""
 
-    def __init__(self, location: str, serve: Any) -> None:
+    def __init__(self, location: str, serve: Any, identity: Identity | None) -> None:
         self._serve = serve
-        super().__init__(location)
+        if identity is None:
+            super().__init__(location)
+            return
+        super().__init__(
+            location,
+            tls_certificates=[(identity.certificate, identity.key)],
+            verify_client=True,
+            root_certificates=identity.authority,
+        )
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:

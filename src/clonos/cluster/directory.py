@@ -13,6 +13,7 @@ The journal's folder is the checkpoint's, if that is local.
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import tempfile
@@ -53,6 +54,7 @@ class JobDirectory:
     def __init__(
         self, checkpoint_dir: str | None, journal_dir: str | Path | None, *, on_one_machine: bool
     ) -> None:
+        self._temporary: weakref.finalize[Any, Any] | None = None
         if checkpoint_dir is None and not on_one_machine:
             raise BadDirectory(
                 "executors on other machines cannot reach a temporary folder of the driver",
@@ -60,8 +62,11 @@ class JobDirectory:
             )
         if checkpoint_dir is None:
             checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
-            weakref.finalize(self, shutil.rmtree, checkpoint_dir, ignore_errors=True)
+            remove = partial(shutil.rmtree, checkpoint_dir, ignore_errors=True)
+            self._temporary = weakref.finalize(self, remove)
         base = checkpoint_dir.rstrip("/")
+        if "://" not in base:
+            base = str(Path(base).absolute())  # executors have working directories of their own
         local = _local(base)
         if journal_dir is None and local is None:
             raise BadDirectory(
@@ -72,6 +77,11 @@ class JobDirectory:
         self.spool_uri = f"{base}/spool"
         self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
         self._written: list[str] = []
+
+    def keep(self) -> None:
+        """Something else reads the folder now: a temporary one stays until the process ends."""
+        if self._temporary is not None and (found := self._temporary.detach()) is not None:
+            atexit.register(found[1])
 
     @property
     def _about(self) -> Path:

@@ -6,33 +6,39 @@ decided is durable *before* any slot hears of it (:meth:`RunningJob._turn`).
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
 from clonos import errors
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.feeds import Feeds, FeedView
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
-from clonos.cluster.outputs import Consumers, ParquetWriter, as_dataframe, write_with_spark
-from clonos.cluster.pool import SlotPool
+from clonos.cluster.listener import JobProgress, JobStatus, Listener
+from clonos.cluster.outputs import Consumers, as_dataframe, write_with_spark
+from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
+from clonos.cluster.watch import TRAFFIC, Watch
+from clonos.cluster.writers import writer_of
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
 from clonos.runtime.loop import SWITCH_S
-from clonos.spark.errors import SparkSetup
-from clonos.spark.slots import driver_address
+from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
+from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
+from clonos.transport.certificates import Authority
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -44,9 +50,12 @@ from clonos.transport.events import (
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
+from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 
 LOGGER: Final = logging.getLogger("clonos")
 
+PATIENCE_S: Final = 10.0
+"""A peer that cannot be connected to for so much longer than silence takes to be noticed, lives."""
 TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
 PAUSE_MAX_S: Final = 1.0
@@ -55,6 +64,8 @@ LEAVE_S: Final = 5.0
 """So long slots may take to leave; then Spark is told to end them."""
 STOP_S: Final = 30.0
 """How long stopping may take before its caller goes on."""
+LISTENERS_S: Final = 1.0
+"""So long who waits for a job's end waits for slow listeners, too."""
 
 
 class RunningJob:
@@ -71,8 +82,9 @@ class RunningJob:
         Slots beyond one per task (see :class:`~clonos.cluster.pool.SlotPool`).
     durability
         "fsync": what is delivered survives the driver's machine; "process": only its process.
-    allow_plaintext
-        Let streams leave this machine: they are authenticated, but not encrypted.
+    tls
+        Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
+        Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
         A source cuts a batch at so many rows, or waits no longer for more of them.
     silence_s
@@ -80,6 +92,10 @@ class RunningJob:
     answer_s
         So long a slot may stay in one call of user code while others wait for its answer in a
         recovery; then it is given up, too.
+    listeners
+        Who hears of the job (:class:`~clonos.cluster.listener.Listener`), from its start on.
+    progress_s
+        Time from one progress to the next.
 
     Examples
     --------
@@ -97,11 +113,13 @@ class RunningJob:
         journal_dir: str | Path | None = None,
         standby_slots: int | None = None,
         durability: Durability = "fsync",
-        allow_plaintext: bool = False,
+        tls: bool | None = None,
         batch_rows_max: int = 8192,
         linger_ms: float = 10.0,
         silence_s: float = 10.0,
         answer_s: float = 30.0,
+        listeners: Sequence[Listener] = (),
+        progress_s: float = 1.0,
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
@@ -111,32 +129,29 @@ class RunningJob:
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []
-        self._silence_s = silence_s
+        self._durability = durability
         address = driver_address(spark)
-        on_one_machine = (spark.sparkContext.master or "").startswith("local")
-        self.directory = JobDirectory(
-            self.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
-        )
-        self.directory.check(compiled)
+        self.directory = _directory(compiled, spark, journal_dir)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             self._inbox = undo.enter_context(closing(Inbox()))
             self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
             undo.callback(self.host.close)
             self._claim()
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
-            secret = JobSecret.new()
-            job_id = f"{compiled.name}-{secrets.token_hex(6)}"
-            self._plane = _plane(address, secret, job_id, self._inbox, allow_plaintext)
+            self._feeds = Feeds(compiled, self.directory, durability, self._inbox, self.warn)
+            self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
+            secret, identities = self._listen(address, self.run_id, standby_slots, tls)
             undo.callback(self._plane.shutdown)
-            _pin(self._plane, compiled)
             shipment = ship(
-                spooled(compiled, spark, self.directory.spool_uri),
-                job_id,
+                self._feeds.reading(spooled(compiled, spark, self.directory.spool_uri)),
+                self.run_id,
                 secret,
                 self._plane.address,
                 self.directory.layers_uri,
                 layers_durability=durability,
-                allow_plaintext=allow_plaintext,
+                identities=identities,
+                allow_plaintext=tls is False,
+                unreachable_s=silence_s + PATIENCE_S,
                 batch_rows_max=batch_rows_max,
                 linger_ms=linger_ms,
             )
@@ -152,20 +167,52 @@ class RunningJob:
             )
             self._undo = undo.pop_all()
         self._heard: dict[int, float] = {}
+        self._silence_s = silence_s
         self._next_epoch = self._clock = 0.0
         self._looked = time.monotonic()
         self._error: errors.ClonosError | None = None
         self._over = threading.Event()
         self._stop_asked = False
         self._pending: list[co.Action] = []
+        self.watch = Watch(self, listeners, progress_s)
         self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
+
+    def _listen(
+        self, address: str, job_id: str, standby_slots: int | None, tls: bool | None
+    ) -> tuple[JobSecret, dict[int, Identity]]:
+        """Open this process's plane; return what the slots need to use it."""
+        secret, driver, identities = JobSecret.new(), None, {}
+        if not ipaddress.ip_address(address).is_loopback if tls is None else tls:
+            authority = Authority(job_id)
+            driver = authority.issue(DRIVER_NAME)
+            slots = len(places(self.compiled, standby_slots, is_local=is_local(self.spark)))
+            identities = {slot: authority.issue(slot_name(slot)) for slot in range(slots)}
+        is_plaintext = tls is False  # asked for by name
+        try:
+            self._plane = Plane(
+                address,
+                secret,
+                job_id,
+                self._inbox,
+                identity=driver,
+                allow_plaintext=is_plaintext,
+            )
+        except OSError as error:
+            raise SparkSetup(
+                f"the driver cannot listen on {address}: {error}",
+                remedy="set spark.driver.host to the address of an interface of the driver's "
+                "machine",
+            ) from error
+        for channel, schema in self.compiled.schemas.items():
+            self._plane.pin(channel, schema)
+        return secret, identities
 
     def _claim(self) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        if self.host.keeper.term == 0:
-            for sink in self.sinks.values():
-                if sink.path is not None:
-                    ParquetWriter(sink.path).require_empty()
+        is_new = self.host.keeper.term == 0
+        for operator, sink in self.sinks.items():
+            if make := writer_of(sink, self._durability):
+                make().begin(self.sink_schemas[operator], is_new=is_new)
         self.directory.claim(self.compiled)
 
     # --- for the user ---------------------------------------------------------------------------
@@ -178,13 +225,16 @@ class RunningJob:
         NotEnoughSlots
             The application has too few cores.
         SourceError
-            A DataFrame cannot be computed.
+            A DataFrame cannot be computed, or a streaming query does not start.
         """
         try:
             if not self.host.keeper.complete:
                 self.pool.require()
                 self.pool.prepare()
+                self._feeds.start()
+            self.watch.started()
         except BaseException:
+            self._feeds.close()
             self._undo.close()
             self._over.set()
             raise
@@ -196,6 +246,8 @@ class RunningJob:
 
         Raises
         ------
+        JobCancelled
+            Somebody has cancelled Spark jobs of it.
         ClonosError
             The job has failed.
         TimeoutError
@@ -203,6 +255,7 @@ class RunningJob:
         """
         if not self._over.wait(timeout_s):
             raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
+        self.watch.join(LISTENERS_S)
         if self._error is not None:
             raise self._error
         return JobResult(self)
@@ -211,7 +264,31 @@ class RunningJob:
         """End the job now; with a checkpoint directory it can be started again where it was."""
         self._stop_asked = True
         self._inbox.put(None)
-        self._over.wait(STOP_S)
+        if self._over.wait(STOP_S):
+            self.watch.join(LISTENERS_S)
+
+    def add_listener(self, listener: Listener) -> None:
+        """Let it hear of the job from now on."""
+        self.watch.add(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Let it hear no more."""
+        self.watch.remove(listener)
+
+    @property
+    def last_progress(self) -> JobProgress | None:
+        """The newest progress; None before the first one. After the end, the last word."""
+        return self.watch.recent[-1] if self.watch.recent else None
+
+    @property
+    def recent_progress(self) -> list[JobProgress]:
+        """The last hundred, oldest first."""
+        return list(self.watch.recent)
+
+    @property
+    def status(self) -> JobStatus:
+        """In short how the job is."""
+        return self.watch.status
 
     def on_event(self, listener: Callable[[JobEvent], Any]) -> None:
         """Call `listener` with every event of the job from now on: recoveries, floors, ...
@@ -266,6 +343,10 @@ class RunningJob:
             )
         return result
 
+    def feeds(self) -> list[FeedView]:
+        """Every streaming query that feeds the job, as it is now."""
+        return self._feeds.views()
+
     # --- the loop -------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -288,7 +369,8 @@ class RunningJob:
 
     def _finish(self) -> None:
         """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
-        for act in (self._dismiss, self._conclude, self._undo.close):
+        acts = (self._feeds.close, self._dismiss, self._conclude, self._undo.close)
+        for act in (*acts, self._tell_the_end):
             try:
                 act()
             except errors.ClonosError as error:
@@ -296,6 +378,10 @@ class RunningJob:
             except Exception as error:  # noqa: BLE001 - see _run
                 self._error = self._error or errors.ClonosError(f"ending the job failed: {error}")
         self._over.set()
+
+    def _tell_the_end(self) -> None:
+        is_complete = self.host.keeper.complete
+        self.watch.over(self._error, time.monotonic(), is_complete=is_complete)
 
     def _dismiss(self) -> None:
         """Send the slots home."""
@@ -312,15 +398,16 @@ class RunningJob:
 
     def _conclude(self) -> None:
         """Put what was delivered where it is read from."""
-        if self._error is not None:
+        if self._error is not None and not isinstance(self._error, (JobCancelled, SparkStopped)):
             return
         self.host.rotate()
-        if not self.host.keeper.complete:
+        if self._error is not None or not self.host.keeper.complete:
             return
         for operator, sink in self.sinks.items():
-            if sink.path is not None:
-                ParquetWriter(sink.path).sweep()
+            if make := writer_of(sink, self._durability):
+                make().end()
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
+                self.pool.describe(f"write the rows of {operator}")
                 frame = as_dataframe(
                     self.spark, self.host.delivered, operator, self.sink_schemas[operator]
                 )
@@ -337,10 +424,13 @@ class RunningJob:
             actions = self.coordinator.begin_epoch()
             if actions:
                 self._next_epoch = now + self.options.checkpoint_interval_ms / 1000
+                self.watch.epoch_began(time.monotonic())
             self._pending += actions
         self._check_silence(now)
-        self.pool.tick()
+        for warning in self.pool.tick():
+            self.warn(warning)
         self._carry_out()
+        self.watch.tick(time.monotonic())
 
     def _listened(self) -> float:
         """For how long the driver has listened (s): silence while it slept is not the slots'."""
@@ -366,18 +456,25 @@ class RunningJob:
                     pass
 
     def _on_note(self, note: co.Note) -> None:
-        self.observer.note(note, time.monotonic())
+        now_s = time.monotonic()
+        self.observer.note(note, now_s)
+        self.watch.noted(note, now_s)
         if note.what == "floor":
             self.host.rotate_if_large()
             self.layers.after_floor(self.host.keeper.layers)
+            self._feeds.after_floor(self.host.keeper.layers)
+        elif note.what == "live":  # not before: a recovery needs the processors
+            task = self.coordinator.tasks[note.task]
+            self.pool.show(self.plan.tasks[task.id].name, note.incarnation, task.slot)
         elif note.what == "generation":
-            self._warn(
+            self.warn(
                 f"job {self.compiled.name!r}: a failure took log entries that nobody else held; "
                 f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
                 "have been delivered twice"
             )
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Say, in the log and in the result, that something is not as good as it could be."""
         self.warnings.append(text)
         LOGGER.warning(text)
 
@@ -401,8 +498,11 @@ class RunningJob:
         match thing:
             case (int(conn), Heartbeat()):
                 self._heard[conn] = self._clock
-            case (int(), TaskStatistics(task=task, now_ms=now_ms, counters=counters)):
-                self.observer.sample(Sample(now_ms / 1000, task, counters))
+            case (int(conn), TaskStatistics(task=task, now_ms=now_ms, counters=counters)):
+                if self.coordinator.tasks[task].slot == conn:  # else it is an earlier life's
+                    self.watch.heard(task, counters)
+                kept = {k: v for k, v in counters.items() if not k.endswith(TRAFFIC)}
+                self.observer.sample(Sample(now_ms / 1000, task, kept))
                 held = counters.get("inflight_bytes", 0)
                 self._pending += self.coordinator.pressure(task, held)
             case (int(conn), msg.Data() | msg.Welcome()):
@@ -427,7 +527,7 @@ class RunningJob:
                 self._tell(thing)
                 self.layers.compacted(thing, self.host.keeper.layers[thing.merged.task])
             case errors.ClonosError():
-                self._error = thing
+                self._error = self._error or thing
             case None:
                 pass
             case _ if callable(thing):
@@ -441,19 +541,13 @@ class RunningJob:
                 self._tell(co.SlotLost(conn))
 
 
-def _plane(host: str, secret: JobSecret, job_id: str, inbox: Any, allow_plaintext: bool) -> Plane:
-    try:
-        return Plane(host, secret, job_id, inbox, allow_plaintext=allow_plaintext)
-    except OSError as error:
-        raise SparkSetup(
-            f"the driver cannot listen on {host}: {error}",
-            remedy="set spark.driver.host to the address of an interface of the driver's machine",
-        ) from error
-
-
-def _pin(plane: Plane, compiled: CompiledJob) -> None:
-    for channel, schema in compiled.schemas.items():
-        plane.pin(channel, schema)
+def _directory(compiled: CompiledJob, spark: Any, journal_dir: str | Path | None) -> JobDirectory:
+    on_one_machine = (spark.sparkContext.master or "").startswith("local")
+    directory = JobDirectory(
+        compiled.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
+    )
+    directory.check(compiled)
+    return directory
 
 
 def _error_types() -> dict[str, type[errors.ClonosError]]:

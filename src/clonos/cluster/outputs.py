@@ -8,89 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
-from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
-from clonos.errors import OperatorError
+from clonos.errors import OperatorError, SourceError
 from clonos.operators.rows import describe
 from clonos.operators.specs import SinkSpec
-from clonos.storage.delivered import DeliveredStore
-from clonos.storage.files import UNFINISHED, unfinished_name
+from clonos.storage.delivered import DeliveredStore, UnreadableOutput, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class ParquetWriter:
-    """Writes one file per output, from the sink task; the same output gives the same file.
-
-    The name is the output's key, so a sink that is replayed finds its own file. A file appears
-    whole or not at all; what a killed or frozen writer left has a hidden name of its own.
-
-    Raises
-    ------
-    SinkFailed
-        The folder cannot be used.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        try:
-            self._fs, self._root = pafs.FileSystem.from_uri(
-                path if "://" in path else Path(path).absolute().as_uri()
-            )
-            self._fs.create_dir(self._root, recursive=True)
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed(error) from error
-
-    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
-        path = f"{self._root}/{name}"
-        try:
-            if self._fs.get_file_info(path).is_file:
-                return
-            hidden = unfinished_name(f"{self._root}/.{name}")
-            with self._fs.open_output_stream(hidden) as stream:
-                pq.write_table(pa.Table.from_batches([batch]), stream)
-            self._fs.move(hidden, path)
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed(error) from error
-
-    def require_empty(self) -> None:
-        """A new job must not take another's files for its own.
-
-        Raises
-        ------
-        OutputExists
-            There are some.
-        """
-        if any(info.base_name.startswith("part-") for info in self._list()):
-            raise OutputExists(
-                "the folder has output of another job (or of another run of this one)",
-                where=self._path,
-                remedy="give an empty folder; to continue a job, give its checkpoint_dir",
-            )
-
-    def sweep(self) -> None:
-        """Delete what killed writers left; only while nobody writes."""
-        for info in self._list():
-            if info.base_name.startswith(".part-") and info.base_name.endswith(UNFINISHED):
-                self._fs.delete_file(info.path)
-
-    def _list(self) -> list[Any]:
-        found: list[Any] = self._fs.get_file_info(pafs.FileSelector(self._root))
-        return found
-
-    def _failed(self, error: Exception) -> SinkFailed:
-        return SinkFailed(
-            f"cannot write: {error}",
-            where=self._path,
-            remedy="see that every executor reaches the folder and may write to it",
-        )
 
 
 class Consumers:
@@ -176,11 +104,19 @@ def _ranges(store: DeliveredStore, operator: str) -> list[int]:
 
 
 def _read_file(path: str, behind: int) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
-        for index in range(reader.num_record_batches):
-            batch, metadata = reader.get_batch_with_custom_metadata(index)
-            if int(metadata[b"clonos.seq"]) > behind:
+    try:
+        for seq, batch in read_file(path):
+            if seq > behind:
                 yield batch
+    except UnreadableOutput as error:
+        if Path(path).exists():
+            raise
+        raise SourceError(
+            "an executor does not find the delivered output",
+            where=path,
+            remedy="keep the checkpoint_dir (or the journal_dir) in a folder that all executors "
+            'share, or use clonos.sinks.table(path) and spark.read.format("clonos").load(path)',
+        ) from error
 
 
 def write_with_spark(sink: SinkSpec, operator: str, frame: Any) -> None:

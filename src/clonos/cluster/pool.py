@@ -1,29 +1,29 @@
 """The job's slots: how many, launched on Spark, relaunched when they end, known by their streams.
 
-A *place* is a slot that the job wants to have; when its process dies (or someone cancels its job
-in Spark's UI) it is launched again and registers as a new slot: its control stream's number is its
-name from then on. Spark may also start the task of a place again by itself; the newest one counts.
+A *place* is a slot that the job wants to have; when its process dies it is launched again and
+registers as a new slot: its control stream's number is its name from then on. Spark may also start
+the task of a place again by itself; the newest one counts. A Spark job that somebody cancelled is
+not launched again: who cancels one slot wants the whole to end.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-
 from clonos.cluster.errors import OtherVersion, SlotsLost
+from clonos.cluster.feeds import query_cores
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
-from clonos.operators.specs import SourceSpec
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
-from clonos.spark.errors import SparkStopped
+from clonos.runtime.versions import HASH_SEED, installed
+from clonos.spark.errors import JobCancelled, SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.events import ControlOpened, Register
 from clonos.transport.inbox import Inbox
@@ -36,8 +36,17 @@ RELAUNCH_S: Final = 0.5
 """A place that fails again at once is launched again only after this time, doubled each time."""
 RELAUNCH_MAX: Final = 6
 """... and so often in a row without ever registering."""
+ASKED_S: Final = 30.0
+"""A slot that has not registered for so long after its launch is worth a warning."""
 EXPELLED_S: Final = 5.0
 """An expelled slot has so long to leave by itself; then Spark is told to kill its process."""
+
+_OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
+"""Found in what ends a slot that never began."""
+_SAME_ENVIRONMENT: Final = (
+    "use the same environment everywhere (spark.pyspark.python, or spark.archives with a packed"
+    " environment)"
+)
 
 
 @dataclass
@@ -73,29 +82,35 @@ class SlotPool:
         self._compiled = compiled
         self._body = body(shipment)
         self._inbox = inbox
-        self._launcher = SlotLauncher(spark, compiled.name, self._on_end)
+        self._launcher = SlotLauncher(spark, compiled.name, self._on_end, shipment.job_id)
         self._places = places(compiled, standby_slots, is_local=self._launcher.is_local)
         self._can_wait = len(self._places) > len(compiled.codes)
         self._frames: dict[str, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._expelled: list[tuple[float, SlotHandle]] = []
         self._failures: dict[int, int] = {}
+        self._asked: dict[int, float] = {}  # places that are launched and have not registered
         self._closing = False
         self._handles: dict[int, SlotHandle] = {}
         self._lock = threading.Lock()
         self._first: Register | None = None
         self.bound = frozenset(task for task in self._places if task is not None)
 
+    @property
+    def size(self) -> int:
+        """How many slots the job wants."""
+        return len(self._places)
+
     @staticmethod
     def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
-        """How many slots, and so cores of Spark, a job needs."""
-        return len(places(compiled, standby_slots))
+        """How many cores of Spark a job needs: one per slot, and one for queries that feed it."""
+        return len(places(compiled, standby_slots)) + query_cores(compiled)
 
     # --- launching ------------------------------------------------------------------------------
 
     def require(self) -> None:
         """Raise if the application has too few cores."""
-        self._launcher.require(len(self._places))
+        self._launcher.require(len(self._places), cores=query_cores(self._compiled))
 
     def prepare(self) -> None:
         """Have Spark plan, once, what the slots will read.
@@ -108,7 +123,7 @@ class SlotPool:
         self._launcher.prepare(self._body)
         for code in self._compiled.codes:
             operator = code.task.operator
-            if code.source is None or not is_bound(code.source) or operator in self._frames:
+            if code.source is None or not code.source.is_bound or operator in self._frames:
                 continue
             try:
                 frame = _partitioned(code.source.dataframe, code.parallelism)
@@ -141,6 +156,7 @@ class SlotPool:
                     description=f"{spec.name} or its standby",
                 )
             self._handles[place] = handle
+            self._asked[place] = time.monotonic()
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
@@ -160,6 +176,10 @@ class SlotPool:
                     remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
                 )
             )
+            return
+        fatal = error if isinstance(error, JobCancelled) else wrong_environment(error)
+        if fatal is not None:
+            self._inbox.put(fatal)
             return
         failures = self._failures[place] = self._failures.get(place, 0) + 1
         if failures > RELAUNCH_MAX:
@@ -182,6 +202,7 @@ class SlotPool:
         """Wait for the slots to leave; cancel those that do not."""
         with self._lock:
             self._closing = True
+        self._launcher.close()
         handles = list(self._handles.values())
         until = time.monotonic() + patience_s
         for handle in handles:
@@ -202,29 +223,15 @@ class SlotPool:
             It does not run what the driver or the other slots run.
         """
         register = event.register
-        self._check_versions(register)
+        self._first = self._first or register
+        check_versions(register, self._first)
         self._failures[register.slot] = 0
+        self._asked.pop(register.slot, None)
         group = f"{register.host}/{register.jvm_pid}"
         self._seats[event.conn_id] = Seat(
             register.slot, register.pid, register.executor, register.jvm_pid, event.incoming
         )
         return co.SlotReady(event.conn_id, register.address, group, self._places[register.slot])
-
-    def _check_versions(self, register: Register) -> None:
-        mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-        theirs = ".".join(register.python.split(".")[:2])
-        first = self._first = self._first or register
-        for what, is_, should_be in (
-            ("Python", theirs, mine),
-            ("PyArrow", register.pyarrow, pa.__version__),
-            ("PYTHONHASHSEED", register.hash_seed, first.hash_seed),
-        ):
-            if is_ != should_be:
-                raise OtherVersion(
-                    f"the executor runs {what} {is_}; it should be {should_be}",
-                    where=f"slot {register.slot} on {register.host}",
-                    remedy="use the same environment everywhere (spark.pyspark.python)",
-                )
 
     def replaced(self, event: ControlOpened) -> list[int]:
         """The slots whose place the new one takes: Spark has started their task again."""
@@ -248,13 +255,36 @@ class SlotPool:
         if handle is not None and not is_replaced:
             self._expelled.append((time.monotonic() + EXPELLED_S, handle))
 
-    def tick(self) -> None:
-        """End the processes of slots that were expelled and have not left."""
+    def show(self, task: str, incarnation: Incarnation, slot: int | None) -> None:
+        """Let Spark's UI say what a slot runs now."""
+        seat = self._seats.get(slot) if slot is not None else None
+        if seat is not None:
+            life = f"incarnation {incarnation.term}.{incarnation.n}"
+            self._launcher.show(f"{task}, {life}, runs in slot {seat.place}")
+
+    def describe(self, text: str) -> None:
+        """Let Spark's UI say what this thread has Spark do."""
+        self._launcher.describe(f"{self._compiled.name}: {text}")
+
+    def tick(self) -> list[str]:
+        """End the processes of slots that were expelled and have not left.
+
+        Returns what there is to warn of: slots that do not come.
+        """
         now = time.monotonic()
         for due, handle in self._expelled:
             if due <= now:
                 handle.cancel()
         self._expelled = [e for e in self._expelled if e[0] > now]
+        late = [p for p, since in list(self._asked.items()) if now - since > ASKED_S]
+        for place in late:
+            del self._asked[place]  # it is said once
+        return [
+            f"job {self._compiled.name!r}: slot {place} has not come {ASKED_S:.0f} s after Spark "
+            "was asked for it: other jobs of the application hold its cores, or its executor does "
+            "not reach the driver"
+            for place in late
+        ]
 
     def command(self, slot: int, command: msg.Command) -> None:
         seat = self._seats.get(slot)
@@ -265,9 +295,40 @@ class SlotPool:
         return self._seats.get(slot) if slot is not None else None
 
 
-def is_bound(source: SourceSpec) -> bool:
-    """Whether Spark brings the rows to a slot of the task's own."""
-    return source.dataframe is not None and source.kind != "spool"
+def check_versions(register: Register, first: Register) -> None:
+    """Compare what a slot runs on with the driver, and what only slots have with the first of them.
+
+    Raises
+    ------
+    OtherVersion
+        Something differs: a replay there could give something else.
+    """
+    should_be = {**installed(), HASH_SEED: first.versions.get(HASH_SEED, "")}
+    for what, version in should_be.items():
+        theirs = register.versions.get(what, "")
+        if theirs != version:
+            raise OtherVersion(
+                f"the executor has {_named(what, theirs)}; it should have {_named(what, version)}",
+                where=f"slot {register.slot} on {register.host}",
+                remedy="set spark.executorEnv.PYTHONHASHSEED to one value"
+                if what == HASH_SEED
+                else _SAME_ENVIRONMENT,
+            )
+
+
+def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
+    """What a slot's end says about its executor, if no other slot there could begin either."""
+    if error is None or not any(sign in error.what for sign in _OTHER_ENVIRONMENT):
+        return None
+    return OtherVersion(
+        f"the executor has another environment than the driver: {error.what}",
+        where=error.where,
+        remedy=_SAME_ENVIRONMENT,
+    )
+
+
+def _named(what: str, version: str) -> str:
+    return f"{what} {version}" if version else f"no {what}"
 
 
 def places(
@@ -278,7 +339,7 @@ def places(
     On a cluster many tasks may be lost together, with their executor: each copy gets a slot.
     """
     copies = compiled.options.standbys
-    bound = [c.task.id for c in compiled.codes if c.source and is_bound(c.source)]
+    bound = [c.task.id for c in compiled.codes if c.source and c.source.is_bound]
     free = len(compiled.codes) - len(bound)
     if standby_slots is None:
         wanted = free * copies

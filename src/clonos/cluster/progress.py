@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -43,6 +44,14 @@ class Recovery:
         """Time of each stage after detection, in ms."""
         start = self.stages.get("detected", 0.0)
         return {stage: (at - start) * 1000 for stage, at in self.stages.items()}
+
+    @property
+    def json(self) -> str:
+        """All of it on one line; moments in ms after detection."""
+        life = f"{self.incarnation.term}.{self.incarnation.n}"
+        ms = {stage: round(at, 3) for stage, at in self.milliseconds().items()}
+        told = {"task": self.name, "incarnation": life, "ms": ms, "log": self.log_length}
+        return json.dumps(told)
 
 
 @dataclass(frozen=True)

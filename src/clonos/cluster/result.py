@@ -59,8 +59,9 @@ class JobResult:
         return read_all(self._job.host.delivered, name, self._job.sink_schemas[name])
 
     def dataframe(self, sink: str | None = None) -> Any:
-        """The same as a Spark DataFrame, read by Spark's own tasks."""
+        """The same as a Spark DataFrame, read by Spark's own tasks, now and whenever it is used."""
         name = self._named(sink)
+        self._job.directory.keep()
         schema = self._job.sink_schemas[name]
         return as_dataframe(self._job.spark, self._job.host.delivered, name, schema)
 

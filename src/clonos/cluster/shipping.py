@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from clonos.cluster.outputs import ParquetWriter
+from clonos.cluster.writers import writer_of
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.readers import IteratorReader, Reader
 from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret
 
 
@@ -19,6 +20,8 @@ def ship(
     secret: JobSecret,
     coordinator: str,
     layers_uri: str,
+    *,
+    layers_durability: Durability,
     **settings: Any,
 ) -> Shipment:
     """Everything that a slot needs, whichever task it will run."""
@@ -30,8 +33,8 @@ def ship(
             readers[code.task.id] = partial(_reader, code)
             if code.source.rows_per_second is not None:
                 rates[code.task.id] = code.source.rows_per_second / code.parallelism
-        if code.task.writes_itself and code.sink is not None and code.sink.path is not None:
-            writers[code.task.id] = partial(ParquetWriter, code.sink.path)
+        if code.sink is not None and (make := writer_of(code.sink, layers_durability)):
+            writers[code.task.id] = make
     return Shipment(
         job_id=job_id,
         name=compiled.name,
@@ -44,6 +47,7 @@ def ship(
         rates=rates,
         coordinator=coordinator,
         layers_uri=layers_uri,
+        layers_durability=layers_durability,
         **settings,
     )
 

@@ -17,6 +17,7 @@ import pyarrow.fs as pafs
 from clonos.errors import SourceError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.files_reader import FileList, ParquetReader
+from clonos.spark.feeding import hadoop_path
 from clonos.spark.slots import SPARK_ERRORS, in_short
 
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
@@ -69,11 +70,9 @@ def _is_complete(uri: str) -> bool:
 
 
 def _write(frame: Any, spark: Any, uri: str) -> None:
-    # What pyarrow calls s3, Hadoop calls s3a; a bare path is one of Hadoop's default file system.
-    target = uri.replace("s3://", "s3a://", 1) if "://" in uri else f"file://{quote(uri)}"
     before = spark.conf.get(_TIMES, None)
     spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
     try:
-        frame.write.mode("overwrite").parquet(target)
+        frame.write.mode("overwrite").parquet(hadoop_path(uri))
     finally:
         spark.conf.set(_TIMES, before) if before is not None else spark.conf.unset(_TIMES)

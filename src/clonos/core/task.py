@@ -91,9 +91,9 @@ class TaskMachine(Connections):
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = self._replay_dependencies(activate.log)
-        self.rows = 0  # handled in this life, and when the oldest of the last step was read:
-        self.born_ms = 0  # for display
-        self.logged_bytes = 0  # of determinants, in this life
+        # For display: rows handled and bytes of their log entries, both in this life, and when
+        # the oldest row of the last step was read.
+        self.rows = self.entry_bytes = self.born_ms = 0
         self._source: list[ev.SourceRows] = []
         self._source_over = False
         self._throttled = False
@@ -161,6 +161,7 @@ class TaskMachine(Connections):
         return {
             "position": self.position,
             "rows": self.rows,
+            "entry_bytes": self.entry_bytes,
             "epoch": self.epoch,
             "replay_to": self.replay_to,
             "blocked": int(self._blocked()),
@@ -169,7 +170,6 @@ class TaskMachine(Connections):
             "queued": sum(len(i.queue) for i in self.inputs.values()),
             "inflight_bytes": sum(o.log.nbytes for o in self.outputs.values()),
             "log_bytes": self.book.nbytes,
-            "logged_bytes": self.logged_bytes,
             "shared_bytes": self.shared_bytes,
             "items_out": sum(o.log.last for o in self.outputs.values()),
         }
@@ -420,8 +420,10 @@ class TaskMachine(Connections):
         self.wake_ms = step.wake_ms
         if logged is None:
             record = encode_record(step.record)
-            self.logged_bytes += len(record)
             self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
+        else:
+            record = self.book.record(self.id, self.position)
+        self.entry_bytes += len(record)
         writer = self.incarnation if logged is None else self.book.writer(self.id, self.position)
         self.dep[self.id] = Dependency(writer or self.incarnation, self.position)
         self._put_out(step, marker, ended)

@@ -62,6 +62,9 @@ class ChainProgram:
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
         self._watermark_out: int | None = None
+        # What has passed before the first operator, between them, and after the last.
+        self._rows = [0] * (len(links) + 1)
+        self._batches_in = self._batches_out = 0
         for link in links:
             link.operator.open(link.place, self._services)
 
@@ -76,6 +79,19 @@ class ChainProgram:
         }
 
     @property
+    def traffic(self) -> dict[str, int]:
+        """Rows into and out of each operator, batches into and out of the chain.
+
+        They are part of the state: a step that is replayed does not count twice, and what was
+        counted since the last checkpoint is counted again by its replay.
+        """
+        counts = {"batches_in": self._batches_in, "batches_out": self._batches_out}
+        for i, name in enumerate(self._names):
+            counts[f"{name}: rows_in"] = self._rows[i]
+            counts[f"{name}: rows_out"] = self._rows[i + 1]
+        return counts
+
+    @property
     def operators(self) -> dict[str, Operator]:
         """By name, in order, for those who measure them."""
         return dict(zip(self._names, self._operators, strict=True))
@@ -83,6 +99,7 @@ class ChainProgram:
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows of the task's source."""
         self._services.begin(step)
+        self._batches_in += 1
         self._push(0, batch.payload)
         self._finish(step)
 
@@ -90,6 +107,7 @@ class ChainProgram:
         """Consecutive batches of one channel, handled as one."""
         self._services.begin(step)
         self._services.port = self._ports.get(channel, 0)
+        self._batches_in += len(batches)
         self._push(0, unseal(batches))
         self._finish(step)
 
@@ -130,6 +148,7 @@ class ChainProgram:
 
     def delta(self) -> Delta:
         """All state that changed since the last call."""
+        self._facts.set("traffic", [self._batches_in, self._batches_out, *self._rows])
         return Delta(self._names, self._changes())
 
     def apply(self, delta: bytes) -> None:
@@ -137,6 +156,9 @@ class ChainProgram:
         for number, is_fact, keys, values in decode_delta(self._names, delta):
             if number == CHAIN:
                 self._facts.restore(keys.to_pylist(), values.to_pylist())
+                counted = self._facts.get("traffic")
+                if counted:
+                    self._batches_in, self._batches_out, *self._rows = counted
             elif is_fact:
                 facts = self._operators[number].facts
                 facts.restore(keys.to_pylist(), values.to_pylist())
@@ -156,11 +178,13 @@ class ChainProgram:
             if batch is None or not batch.num_rows:
                 break
             operator = self._operators[i]
+            self._rows[i] += batch.num_rows
             batch = operator.on_batch(batch)
             watermark = operator.take_watermark()
             if watermark is not None:
                 made.append((i + 1, watermark))
         if batch is not None and batch.num_rows:
+            self._rows[-1] += batch.num_rows
             self._produced.append(batch)
         # A watermark follows the rows that it was made of.
         for position, watermark in made:
@@ -203,7 +227,7 @@ class ChainProgram:
             batch = concat(self._produced)
             self._produced = []
             for output in self._outputs:
-                output.emit(step, batch, self._facts)
+                self._batches_out += output.emit(step, batch, self._facts)
         if self._watermark_out is not None:
             for output in self._outputs:
                 for channel in output.channels:

@@ -1,42 +1,95 @@
-"""look_up: columns of a table that does not change, added to each row."""
+"""look_up: columns of a table, added to each row; the table may change while the job runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from clonos.operators.base import Operator
+from clonos.operators.batches import conform, empty, from_bytes, from_table
+from clonos.operators.identity import IdentityOperator
 from clonos.operators.row_store import RowStore
+from clonos.operators.watermark import IDLE
+
+VERSIONS: Final = pa.schema(
+    [
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("table", pa.large_binary(), nullable=False),
+    ]
+)
+"""A version of a table is one row: it comes whole, or not yet."""
+
+
+class SideTable:
+    """A table that the driver reads when the job starts, and perhaps again while it runs.
+
+    Parameters
+    ----------
+    given
+        A DataFrame, or a function that returns one, or an Arrow table or record batch. It stays in
+        the driver: it is not pickled.
+    schema
+        Of the table.
+    """
+
+    def __init__(self, given: Any, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._given = given
+
+    def read(self) -> pa.RecordBatch:
+        """The table as it is now.
+
+        Raises
+        ------
+        ValueError
+            It has other columns than it had.
+        """
+        table = self._given() if callable(self._given) else self._given
+        if hasattr(table, "toArrow"):
+            table = table.toArrow()
+        if isinstance(table, pa.Table):
+            table = from_table(table)
+        return conform(table, self.schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"schema": self.schema, "_given": None}
 
 
 class LookUpOperator(Operator):
     """Joins rows with those of a table that every task has.
 
     A row comes once for each row of the table that has its key, in the table's order; without one
-    it is dropped, or comes with nulls (``is_left``).
+    it is dropped, or comes with nulls (``is_left``). Of a :class:`SideTable` the driver ships the
+    content; before that, there is none.
     """
 
     def __init__(
         self,
         schema: pa.Schema,
         on: Sequence[str],
-        table: pa.RecordBatch,
+        table: pa.RecordBatch | SideTable,
         table_on: Sequence[str],
         *,
         is_left: bool,
     ) -> None:
         super().__init__()
         self._on = tuple(on)
+        self._table_on = tuple(table_on)
         self._added = [name for name in table.schema.names if name not in table_on]
         self._is_left = is_left
         fields = [table.schema.field(name) for name in self._added]
         if is_left:
             fields = [field.with_nullable(True) for field in fields]
         self.schema = pa.schema([*schema, *fields])
-        self._table = RowStore(table.schema, table_on)
-        for name in table_on:  # null is equal to nothing here
+        self._show(empty(table.schema) if isinstance(table, SideTable) else table)
+
+    def _show(self, table: pa.RecordBatch) -> None:
+        """From here on, look into this table."""
+        self._table = RowStore(table.schema, self._table_on)
+        for name in self._table_on:  # null is equal to nothing here
             table = table.filter(table.column(name).is_valid())
         self._table.append(table, 0)
 
@@ -56,3 +109,41 @@ class LookUpOperator(Operator):
         rows = batch if is_same else batch.take(pa.array(probes))
         columns = [found.rows.column(name).take(chosen) for name in self._added]
         return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=self.schema)
+
+
+class VersionedLookUpOperator(LookUpOperator):
+    """The same; input 1 brings newer versions of the table.
+
+    Which version a row saw is in the order in which the inputs were taken, and so in the log. The
+    newest version is state: what was looked up before a failure is found again behind it.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        on: Sequence[str],
+        table: pa.RecordBatch | SideTable,
+        table_on: Sequence[str],
+        *,
+        is_left: bool,
+    ) -> None:
+        super().__init__(schema, on, table, table_on, is_left=is_left)
+        self._shown: int | None = None
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        if self.services.port == 1:
+            for name in VERSIONS.names:
+                self.facts.set(name, batch.column(name)[-1].as_py())
+            return None
+        version = self.facts.get("version")
+        if version != self._shown:
+            self._show(from_bytes(self.facts.get("table")))
+            self._shown = version
+        return super().on_batch(batch)
+
+
+class VersionsOperator(IdentityOperator):
+    """Passes versions on; event time does not wait for them."""
+
+    def take_watermark(self) -> int | None:
+        return IDLE

@@ -34,12 +34,12 @@ class Output:
     channels: tuple[int, ...]
     keys: tuple[str, ...] = ()
 
-    def emit(self, step: Step, batch: pa.RecordBatch, facts: Facts) -> None:
-        """Put `batch` on these channels; at most one batch on each."""
+    def emit(self, step: Step, batch: pa.RecordBatch, facts: Facts) -> int:
+        """Put `batch` on these channels; at most one batch on each. Returns on how many."""
         if len(self.channels) == 1:
             step.emit(self.channels[0], seal(batch))
         elif self.routing is Routing.HASH:
-            self._emit_by_key(step, batch)
+            return self._emit_by_key(step, batch)
         elif self.routing is Routing.ROUND_ROBIN:
             # Keyed by channel: the counter stays right if a task has several outputs.
             turn = facts.get(f"turn {self.channels[0]}", 0)
@@ -49,13 +49,19 @@ class Output:
             sealed = seal(batch)
             for channel in self.channels:
                 step.emit(channel, sealed)
+            return len(self.channels)
+        return 1
 
-    def _emit_by_key(self, step: Step, batch: pa.RecordBatch) -> None:
+    def _emit_by_key(self, step: Step, batch: pa.RecordBatch) -> int:
+        emitted = 0
         groups = key_groups(key_columns(batch, self.keys))
         owners = owner_of_group(groups, len(self.channels))
         for index, channel in enumerate(self.channels):
             rows = np.flatnonzero(owners == index)
             if len(rows) == batch.num_rows:
                 step.emit(channel, seal(batch))
-            elif len(rows):
+                return 1
+            if len(rows):
                 step.emit(channel, seal(batch.take(pa.array(rows))))
+                emitted += 1
+        return emitted

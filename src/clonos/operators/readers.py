@@ -47,6 +47,9 @@ class Reader(Protocol):
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """The next `rows` rows, which were read before."""
 
+    def skip(self, rows: int) -> None:
+        """Go on behind the next `rows` rows, which another has read."""
+
     def close(self) -> None:
         """Free what was opened; may be called at any time, more than once."""
 
@@ -77,6 +80,10 @@ class BaseReader:
                 batches.append(batch)
                 missing -= batch.num_rows
         return concat(batches)
+
+    def skip(self, rows: int) -> None:
+        """See :meth:`Reader.skip`."""
+        self.read_exactly(rows)
 
     def close(self) -> None:
         """See :meth:`Reader.close`."""

@@ -18,17 +18,37 @@ ReaderFactory = Callable[[int, int], Reader]
 
 
 @dataclass(frozen=True)
+class Feeding:
+    """How a streaming query feeds a source.
+
+    Parameters
+    ----------
+    output_mode, processing_time, available_now
+        As PySpark's ``writeStream`` takes them.
+    backlog_bytes
+        The query waits while more than this is spooled and may still be asked for.
+    """
+
+    output_mode: str = "append"
+    processing_time: str | None = None
+    available_now: bool = False
+    backlog_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
 class SourceSpec:
     """Where a source's rows come from.
 
     Parameters
     ----------
     kind
-        "batches", "dataframe", "files", "rate" or "socket".
+        "batches", "dataframe", "files", "rate", "socket", "spool" (a DataFrame that is written to
+        files first), "stream" (a streaming DataFrame) or "versions" (of a table that is looked
+        up).
     schema
         Of what the reader delivers.
     factory
-        Makes a task's reader; None for a DataFrame, whose rows Spark brings to the slot.
+        Makes a task's reader; None for DataFrames, whose rows Spark brings.
     replayable
         Whether the reader can deliver the same rows again.
     rows_schema
@@ -38,9 +58,15 @@ class SourceSpec:
     parallelism_max
         The highest number of tasks that can share the source, None if any.
     dataframe
-        The Spark DataFrame. It stays in the driver: it is not pickled.
+        The Spark DataFrame, or the table. It stays in the driver: it is not pickled.
     rows_per_second
         Of all tasks together, at most; None: as fast as the job can.
+    feeding
+        Of a "stream".
+    refresh_ms
+        Of "versions": how often the table is read again.
+    ends
+        Whether it is known to end by itself.
     """
 
     kind: str
@@ -52,6 +78,19 @@ class SourceSpec:
     parallelism_max: int | None = None
     dataframe: Any = field(default=None, compare=False)
     rows_per_second: float | None = None
+    feeding: Feeding | None = None
+    refresh_ms: int | None = None
+    ends: bool = True
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the driver has Spark hand over rows while the job runs."""
+        return self.feeding is not None or self.refresh_ms is not None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether Spark brings the rows to a slot of the task's own."""
+        return self.kind == "dataframe"
 
     def reader(self, task_index: int, parallelism: int) -> Reader:
         """The reader of one task."""
@@ -70,11 +109,11 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "parquet" or "spark_write".
+        "collect", "console", "callback", "parquet", "table" or "spark_write".
     head
         Makes the operator of the sink's chain.
     path
-        Folder of the Parquet files.
+        Folder that the tasks write to themselves.
     fn
         The callback, or the function that writes a DataFrame; called in the driver.
     schema

@@ -164,7 +164,7 @@ class Feeder:
         else:
             while self._stand < rows_consumed:
                 skipped = min(rows_consumed - self._stand, SKIP_ROWS)
-                self._reader.read_exactly(skipped)
+                self._reader.skip(skipped)
                 self._stand += skipped
         self._stand = rows_consumed
 

@@ -6,12 +6,16 @@ here they meet the plane's streams. A sender may dial before its receiver is res
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
+from clonos.transport.errors import CannotConnect
 from clonos.transport.events import ChannelClosed, ChannelOpened
+from clonos.transport.plane import OPEN_PORTS
 from clonos.transport.streams import Incoming, Outgoing
 
 if TYPE_CHECKING:
@@ -23,12 +27,31 @@ if TYPE_CHECKING:
     from clonos.transport.plane import Plane
 
 
-class Links:
-    """The data streams of one slot."""
+@dataclass
+class _Trial:
+    """A peer that has not answered yet, however often it was dialled."""
 
-    def __init__(self, plane: Plane, schemas: Mapping[int, pa.Schema]) -> None:
+    peer: tuple[Incarnation, str]
+    since: float
+
+
+class Links:
+    """The data streams of one slot.
+
+    Parameters
+    ----------
+    unreachable_s
+        A peer that cannot be connected to for so long, and is not given up by the coordinator
+        meanwhile, is alive behind something that lets nothing through.
+    """
+
+    def __init__(
+        self, plane: Plane, schemas: Mapping[int, pa.Schema], unreachable_s: float
+    ) -> None:
         self._plane = plane
         self._schemas = schemas
+        self._unreachable_s = unreachable_s
+        self._trials: dict[int, _Trial] = {}
         self._out: dict[int, tuple[int, Outgoing]] = {}  # attempt is unique per channel
         self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
         self._in: dict[int, tuple[int, Incoming]] = {}
@@ -42,6 +65,7 @@ class Links:
             incoming.close()
         self._out.clear()
         self._channel_of.clear()
+        self._trials.clear()
         self._in.clear()
 
     def dial(self, action: ev.Dial, incarnation: Incarnation) -> None:
@@ -52,6 +76,10 @@ class Links:
             action.incarnation,
             self._schemas[action.channel],
         )
+        peer = (action.incarnation, action.address)
+        trial = self._trials.get(action.channel)
+        if trial is None or trial.peer != peer:
+            self._trials[action.channel] = _Trial(peer, time.monotonic())
         self._out[action.channel] = (action.attempt, outgoing)
         self._channel_of[outgoing.conn_id] = (action.channel, action.attempt)
 
@@ -95,12 +123,33 @@ class Links:
         return early
 
     def closed(self, event: ChannelClosed) -> ev.InputClosed | ev.OutputClosed | None:
+        """A stream is over.
+
+        Raises
+        ------
+        CannotConnect
+            Its peer lives, and yet it could not be opened, for long.
+        """
         self._early = [e for e in self._early if e.conn_id != event.conn_id]
         if event.side == "receiver":
             known = self._in.pop(event.conn_id, None)
             return ev.InputClosed(known[0], event.conn_id) if known else None
         outgoing = self._channel_of.pop(event.conn_id, None)
-        return ev.OutputClosed(*outgoing) if outgoing else None
+        if outgoing is None:
+            return None
+        self._give_up_if(outgoing[0], event)
+        return ev.OutputClosed(*outgoing)
+
+    def _give_up_if(self, channel: int, event: ChannelClosed) -> None:
+        trial = self._trials.get(channel)
+        tried_s = time.monotonic() - trial.since if trial is not None else 0.0
+        if trial is None or tried_s < self._unreachable_s:
+            return
+        raise CannotConnect(
+            f"{self._plane.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, though "
+            f"the driver hears of both: {event.error.what if event.error else 'it hangs up'}",
+            remedy=OPEN_PORTS,
+        )
 
     def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:
         """A message of a data stream as an event (None: its stream is history)."""
@@ -109,5 +158,7 @@ class Links:
             return ev.Received(known[0], conn, message) if known else None
         if isinstance(message, (msg.Hello, msg.Credit)):
             outgoing = self._channel_of.get(conn)
+            if outgoing is not None and self._trials:
+                self._trials.pop(outgoing[0], None)
             return ev.Answered(*outgoing, message) if outgoing else None
         return None

@@ -28,7 +28,7 @@ from clonos.runtime.shipment import OutputWriter, Shipment
 from clonos.runtime.standby import Standbys
 from clonos.runtime.world import RealWorld
 from clonos.storage.layers import LayerStore
-from clonos.transport.errors import SchemaMismatch
+from clonos.transport.errors import CannotConnect, SchemaMismatch
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -58,13 +58,15 @@ class SlotLoop:
     ----------
     shipment
         The job.
+    slot
+        Which one.
     host
         Address of the interface to listen on.
     batches
         Rows of the DataFrame partition that Spark reads for this slot, if it is such a slot.
     """
 
-    def __init__(self, shipment: Shipment, host: str, batches: Any = None) -> None:
+    def __init__(self, shipment: Shipment, slot: int, host: str, batches: Any = None) -> None:
         self._shipment = shipment
         self._batches = batches
         self._inbox = Inbox()
@@ -74,13 +76,14 @@ class SlotLoop:
             shipment.secret,
             shipment.job_id,
             self._inbox,
+            identity=shipment.identities.get(slot),
             allow_plaintext=shipment.allow_plaintext,
         )
         for channel, schema in shipment.schemas.items():
             self._plane.pin(channel, schema)
         self._store = LayerStore(shipment.layers_uri, shipment.layers_durability)  # type: ignore[arg-type]
         self._standbys = Standbys(self._store, lambda task: shipment.programs[task]())
-        self._links = Links(self._plane, shipment.schemas)
+        self._links = Links(self._plane, shipment.schemas, shipment.unreachable_s)
         self._world = RealWorld()
         self._machine: TaskMachine | None = None
         self._life = 0  # of the machine in this slot: what background work was for another is void
@@ -89,6 +92,7 @@ class SlotLoop:
         self._writer: OutputWriter | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
         self._stopped = False
+        self._lost: CannotConnect | None = None
         self._latency_ms = 0
         self._busy = False
         self._next_tick = 0.0
@@ -126,6 +130,8 @@ class SlotLoop:
             self._cool()
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._plane.shutdown()
+        if self._lost is not None:
+            raise self._lost  # the driver cannot be told otherwise than by Spark
 
     def _guard(self, do: Callable[..., None], *args: Any) -> None:
         """Whatever goes wrong in a task is reported with its place; the slot itself stays."""
@@ -210,6 +216,7 @@ class SlotLoop:
         counters = {
             **machine.statistics(),
             **getattr(machine.program, "statistics", {}),
+            **getattr(machine.program, "traffic", {}),
             "latency_ms": self._latency_ms,
         }
         self._latency_ms = 0
@@ -236,6 +243,7 @@ class SlotLoop:
                 raise thing.error  # it would be sent again, and again be refused
         elif isinstance(thing, ControlLost):
             self._stopped = True  # without a coordinator we may be fenced already
+            self._lost = thing.error if isinstance(thing.error, CannotConnect) else None
         elif callable(thing):
             thing()
 

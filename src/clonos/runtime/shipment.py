@@ -13,6 +13,7 @@ from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.operators.readers import Reader
 from clonos.transport.secret import JobSecret
+from clonos.transport.tls import Identity
 
 PROFILE_VARIABLE: Final = "CLONOS_PROFILE_DIR"
 """If the driver has this environment variable, slots write a profile of themselves there."""
@@ -41,6 +42,10 @@ class Shipment:
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
         A source cuts a batch at so many rows, or waits no longer for more of them.
+    identities
+        The certificate of each slot, if streams are encrypted.
+    unreachable_s
+        So long a task tries to connect to a peer that the coordinator believes to live.
     share_ms
         Log entries that no batch has taken along for so long travel by themselves.
     """
@@ -57,7 +62,9 @@ class Shipment:
     coordinator: str
     layers_uri: str
     layers_durability: str = "process"
+    identities: Mapping[int, Identity] = field(default_factory=dict)
     allow_plaintext: bool = False
+    unreachable_s: float = 20.0
     batch_rows_max: int = 8192
     linger_ms: float = 10.0
     share_ms: float = 50.0

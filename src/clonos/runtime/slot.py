@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import os
-import platform
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,6 +10,7 @@ import pyarrow as pa
 
 from clonos.runtime.loop import SlotLoop
 from clonos.runtime.shipment import Shipment
+from clonos.runtime.versions import installed
 from clonos.transport.events import Register
 
 
@@ -32,7 +31,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
     """The function that a slot's Spark task runs."""
 
     def run(info: Where, batches: Iterator[pa.RecordBatch] | None) -> None:
-        loop = SlotLoop(shipment, info.host, batches)
+        loop = SlotLoop(shipment, info.slot, info.host, batches)
         register = Register(
             slot=info.slot,
             attempt=info.attempt,
@@ -42,9 +41,7 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
             jvm_pid=info.jvm_pid,
             pid=info.pid,
             address=loop.address,
-            python=platform.python_version(),
-            pyarrow=pa.__version__,
-            hash_seed=os.environ.get("PYTHONHASHSEED", ""),
+            versions=installed(),
         )
         if not shipment.profile_dir:
             loop.run(register)

@@ -19,3 +19,12 @@ class SlotFailed(ClonosError):
 
 class SparkStopped(ClonosError):
     """The Spark application has ended while a job ran in it."""
+
+
+class JobCancelled(ClonosError):
+    """Somebody has cancelled Spark jobs of a clonos job: in Spark's UI, by group, tag or number,
+    or all of them."""
+
+
+class FeedFailed(ClonosError):
+    """The streaming query that feeds a source has failed."""

@@ -11,6 +11,8 @@ from typing import Any, Final
 import pyspark
 from pyspark.sql import SparkSession
 
+from clonos.spark.errors import SparkSetup
+
 LOOPBACK: Final = "127.0.0.1"
 
 _SETTINGS: Final = {
@@ -46,6 +48,11 @@ def get_or_create(
     config
         Further settings; they win over the ones made here.
 
+    Raises
+    ------
+    SparkSetup
+        The running session is one of Spark Connect.
+
     Examples
     --------
     >>> spark = get_or_create("local[2]")  # doctest: +SKIP
@@ -66,8 +73,26 @@ def get_or_create(
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    require_driver(spark)
     _quieten(spark)
     return spark
+
+
+def require_driver(spark: Any) -> None:
+    """Make sure that the driver of a session is this process.
+
+    Raises
+    ------
+    SparkSetup
+        It is one of Spark Connect, says what is missing there and what to do.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        raise SparkSetup(
+            "a Spark Connect session has no driver in this process: a job starts and cancels "
+            "Spark jobs through its SparkContext and listens beside it, and Connect offers neither",
+            remedy="use a classic session (with a master, not remote(), and without SPARK_REMOTE), "
+            "where Spark's driver runs; clonos.causal works with Spark Connect, too",
+        )
 
 
 _REPORTED_BY_US: Final = (

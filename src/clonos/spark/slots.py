@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,8 +37,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
-from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
-from clonos.spark.session import LOOPBACK
+from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing."""
@@ -52,6 +53,13 @@ _SETTINGS_LOCK: Final = threading.Lock()
 
 _SLOT: Final = "clonos.slot"
 """The local property that tells a task which slot it is."""
+
+_CANCELLED: Final = "SPARK_JOB_CANCELLED"
+"""The condition of what Spark throws when a job was cancelled."""
+
+_GROUP: Final = "spark.jobGroup.id"
+_INHERITED: Final = (_GROUP, "spark.scheduler.pool")
+"""Local properties of the thread that starts a job which its slots' Spark jobs have, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,8 @@ class SlotLauncher:
         A session with a driver in this process (not Spark Connect).
     name
         Of the job; Spark's UI shows "`name`: slot 3".
+    group
+        Job group of the slots' Spark jobs, if the calling thread has not set one.
     on_end
         Called with (slot, error or None) from a thread of the slot's own when its Spark job is
         over. Launching the slot again from there is fine.
@@ -140,12 +150,17 @@ class SlotLauncher:
     >>> launcher.launch(0, lambda info, batches: print(info.pid))  # doctest: +SKIP
     """
 
-    def __init__(self, spark: SparkSession, name: str, on_end: OnEnd) -> None:
+    def __init__(self, spark: SparkSession, name: str, on_end: OnEnd, group: str = "") -> None:
         self._driver_host = driver_address(spark)
         self._spark = spark
         self._context = spark.sparkContext
         self._name = name
         self._on_end = on_end
+        self._marks = {_GROUP: group or None}
+        for key in _INHERITED:
+            self._marks[key] = self._context.getLocalProperty(key) or self._marks.get(key)
+        self._tags = self._context.getJobTags()
+        self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
         self._handles: list[SlotHandle] = []
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
         self._preparing = threading.Lock()
@@ -187,8 +202,13 @@ class SlotLauncher:
         running = sum([handle.is_running for handle in self._handles])
         return max(0, capacity - max(active, running))
 
-    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S) -> None:
+    def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
         """Make sure that `count` more slots can run, waiting for executors that still start.
+
+        Parameters
+        ----------
+        cores
+            So many more are needed beside them, for streaming queries that feed the job.
 
         Raises
         ------
@@ -196,31 +216,31 @@ class SlotLauncher:
             They cannot; says how many are there and what to set.
         """
         until = time.monotonic() + (wait_s if not self.is_local else 0)
-        while (free := self.free_slots()) is not None and free < count:
+        also = " and a core for the streaming queries that feed them" if cores else ""
+        while (free := self.free_slots()) is not None and free < count + cores:
             if time.monotonic() > until:
                 raise NotEnoughSlots(
-                    f"{count} slots are needed and {free} of Spark's cores are free",
+                    f"{count} slots{also} are needed and {free} of Spark's cores are free",
                     where=self._name,
-                    remedy=self._remedy(count, free),
+                    remedy=self._remedy(count + cores, free),
                 )
             time.sleep(0.1)
 
     @property
     def is_local(self) -> bool:
         """Whether the only executor is the driver."""
-        master = self._context.master or ""
-        return master == "local" or master.startswith("local[")
+        return is_local(self._spark)
 
     def _remedy(self, count: int, free: int) -> str:
         if self.is_local:
             return (
                 f"create the session with master local[{count}] or more (slots mostly wait: more"
-                " of them than the machine has cores is fine), or lower the parallelism"
+                " of them than the machine has cores is fine), or lower parallelism or standbys"
             )
         return (
             f"give the application {count - free} more cores (spark.executor.instances,"
-            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower the"
-            " parallelism"
+            " spark.executor.cores, spark.cores.max), stop what else it runs, or lower"
+            " parallelism or standbys"
         )
 
     # --- launching ---
@@ -288,10 +308,37 @@ class SlotLauncher:
     def _label(self, slot_id: int, tag: str, text: str) -> None:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
         context = self._context
-        context.setJobDescription(text)
-        context.addJobTag(tag)
+        self.describe(text)
+        context.clearJobTags()  # of the slot's life before this one
+        for each in (*self._tags, tag):
+            context.addJobTag(each)
         context.setInterruptOnCancel(interruptOnCancel=True)
         context.setLocalProperty(_SLOT, str(slot_id))
+
+    def describe(self, text: str) -> None:
+        """Describe, and group, the Spark jobs that this thread will start."""
+        for key, value in self._marks.items():
+            self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
+        self._context.setJobDescription(text)
+
+    def show(self, text: str) -> None:
+        """Put a line among the jobs of Spark's UI, soon: what a slot does from now on.
+
+        The description of a running job cannot be changed. A job without tasks takes no core, is
+        over at once, and stays in the list with its description and its time.
+        """
+
+        def work() -> None:
+            with contextlib.suppress(*SPARK_ERRORS, AttributeError):  # Spark has stopped
+                self.describe(f"{self._name}: {text}")
+                self._context._jsc.emptyRDD().count()  # noqa: SLF001 - Python's takes a core
+
+        with contextlib.suppress(RuntimeError):  # the job has ended
+            self._shown.submit(work)
+
+    def close(self) -> None:
+        """Nothing more is to be shown."""
+        self._shown.shutdown(wait=False)
 
     def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
@@ -333,8 +380,22 @@ def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], B
     return run
 
 
-def _slot_failed(where: str, failure: BaseException) -> SlotFailed:
+def _slot_failed(where: str, failure: BaseException) -> ClonosError:
+    if _condition(failure) == _CANCELLED:
+        return JobCancelled(
+            f"somebody has cancelled it in Spark: {in_short(failure)}",
+            where=where,
+            remedy="start the job again: with a checkpoint_dir it goes on where it was",
+        )
     return SlotFailed(f"the slot's Spark job has failed: {in_short(failure)}", where=where)
+
+
+def _condition(failure: BaseException) -> str | None:
+    """Spark's name for what happened, if it has one."""
+    with contextlib.suppress(AttributeError, *SPARK_ERRORS):
+        found: str | None = failure.java_exception.getCondition()  # type: ignore[attr-defined]
+        return found
+    return None
 
 
 def in_short(failure: BaseException) -> str:
@@ -351,6 +412,12 @@ def in_short(failure: BaseException) -> str:
     return reason[:300]
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Whether a session's only executor is its driver."""
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
+
+
 def driver_address(spark: SparkSession) -> str:
     """The address of the interface on which executors reach the driver.
 
@@ -361,11 +428,7 @@ def driver_address(spark: SparkSession) -> str:
     SparkSetup
         The session has no driver here, or its host name leads nowhere.
     """
-    if not hasattr(spark, "_jsparkSession"):
-        raise SparkSetup(
-            "a Spark Connect session has no driver in this process",
-            remedy="create the session with a master, not with remote()",
-        )
+    require_driver(spark)
     context = spark.sparkContext
     if (context.master or "").startswith("local"):
         return LOOPBACK

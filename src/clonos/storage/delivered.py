@@ -142,7 +142,7 @@ class DeliveredStore:
                 task, newest = (file.generation, file.task_index), -1
             if file.last_seq <= newest:
                 continue
-            for seq, batch in _read(file.path):
+            for seq, batch in read_file(file.path):
                 if seq > newest:
                     yield Delivered(file.generation, file.task_index, seq, batch)
             newest = file.last_seq
@@ -158,7 +158,8 @@ def _write(path: Path, batches: Sequence[pa.RecordBatch], seqs: Sequence[int]) -
             writer.write_batch(batch, custom_metadata={_SEQ: str(seq).encode()})
 
 
-def _read(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_file(path: str | Path) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of one file with their numbers."""
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             for index in range(reader.num_record_batches):

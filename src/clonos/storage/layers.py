@@ -56,8 +56,8 @@ class LayerStore:
         self._uri = str(uri)
         base, root = _filesystem(self._uri)
         self._root = root
-        self._is_local = isinstance(base, fs.LocalFileSystem)
-        self._syncs = self._is_local and durability == "fsync"
+        self.is_local = isinstance(base, fs.LocalFileSystem)
+        self._syncs = self.is_local and durability == "fsync"
         base.create_dir(root, recursive=True)
         self._fs = fs.SubTreeFileSystem(root, base)
 
@@ -76,11 +76,11 @@ class LayerStore:
                 stream.write(trailer)
             if self._syncs:
                 sync_file(self._local(unfinished))
-            if not self._is_local and self._exists(path):
+            if not self.is_local and self.has(path):
                 self._fs.delete_file(path)  # HDFS does not move onto a file
             self._fs.move(unfinished, path)
         except BaseException:
-            if self._exists(unfinished):
+            if self.has(unfinished):
                 self._fs.delete_file(unfinished)
             raise
         if self._syncs:
@@ -113,6 +113,10 @@ class LayerStore:
             raise self._unreadable(path, "its checksum is wrong")
         return data
 
+    def has(self, path: str) -> bool:
+        """Whether something is stored under `path`."""
+        return bool(self._fs.get_file_info(path).type != fs.FileType.NotFound)
+
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these; those that are gone already are none of our business."""
         for path in paths:
@@ -132,9 +136,6 @@ class LayerStore:
     def _files(self) -> Iterable[str]:
         found = self._fs.get_file_info(fs.FileSelector("", recursive=True))
         return sorted(info.path for info in found if info.type == fs.FileType.File)
-
-    def _exists(self, path: str) -> bool:
-        return bool(self._fs.get_file_info(path).type != fs.FileType.NotFound)
 
     def _local(self, path: str) -> Path:
         return Path(self._root) / path

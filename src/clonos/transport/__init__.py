@@ -2,9 +2,11 @@
 
 from clonos.transport.errors import (
     AuthenticationFailed,
+    CannotConnect,
     PeerUnreachable,
     PlaintextRefused,
     SchemaMismatch,
+    TlsUnavailable,
 )
 from clonos.transport.events import (
     ChannelClosed,
@@ -18,14 +20,17 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.streams import Incoming, Outgoing
+from clonos.transport.tls import Identity
 
 __all__ = [
     "AuthenticationFailed",
+    "CannotConnect",
     "ChannelClosed",
     "ChannelOpened",
     "ControlLost",
     "ControlOpened",
     "Heartbeat",
+    "Identity",
     "Inbox",
     "Incoming",
     "JobSecret",
@@ -35,4 +40,5 @@ __all__ = [
     "Plane",
     "Register",
     "SchemaMismatch",
+    "TlsUnavailable",
 ]

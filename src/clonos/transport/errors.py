@@ -13,9 +13,17 @@ class PlaintextRefused(ClonosError):
     """The address is not a loopback one (or not one at all), and plaintext was not asked for."""
 
 
+class TlsUnavailable(ClonosError):
+    """Streams are to be encrypted, and the certificates for that cannot be made."""
+
+
 class SchemaMismatch(ProtocolError):
     """A batch has another schema than the one pinned for its channel."""
 
 
 class PeerUnreachable(ClonosError):
     """A stream could not be opened or broke; the peer or the network between is gone."""
+
+
+class CannotConnect(PeerUnreachable):
+    """Nothing that is sent to that address comes back: it, or what lies between, drops it."""

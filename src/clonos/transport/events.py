@@ -23,7 +23,7 @@ class Register:
 
     ``attempt`` is Spark's task attempt id and ``nonce`` random: an attempt that runs twice is
     two slots. ``jvm_pid`` is the executor's process on ``host``, for anti-affinity.
-    ``hash_seed`` is PYTHONHASHSEED ("" if unset): it and the versions must be equal everywhere.
+    ``versions`` must be equal everywhere (:mod:`clonos.runtime.versions`).
     """
 
     slot: int
@@ -34,9 +34,7 @@ class Register:
     jvm_pid: int
     pid: int
     address: str
-    python: str
-    pyarrow: str
-    hash_seed: str
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import PeerUnreachable, PlaintextRefused
+from clonos.transport.errors import CannotConnect, PeerUnreachable, PlaintextRefused
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -40,6 +40,7 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
 from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
+from clonos.transport.tls import Identity, Keys, slot_name
 
 HEARTBEAT_S: Final = 1.0
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
@@ -53,8 +54,20 @@ STRANGER_S: Final = 10.0
 STRANGERS_MAX: Final = 256
 """At one time; the oldest one goes."""
 
+CONNECT_S: Final = 10.0
+"""A machine that has not answered for so long will not: it, or what lies between, is silent."""
+
+OPEN_S: Final = 60.0
+"""A process that has not answered for so long is asked anew: its loop may be in a long call."""
+
 SHUTDOWN_S: Final = 3.0
 """How long a shutdown waits for peers to leave, before it hangs up."""
+
+OPEN_PORTS: Final = (
+    "let the machines of the job's executors and driver connect to one another on any port above "
+    "1023 (net.ipv4.ip_local_port_range): see docs/deploy.md"
+)
+"""What to do if two machines cannot connect."""
 
 _NOBODY: Final = Incarnation(0, 0)
 _UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
@@ -74,14 +87,16 @@ class Plane:
         Streams of other jobs are refused.
     inbox
         What other threads put there, :meth:`poll` returns, too.
+    identity
+        This process's certificate: all its streams are encrypted, and with processes that have
+        one of the same authority. Without one, streams are authenticated but not encrypted.
     allow_plaintext
-        Needed for an address that is not a loopback one: streams are authenticated but not
-        encrypted.
+        Needed for an address that is not a loopback one, if there is no `identity`.
 
     Raises
     ------
     PlaintextRefused
-        `host` is not a loopback address and `allow_plaintext` is not set.
+        `host` is not a loopback address, and there is neither of these.
     OSError
         This process cannot listen there.
 
@@ -100,18 +115,21 @@ class Plane:
         job_id: str,
         inbox: Inbox,
         *,
+        identity: Identity | None = None,
         allow_plaintext: bool = False,
     ) -> None:
         self._secret = secret
         self._job_id = job_id
         self._inbox = inbox
+        self._keys = Keys(identity) if identity is not None else None
         self._allow_plaintext = allow_plaintext
         self._check_address(host)
         self._listener = socket.create_server(
             (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
         )
         self._listener.setblocking(False)
-        self._name = f"[{host}]" if ":" in host else host
+        named = f"[{host}]" if ":" in host else host
+        self._name = f"tls://{self._keys.name}@{named}" if self._keys else f"tcp://{named}"
         self._conn_ids = itertools.count(1)
         self._closing = False
         self._nonces: set[bytes] = set()
@@ -125,6 +143,8 @@ class Plane:
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
         self._deadlines: dict[Stream, float] = {}  # of strangers and of those that are leaving
+        self._opening: dict[Outgoing, float] = {}  # since when
+        self.strangers_refused = 0
         self._things: list[Thing] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
@@ -132,8 +152,8 @@ class Plane:
 
     @property
     def address(self) -> str:
-        """Where peers connect to."""
-        return f"tcp://{self._name}:{self._listener.getsockname()[1]}"
+        """Where peers connect to, and what the certificate that they find there has to say."""
+        return f"{self._name}:{self._listener.getsockname()[1]}"
 
     @property
     def is_connected(self) -> bool:
@@ -165,7 +185,7 @@ class Plane:
                 self._things += stream.read()
             if mask & _WRITE:
                 self.changed(stream)
-        if self._deadlines:
+        if self._deadlines or self._opening:
             self._enforce_deadlines()
         things, self._things = self._things, []
         return things + self._inbox.take()
@@ -196,6 +216,8 @@ class Plane:
         """See :class:`~clonos.transport.streams.Host`."""
         self._streams.discard(stream)
         self._deadlines.pop(stream, None)
+        if isinstance(stream, Outgoing):
+            self._opening.pop(stream, None)
         self._selector.unregister(stream.connection)
 
     def _enforce_deadlines(self) -> None:
@@ -203,6 +225,19 @@ class Plane:
         for stream, due in list(self._deadlines.items()):
             if due <= now:
                 self._things += stream.end(None)
+        for stream, since in list(self._opening.items()):
+            if stream.state is not State.OPENING:
+                del self._opening[stream]
+            elif now - since > CONNECT_S and not stream.is_connected:
+                self._things += stream.end(
+                    CannotConnect(
+                        f"{self.address} cannot connect to {stream.peer}: nothing comes back "
+                        f"within {CONNECT_S:g} s",
+                        remedy=OPEN_PORTS,
+                    )
+                )
+            elif now - since > OPEN_S:
+                self._things += stream.end(PeerUnreachable(f"{stream.peer} does not answer"))
 
     # --- opening streams ----------------------------------------------------------------------
 
@@ -266,7 +301,12 @@ class Plane:
         outgoing = self._open(greet(Purpose.CONTROL), None, lost)
         outgoing.send(register)
         pulse = Pulse(
-            self._secret, partial(greet, Purpose.PULSE), register.nonce, progress, heartbeat_s
+            self._secret,
+            partial(greet, Purpose.PULSE),
+            register.nonce,
+            progress,
+            heartbeat_s,
+            self._keys,
         )
         return outgoing
 
@@ -279,6 +319,8 @@ class Plane:
         peer = urlsplit(greeting.audience)
         host = peer.hostname or ""
         self._check_address(host)
+        if self._keys and not peer.username:
+            raise PlaintextRefused(f"{greeting.audience} does not encrypt its streams")
         if self._closing:
             raise PeerUnreachable("this process is leaving the job")
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -293,8 +335,10 @@ class Plane:
             greeting,
             schema,
             over,
+            self._keys.client(peer.username) if self._keys and peer.username else None,
         )
         self._add(outgoing)
+        self._opening[outgoing] = time.monotonic()
         if failure not in _UNDER_WAY:
             reason = f"{greeting.audience} cannot be reached: {errno.errorcode[failure]}"
             self._things += outgoing.end(PeerUnreachable(reason))
@@ -318,10 +362,10 @@ class Plane:
                 f"{host} would listen on every interface",
                 remedy="give the address of the one that the job's processes share",
             )
-        if not ip.is_loopback and not self._allow_plaintext:
+        if not (ip.is_loopback or self._keys or self._allow_plaintext):
             raise PlaintextRefused(
                 f"streams with {host} would leave this machine unencrypted",
-                remedy="set allow_plaintext=True if that network is trusted",
+                remedy="leave tls on, or say tls=False if that network is trusted",
             )
 
     # --- serving streams ----------------------------------------------------------------------
@@ -334,15 +378,23 @@ class Plane:
                 return
             connection.setblocking(False)
             peer = f"tcp://{address[0]}:{address[1]}"
-            stranger = Incoming(self, next(self._conn_ids), connection, peer, self._admit)
+            tls = self._keys.server() if self._keys else None
+            stranger = Incoming(
+                self, next(self._conn_ids), connection, peer, self._admit, self._refused, tls
+            )
             self._add(stranger)
             if len(self._deadlines) >= STRANGERS_MAX:
                 self._things += next(iter(self._deadlines)).end(None)
             self._deadlines[stranger] = time.monotonic() + STRANGER_S
 
+    def _refused(self) -> None:
+        self.strangers_refused += 1
+
     def _admit(self, incoming: Incoming, sealed: bytes) -> list[Thing]:
         greeting = self._secret.open(sealed)
         is_ours = greeting.job == self._job_id and greeting.audience == self.address
+        if incoming.tls is not None and greeting.purpose != Purpose.CHANNEL:
+            is_ours &= incoming.tls.peer_name == slot_name(greeting.id)
         if self._closing or not is_ours or greeting.nonce in self._nonces:
             raise refused()
         self._nonces.add(greeting.nonce)

@@ -24,6 +24,7 @@ from clonos.errors import ClonosError
 from clonos.transport.events import WIRE, Heartbeat
 from clonos.transport.frames import HEAD, FrameReader
 from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
+from clonos.transport.tls import Keys
 
 CONNECT_S: Final = 5.0
 """A coordinator that does not answer for so long is asked again."""
@@ -44,6 +45,8 @@ class Pulse:
         Of the slot's registration, which the beats belong to.
     progress
         Called (from the thread) for the other fields of every Heartbeat.
+    keys
+        To encrypt what it says.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class Pulse:
         nonce: str,
         progress: Progress,
         heartbeat_s: float,
+        keys: Keys | None,
     ) -> None:
         self._secret = secret
         self._greet = greet
         self._nonce = nonce
         self._progress = progress
         self._heartbeat_s = heartbeat_s
+        self._keys = keys
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="clonos-pulse", daemon=True).start()
 
@@ -77,8 +82,12 @@ class Pulse:
         greeting = self._greet()
         peer = urlsplit(greeting.audience)
         address = peer.hostname or "", peer.port or 0
-        with socket.create_connection(address, CONNECT_S) as connection:
+        with contextlib.ExitStack() as opened:
+            connection = opened.enter_context(socket.create_connection(address, CONNECT_S))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._keys is not None:
+                encrypted = self._keys.wrap(connection, peer.username or "")
+                connection = opened.enter_context(encrypted)
             sealed = self._secret.seal(greeting)
             connection.sendall(_framed(sealed))
             if not self._secret.is_answer(sealed, _first_frame(connection)):

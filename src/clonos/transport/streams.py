@@ -8,8 +8,10 @@ stream costs no thread, and a peer that does not read blocks nobody.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,10 +19,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from clonos.core import messages as m
 from clonos.core.codec import MESSAGE_BYTES_MAX
 from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import AuthenticationFailed, PeerUnreachable, SchemaMismatch
+from clonos.transport.errors import (
+    AuthenticationFailed,
+    PeerUnreachable,
+    SchemaMismatch,
+)
 from clonos.transport.events import WIRE, Event, Refused
-from clonos.transport.frames import HEAD, Bodies, FrameReader
+from clonos.transport.frames import HEAD, RECEIVE_BYTES, Bodies, Frame, FrameReader
 from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
+from clonos.transport.tls import Tls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,10 +61,13 @@ class Host(Protocol):
 class Stream:
     """One end: a connection, what is to be written to it, and how far it is."""
 
-    def __init__(self, host: Host, conn_id: int, connection: socket.socket, peer: str) -> None:
+    def __init__(
+        self, host: Host, conn_id: int, connection: socket.socket, peer: str, tls: Tls | None
+    ) -> None:
         self.conn_id = conn_id
         self.peer = peer
         self.connection = connection
+        self.tls = tls
         self.state = State.OPENING
         self.wants_to_write = False
         self.is_listed = False  # by the plane, as one to flush
@@ -93,11 +103,18 @@ class Stream:
 
     def _put_frame(self, encoded: bytes, body: pa.Buffer | None = None) -> None:
         size = body.size if body is not None else 0
-        self._out.append(HEAD.pack(len(encoded), size) + encoded)
-        if body is not None:
-            self._out.append(memoryview(body))
-        self._unsent_bytes += HEAD.size + len(encoded) + size
+        head = HEAD.pack(len(encoded), size) + encoded
+        if self.tls is not None:
+            self._append(self.tls.seal([head] if body is None else [head, body]))
+        else:
+            self._append(head)
+            if body is not None:
+                self._append(memoryview(body))
         self._host.changed(self)
+
+    def _append(self, piece: Any) -> None:
+        self._out.append(piece)
+        self._unsent_bytes += len(piece)
 
     def flush(self) -> None:
         """Hand to the system what it takes now."""
@@ -128,9 +145,14 @@ class Stream:
     def read(self) -> list[Thing]:
         """Take what has arrived."""
         try:
-            frames = self._reader.receive(self.connection)
+            if self.tls is None:
+                frames = self._reader.receive(self.connection)
+            else:
+                frames = self._receive_sealed(self.tls)
         except BlockingIOError:
             return []
+        except ssl.SSLError as failure:
+            return self._not_trusted(failure)
         except OSError as broken:
             return self.end(PeerUnreachable(f"the stream with {self.peer} broke: {broken}"))
         except ClonosError as error:
@@ -146,6 +168,42 @@ class Stream:
         except ClonosError as error:
             things += self._wrong(error)
         return things
+
+    def _receive_sealed(self, tls: Tls) -> list[Frame] | None:
+        """Read once; return all of it: what stayed in OpenSSL's buffer would not wake the loop."""
+        came = self.connection.recv(RECEIVE_BYTES)
+        if not came or self.state is State.LEAVING:
+            return [] if came else None
+        was_open, frames = tls.is_open, []
+        tls.arrived(came)
+        said = tls.said()  # of a handshake
+        if said:
+            self._append(said)
+        if tls.is_open:
+            with suppress(BlockingIOError):
+                while (some := self._reader.receive(tls)) is not None:
+                    frames += some
+        if tls.is_open and not was_open:
+            self._trusted()
+        if said:
+            self._host.changed(self)
+        return frames
+
+    def _trusted(self) -> None:
+        """The handshake is over."""
+
+    def _not_trusted(self, failure: ssl.SSLError) -> list[Thing]:
+        """The peer has no certificate of this job, or thinks so of us: tell it why, and leave."""
+        if self.tls is not None and (alert := self.tls.said()):
+            self._append(alert)
+        Stream.close(self)
+        reason = failure.reason or str(failure)
+        return self._say_so(
+            AuthenticationFailed(
+                f"the stream with {self.peer} cannot be encrypted: {reason}",
+                remedy="see what else listens at that address",
+            )
+        )
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
         raise NotImplementedError
@@ -187,7 +245,7 @@ class Stream:
     def _wrong(self, error: ClonosError) -> list[Thing]:
         """The peer said something wrong: tell it, and leave."""
         self._put_frame(WIRE.encode(Refused(type(error).__name__, error.what)))
-        self.close()
+        Stream.close(self)  # now, whatever is held back
         return self._say_so(error)
 
     def end(self, error: ClonosError | None) -> list[Thing]:
@@ -227,14 +285,32 @@ class Outgoing(Stream):
         greeting: Greeting,
         schema: pa.Schema | None,
         over: Callable[[int, ClonosError | None], Event],
+        tls: Tls | None,
     ) -> None:
-        super().__init__(host, conn_id, connection, peer)
+        super().__init__(host, conn_id, connection, peer, tls)
         self._secret = secret
         self._sealed = secret.seal(greeting)
         self._bodies = Bodies(schema) if schema is not None else None
         self._on_over = over
         self._held: list[tuple[bytes, pa.Buffer | None]] = []
+        if tls is None:
+            self._put_frame(self._sealed)
+        else:
+            tls.shake_hands()
+            self._append(tls.said())
+            self._host.changed(self)
+
+    def _trusted(self) -> None:
         self._put_frame(self._sealed)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other machine has answered (the process there may not have, yet)."""
+        try:
+            self.connection.getpeername()
+        except OSError:
+            return False
+        return True
 
     def send(self, message: Any) -> None:
         """Queue `message`; never blocks. Messages after the end of the stream are dropped."""
@@ -290,6 +366,8 @@ class Incoming(Stream):
     admit
         Called with this stream and the first thing a client says; returns what the loop is told,
         and makes the stream know its part (:meth:`admitted`).
+    refused
+        Called if it is none of the job's.
     """
 
     def __init__(
@@ -299,12 +377,15 @@ class Incoming(Stream):
         connection: socket.socket,
         peer: str,
         admit: Callable[[Incoming, bytes], list[Thing]],
+        refused: Callable[[], None],
+        tls: Tls | None,
     ) -> None:
-        super().__init__(host, conn_id, connection, peer)
+        super().__init__(host, conn_id, connection, peer, tls)
         self._admit = admit
         self._reader.limit = GREETING_BYTES_MAX
         self._deliver: Callable[[Any], list[Thing]] | None = None
-        self._on_over: Callable[[ClonosError | None], list[Thing]] = _say_nothing
+        self._refused = refused
+        self._on_over: Callable[[ClonosError | None], list[Thing]] = self._not_admitted
 
     def admitted(
         self,
@@ -331,14 +412,15 @@ class Incoming(Stream):
             return self._admit(self, encoded)
         return self._deliver(self._message(encoded, body))
 
+    def _not_admitted(self, error: ClonosError | None) -> list[Thing]:
+        """Of a client that was never admitted, the loop does not know."""
+        if error is not None:
+            self._refused()
+        return []
+
     def _over(self, error: ClonosError | None) -> list[Thing]:
         # That a client leaves is no error.
         return self._on_over(None if type(error) is PeerUnreachable else error)
-
-
-def _say_nothing(_: ClonosError | None) -> list[Thing]:
-    """Of a client that was never admitted, the loop does not know."""
-    return []
 
 
 def _as_refusal(encoded: bytes) -> Refused | None:

@@ -1,0 +1,157 @@
+"""Payments go from Spark through a service and back into Spark while its processes are killed.
+
+    python examples/payments/watch.py
+
+writes payments into a folder, runs ``pipeline.py`` over them, kills the worker that asks the
+service, an executor, and the driver (which is started again), and then compares what Spark has
+written with what Spark SQL computes from the same payments when nothing fails, and with the
+service's own journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from rich.console import Console
+
+from clonos.demo.process import ServerProcess
+from clonos.demo.verdict import verdict
+from clonos.spark.session import get_or_create
+
+MERCHANTS = ["Anna", "BRUNO", " cleo", "Dora ", "emil", "Fritz", "gerda", "HUGO", "ida", "Jakob"]
+FILE_ROWS = 250
+START = datetime(2024, 1, 1, tzinfo=timezone.utc)
+
+
+class Pipeline:
+    """The driver's process, and what it says of its tasks."""
+
+    def __init__(self, folder: Path, url: str, master: str) -> None:
+        self.command = [sys.executable, pipeline.__file__, str(folder), url, master]
+        self.log = folder / "log"  # Spark has much to say about processes that die
+        self.start()
+
+    def start(self) -> None:
+        self.said: dict[str, Any] = {"slots": [], "quiet": False, "recovered": 0}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+
+    def _listen(self, lines: Any) -> None:
+        for line in lines:
+            if line.startswith("{"):
+                self.said = json.loads(line)
+
+    def wait_quiet(self) -> None:
+        while not self.said["quiet"]:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the pipeline ended: see {self.log}")
+            time.sleep(0.1)
+
+    def kill(self, what: str) -> None:
+        """``kill -9``; a dead driver is started again."""
+        self.wait_quiet()
+        by_name = {name: (pid, executor) for name, pid, executor in self.said["slots"]}
+        worker, executor = by_name["ask[0]"]
+        pid = {"worker": worker, "executor": executor, "driver": self.process.pid}[what]
+        os.kill(pid, signal.SIGKILL)
+        print(f"kill -9 {pid}: the {what}", flush=True)
+        if what == "driver":
+            self.process.wait()
+            self.start()
+        else:
+            self.said["quiet"] = False
+
+
+def payment(number: int, chosen: random.Random) -> dict[str, Any]:
+    """One payment; one in twenty is of no use."""
+    merchant = chosen.choice(MERCHANTS) if chosen.random() > 0.05 else "?!"
+    at = START + timedelta(milliseconds=5 * number)
+    cents = chosen.randrange(1, 10_000) if chosen.random() > 0.02 else -1
+    return {"id": number, "merchant": merchant, "cents": cents, "time": at.isoformat()}
+
+
+def write_file(folder: Path, number: int, chosen: random.Random) -> None:
+    """A file appears whole."""
+    rows = (payment(number * FILE_ROWS + i, chosen) for i in range(FILE_ROWS))
+    hidden = folder / f".{number:05d}"
+    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hidden.rename(folder / f"{number:05d}.json")
+
+
+def judge(folder: Path, journal: Path, console: Console) -> bool:
+    """What was written, beside a computation in which nothing failed."""
+    spark = get_or_create("local[2]", "verdict", config={"spark.ui.enabled": "false"})
+    raw = spark.read.schema(pipeline.RAW).json(str(folder / "in"))
+    clean = spark.sql(pipeline.CLEAN, payments=raw).cache()
+    totals = spark.read.parquet(str(folder / "totals")).cache()
+    lines = [row.merchant for row in clean.select("merchant").collect()]
+    counted = totals.selectExpr(
+        "merchant as word", "nonce", "start as window_start", "end as window_end",
+        "if(suspended, 0, payments) as kept", "payments as seen",
+    )  # fmt: skip
+    judged = verdict(spark, counted, lines, 1, journal)
+    console.print(judged.table())
+    sums = "select start, end, merchant, sum(payments), sum(cents) from {totals} group by 1, 2, 3"
+    free = """select window.start, window.end, merchant, count(*), sum(cents) from {clean}
+              group by window(time, '10 seconds'), merchant"""
+    written, expected = spark.sql(sums, totals=totals), spark.sql(free, clean=clean)
+    differ = written.exceptAll(expected).count() + expected.exceptAll(written).count()
+    console.print(f"{expected.count()} windows of merchants, {differ} differ in payments or cents")
+    spark.stop()
+    return judged.ok and not differ
+
+
+def main() -> int:
+    """0 if every payment was judged once, by an answer that the service gave."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--files", type=int, default=80, help=f"files of {FILE_ROWS} payments")
+    add("--every", type=float, default=0.4, help="seconds between two files")
+    add("--kill", nargs="*", default=["worker", "executor", "driver", "worker"])
+    add("--master", default="local-cluster[2,7,1024]", help="of the pipeline")
+    options = parser.parse_args()
+    console, chosen = Console(), random.Random(7)
+    folder = Path(tempfile.mkdtemp(prefix="clonos-payments-"))
+    (folder / "in").mkdir()
+    journal = folder / "journal"
+    turns = {options.files * (i + 1) // (len(options.kill) + 1): k
+             for i, k in enumerate(options.kill)}  # fmt: skip
+    with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
+        running = Pipeline(folder, service.url, options.master)
+        try:
+            running.wait_quiet()
+            for number in range(options.files):
+                write_file(folder / "in", number, chosen)
+                if number in turns:
+                    running.kill(turns[number])
+                time.sleep(options.every)
+            (folder / "closed").touch()
+            code = running.process.wait(300)
+        finally:
+            running.process.kill()
+    ok = code == 0 and judge(folder, journal, console)
+    console.print("nothing lost, nothing twice, nothing changed" if ok else f"FAULTS: see {folder}")
+    if ok:
+        shutil.rmtree(folder)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

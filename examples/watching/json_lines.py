@@ -1,0 +1,64 @@
+"""A listener that writes what a job says of itself as lines of JSON, and a job to try it on.
+
+    python json_lines.py [FILE]
+
+One process of the job is killed after three seconds; the line about its recovery says how long
+each stage took.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import clonos
+
+
+class JsonLines(clonos.Listener):
+    """Writes a line per event: ``{"event": "progress", "told": {...}}``."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def _write(self, event: str, told: Any) -> None:
+        self._out.write(f'{{"event": "{event}", "told": {told.json}}}\n')
+        self._out.flush()
+
+    def on_started(self, started: Any) -> None:
+        self._write("started", started)
+
+    def on_progress(self, progress: Any) -> None:
+        self._write("progress", progress)
+
+    def on_recovery(self, recovery: Any) -> None:
+        self._write("recovery", recovery)
+
+    def on_terminated(self, terminated: Any) -> None:
+        self._write("terminated", terminated)
+
+
+def main(out: TextIO) -> None:
+    """Run the job."""
+    job = clonos.Job("watched", checkpoint_interval="300 ms")
+    numbers = job.source(clonos.sources.rate(1_000, rows=6_000), name="numbers")
+    numbers.map(lambda row: row.value * 2, "n long", name="twice", parallelism=2).sink(
+        clonos.sinks.collect(), name="out"
+    )
+    running = job.start(listeners=[JsonLines(out)])
+    while running.last_progress is None or running.last_progress.checkpoint.id < 3:
+        time.sleep(0.1)
+    (pid,) = [slot.pid for slot in running.slots() if slot.runs == "twice[1]"]
+    os.kill(pid, signal.SIGKILL)
+    print(running.wait(), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        with Path(sys.argv[1]).open("w") as file:
+            main(file)
+    else:
+        main(sys.stdout)

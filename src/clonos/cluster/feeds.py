@@ -1,0 +1,230 @@
+"""Sources that the driver has Spark feed while the job runs: streaming queries and tables that are
+read again. Their rows go through spools; what all tasks have passed is deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+from clonos.cluster.directory import JobDirectory
+from clonos.cluster.tables import Refresher, Tables
+from clonos.core.layer import decode_layer
+from clonos.core.messages import Layer, LayerRef
+from clonos.errors import ClonosError
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.spark.feeding import FeedingQuery, hadoop_path
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+from clonos.storage.spool import Spool, SpoolReader
+from clonos.transport.inbox import Inbox
+
+LOGGER: Final = logging.getLogger("clonos")
+
+TABLE_BACKLOG_BYTES: Final = 256 << 20
+"""Versions of a table that a recovery may ask for take up to so much; newer ones wait."""
+
+
+@dataclass(frozen=True)
+class FeedView:
+    """What has been handed over to a source so far.
+
+    ``batch``: the newest micro-batch with rows, or version of the table, that was taken (-1: none);
+    ``backlog_bytes``: what is still spooled; ``is_waiting``: the query waits until that is less.
+    """
+
+    source: str
+    batch: int
+    rows: int
+    backlog_bytes: int
+    is_waiting: bool
+    is_ended: bool
+
+
+class Feeds:
+    """All sources of a job that are fed while it runs.
+
+    Parameters
+    ----------
+    directory
+        Where the rows are kept, and where the tasks' floors say how far they have read.
+    inbox
+        Where an error that ends a query is put, and what the driver's loop is to do.
+    warn
+        To be called there, with a text.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledJob,
+        directory: JobDirectory,
+        durability: Durability,
+        inbox: Inbox,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._compiled = compiled
+        self._inbox = inbox
+        self._warn = warn
+        self._base = directory.spool_uri
+        self._durability = durability
+        self._layers = LayerStore(directory.layers_uri, durability)
+        self._tables = Tables(directory.spool_uri, durability)
+        self._spools: dict[str, Spool] = {}
+        self._tasks: dict[str, list[TaskCode]] = {}
+        self._working: list[FeedingQuery | Refresher] = []
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-feeds")
+        self._looking: Future[None] | None = None
+        for code in fed(compiled):
+            self._tasks.setdefault(code.task.operator, []).append(code)
+        for operator, codes in self._tasks.items():
+            self._spools[operator] = self._spool(operator, codes[0])
+
+    def _spool(self, operator: str, code: TaskCode) -> Spool:
+        assert code.source is not None
+        feeding = code.source.feeding
+        return Spool(
+            f"{self._folder(operator)}/batches",
+            code.parallelism,
+            self._durability,
+            backlog_bytes_max=feeding.backlog_bytes if feeding else TABLE_BACKLOG_BYTES,
+        )
+
+    def _folder(self, operator: str) -> str:
+        return f"{self._base}/{quote(operator, safe='')}"
+
+    def reading(self, compiled: CompiledJob) -> CompiledJob:
+        """The job with these sources reading the spools, and with the first content of tables.
+
+        Raises
+        ------
+        TableFailed
+            A table cannot be read.
+        """
+        codes = map(self._tables.pinned, compiled.codes)
+        return replace(compiled, codes=tuple(map(self._reading, codes)))
+
+    def _reading(self, code: TaskCode) -> TaskCode:
+        spool = self._spools.get(code.task.operator)
+        if spool is None or code.source is None:
+            return code
+        factory = partial(SpoolReader, spool.uri, code.source.schema)
+        return replace(code, source=replace(code.source, dataframe=None, factory=factory))
+
+    def start(self) -> None:
+        """Go on feeding where it was; those whose input is over are not needed.
+
+        Raises
+        ------
+        SourceError
+            Spark does not start a query.
+        """
+        for operator, spool in self._spools.items():
+            if not spool.is_ended:
+                feed = self._feed(operator, spool)
+                self._working.append(feed)
+                feed.start()
+
+    def _feed(self, operator: str, spool: Spool) -> FeedingQuery | Refresher:
+        source = self._tasks[operator][0].source
+        assert source is not None
+        name = f"{self._compiled.name}: {operator}"
+        if source.refresh_ms is not None:
+            table = source.dataframe
+            first = self._tables.first(table)
+            return Refresher(name, table, first, source.refresh_ms, spool, self._say)
+        assert source.feeding is not None
+        checkpoint = hadoop_path(f"{self._folder(operator)}/query")
+        return FeedingQuery(
+            name,
+            source.dataframe,
+            source.schema,
+            source.feeding,
+            spool,
+            checkpoint,
+            self._inbox.put,
+        )
+
+    def _say(self, text: str) -> None:
+        self._inbox.put(partial(self._warn, text))
+
+    def views(self) -> list[FeedView]:
+        """Every source that is fed, as it is now."""
+        return [
+            FeedView(
+                operator,
+                spool.newest.batch if spool.newest is not None else -1,
+                spool.rows,
+                spool.backlog_bytes,
+                spool.is_waiting,
+                spool.is_ended,
+            )
+            for operator, spool in self._spools.items()
+        ]
+
+    # --- floors ---
+
+    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        """A floor is complete with these layers: what it has passed may go."""
+        is_busy = self._looking is not None and not self._looking.done()
+        if self._spools and not is_busy:
+            self._looking = self._worker.submit(self._look, dict(layers))
+
+    def _look(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        try:
+            for operator, spool in self._spools.items():
+                floors = self._floors(layers, self._tasks[operator]) if spool.backlog_bytes else []
+                if floors:
+                    spool.truncate([floor.source_rows for floor in floors])
+            self._end_tables(layers)
+        except (ClonosError, OSError) as error:  # the next floor's turn
+            LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
+
+    def _floors(
+        self, layers: Mapping[int, tuple[LayerRef, ...]], codes: list[TaskCode]
+    ) -> list[Layer]:
+        """The newest layer of each of these tasks; none if one has none."""
+        chains = [layers.get(code.task.id, ()) for code in codes]
+        if not all(chains):
+            return []
+        return [decode_layer(self._layers.get(chain[-1].path)) for chain in chains]
+
+    def _end_tables(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        """When all other inputs are over, nobody looks up in tables any more."""
+        tables = [
+            spool
+            for operator, spool in self._spools.items()
+            if is_table(self._tasks[operator][0]) and not spool.is_ended
+        ]
+        others = [c for c in self._compiled.codes if c.source is not None and not is_table(c)]
+        floors = self._floors(layers, others) if tables else []
+        if floors and all(floor.source_ended for floor in floors):
+            for spool in tables:
+                spool.end()
+
+    def close(self) -> None:
+        """Feed no more."""
+        for feed in self._working:
+            feed.close()
+        for spool in self._spools.values():
+            spool.close()
+        self._worker.shutdown(wait=True)
+
+
+def fed(compiled: CompiledJob) -> Iterator[TaskCode]:
+    """The tasks that are fed while the job runs."""
+    return (c for c in compiled.codes if c.source is not None and c.source.is_fed)
+
+
+def is_table(code: TaskCode) -> bool:
+    """Whether it reads the versions of a table."""
+    return code.source is not None and code.source.refresh_ms is not None
+
+
+def query_cores(compiled: CompiledJob) -> int:
+    """Cores of Spark, beyond those of the slots, without which no row would ever come: one, which
+    all queries share."""
+    return 1 if any(fed(compiled)) else 0

@@ -1,0 +1,188 @@
+"""Side inputs that the driver reads: the first version is shipped, newer ones are spooled.
+
+The first version of a table is written down before anything else, so that a job that is started
+again looks up in what it looked up in before. Every later version is a batch of one row in the
+spool of a source, which all tasks that look up in it read: a version is taken like any other input.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from clonos.cluster.errors import TableFailed
+from clonos.core.digest import content_digest
+from clonos.core.layer import UnreadableLayer
+from clonos.errors import ClonosError
+from clonos.graph.compile import TaskCode
+from clonos.graph.nodes import OperatorFactory
+from clonos.operators.batches import from_bytes, to_bytes
+from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.spark.slots import SPARK_ERRORS, in_short
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+from clonos.storage.spool import Spool, write_parts
+
+TABLE_BYTES_MAX: Final = 128 << 20
+"""A side input is in the memory of every task that looks up in it, and a version is one message."""
+STOP_S: Final = 5.0
+"""So long reading a table may hold up the end of a job."""
+FIRST: Final = "first"
+
+_QUERY: Final = "table"
+
+
+def read(table: SideTable, where: str) -> bytes:
+    """A table as it is now.
+
+    Raises
+    ------
+    TableFailed
+        It cannot be read, has other columns than before, or is too large.
+    """
+    try:
+        content = to_bytes(table.read())
+    except ClonosError:
+        raise
+    except (*SPARK_ERRORS, pa.ArrowException) as error:
+        raise _failed(in_short(error), where) from error
+    except Exception as error:
+        raise _failed(f"{type(error).__name__}: {error}", where) from error
+    if len(content) > TABLE_BYTES_MAX:
+        raise TableFailed(
+            f"the table has {len(content)} bytes, more than {TABLE_BYTES_MAX}",
+            where=where,
+            remedy="select the columns and rows that are needed, or join it as a stream",
+        )
+    return content
+
+
+def _failed(why: str, where: str) -> TableFailed:
+    return TableFailed(
+        f"the table cannot be read: {why}", where=where, remedy="see that Spark can compute it"
+    )
+
+
+class Tables:
+    """The first version of every table that is looked up in.
+
+    Parameters
+    ----------
+    base
+        The folder in which they are kept.
+    """
+
+    def __init__(self, base: str, durability: Durability) -> None:
+        self._base = base
+        self._durability = durability
+        self._first: dict[int, bytes] = {}
+
+    def pinned(self, code: TaskCode) -> TaskCode:
+        """The code of a task with the content of its tables in it.
+
+        Raises
+        ------
+        TableFailed
+            A table cannot be read.
+        """
+        operators = tuple((name, self._with_content(name, make)) for name, make in code.operators)
+        return replace(code, operators=operators)
+
+    def first(self, table: SideTable) -> bytes:
+        """The content with which the job was first started."""
+        return self._first[id(table)]
+
+    def _with_content(self, name: str, make: OperatorFactory) -> OperatorFactory:
+        if not isinstance(make, partial) or not any(isinstance(a, SideTable) for a in make.args):
+            return make
+        args = [self._content(a, name) if isinstance(a, SideTable) else a for a in make.args]
+        return partial(make.func, *args, **make.keywords)
+
+    def _content(self, table: SideTable, name: str) -> pa.RecordBatch:
+        if id(table) not in self._first:
+            store = LayerStore(f"{self._base}/{quote(name, safe='')}", self._durability)
+            if not store.has(FIRST):
+                store.put(FIRST, read(table, name))
+            try:
+                self._first[id(table)] = store.get(FIRST)
+            except UnreadableLayer as error:
+                raise _failed(error.what, name) from error
+        return from_bytes(self._first[id(table)])
+
+
+class Refresher:
+    """Reads a table again and again, and spools it when it has changed.
+
+    A version that cannot be read is left out: the job goes on with the one before, and says so.
+
+    Parameters
+    ----------
+    first
+        What every task has already: version 0.
+    warn
+        Called with a text, from a thread of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: SideTable,
+        first: bytes,
+        refresh_ms: int,
+        spool: Spool,
+        warn: Callable[[str], object],
+    ) -> None:
+        self._name, self._table, self._spool, self._warn = name, table, spool, warn
+        self._refresh_s = refresh_ms / 1000
+        self._newest = content_digest(first)
+        self._first = first
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"clonos-table {name}", daemon=True)
+
+    def start(self) -> None:
+        if self._spool.newest is None:
+            self._take(self._first)
+        else:
+            self._newest = 0  # which version was the newest is not remembered: it is taken again
+        self._thread.start()
+
+    def _run(self) -> None:
+        has_failed = False
+        while not self._closed.wait(self._refresh_s):
+            try:
+                self._refresh()
+                has_failed = False
+            except (ClonosError, OSError) as error:
+                if not has_failed and not self._closed.is_set():
+                    self._warn(f"{self._name}: rows see an older version on: {error}")
+                has_failed = True
+
+    def _refresh(self) -> None:
+        content = read(self._table, self._name)
+        digest = content_digest(content)
+        if digest != self._newest:
+            self._spool.wait_for_room()
+            self._take(content)
+            self._newest = digest
+
+    def _take(self, content: bytes) -> None:
+        newest = self._spool.newest
+        version = 0 if newest is None else newest.batch + 1
+        row = pa.RecordBatch.from_pydict(
+            {"version": [version], "table": [content]}, schema=VERSIONS
+        )
+        parts = list(write_parts(self._spool.store, version, 0, [row], VERSIONS))
+        self._spool.take(_QUERY, version, parts)
+
+    def close(self) -> None:
+        """Read it no more."""
+        self._closed.set()
+        self._spool.close()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)

@@ -1,0 +1,187 @@
+"""A streaming query that feeds a source: Structured Streaming's micro-batches into a spool.
+
+Spark commits its offset when the function of ``foreachBatch`` has returned, and that returns when
+the batch's manifest is in the spool. So whatever dies on whichever side, and whenever: a batch
+whose offset was committed is there, and one that Spark offers again is there only once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from clonos.errors import ClonosError, SourceError
+from clonos.operators.specs import Feeding
+from clonos.spark.errors import FeedFailed
+from clonos.spark.slots import SPARK_ERRORS, in_short
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+from clonos.storage.spool import Part, Spool, write_parts
+
+LOGGER: Final = logging.getLogger("clonos")
+
+STOP_S: Final = 15.0
+"""So long Spark may take to stop a query; then we go on without it: it can do no harm any more."""
+
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_PART: Final = "path string, rows long, nbytes long"
+
+
+class FeedingQuery:
+    """One streaming query and the spool that it fills.
+
+    Parameters
+    ----------
+    name
+        Of the query, as Spark and our errors show it.
+    schema
+        Of the rows in the spool.
+    checkpoint
+        Where the query keeps its own checkpoint: a path as Hadoop writes it.
+    report
+        Called, from a thread of its own, with the error that ended the query.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frame: Any,
+        schema: pa.Schema,
+        feeding: Feeding,
+        spool: Spool,
+        checkpoint: str,
+        report: Callable[[ClonosError], Any],
+    ) -> None:
+        self._name, self._frame, self._schema = name, frame, schema
+        self._feeding, self._spool, self._checkpoint = feeding, spool, checkpoint
+        self._report = report
+        self._query: Any = None
+        self._error: ClonosError | None = None
+        self._closed = False
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"clonos-feed {name}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the query where it was.
+
+        Raises
+        ------
+        SourceError
+            Spark does not start it.
+        """
+        feeding = self._feeding
+        try:
+            writer = (
+                self._frame.writeStream.queryName(self._name)
+                .outputMode(feeding.output_mode)
+                .option("checkpointLocation", self._checkpoint)
+                .foreachBatch(self._take)
+            )
+            if feeding.available_now:
+                writer = writer.trigger(availableNow=True)
+            elif feeding.processing_time is not None:
+                writer = writer.trigger(processingTime=feeding.processing_time)
+            self._query = writer.start()
+        except SPARK_ERRORS as error:
+            raise SourceError(
+                f"the streaming query does not start: {in_short(error)}", where=self._name
+            ) from error
+        self._watcher.start()
+
+    def _take(self, frame: Any, batch: int) -> None:
+        """Spool a micro-batch (called by Spark, in a thread of its own)."""
+        try:
+            self._spool.wait_for_room()
+            query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
+            write = partial(
+                write_rows, self._spool.uri, self._spool.durability, batch, self._schema
+            )
+            parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
+            self._spool.take(query, batch, parts)
+        except ClonosError as error:
+            self._error = error
+            raise
+
+    def _watch(self) -> None:
+        """Wait for the query's end and say what it means."""
+        try:
+            self._query.awaitTermination()
+            if self._closed:
+                return
+            if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
+                raise FeedFailed("Spark was stopped", where=self._name)
+            self._spool.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job waits for rows or an end
+            if not self._closed:
+                self._report(self._failed(error))
+
+    def _failed(self, error: Exception) -> ClonosError:
+        if isinstance(error, ClonosError):
+            return error
+        if self._error is not None:
+            return self._error
+        return FeedFailed(
+            f"the streaming query that feeds the job has failed: {in_short(error)}",
+            where=self._name,
+            remedy="correct what it says and start the job again: with a checkpoint_dir both go on "
+            "where they were",
+        )
+
+    def close(self) -> None:
+        """Stop the query; what it has in hand is offered again when it is started again."""
+        self._closed = True
+        self._spool.close()
+        if self._query is None:
+            return
+
+        def stop() -> None:
+            with contextlib.suppress(*SPARK_ERRORS, AttributeError):
+                self._query.stop()
+
+        stopper = threading.Thread(target=stop, name=f"clonos-unfeed {self._name}", daemon=True)
+        stopper.start()
+        stopper.join(STOP_S)
+        if stopper.is_alive():
+            LOGGER.warning("%s: Spark has not stopped the query within %s s", self._name, STOP_S)
+
+
+def write_rows(
+    uri: str,
+    durability: Durability,
+    batch: int,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Spool a partition, in Spark's task; gives a row for each file."""
+    context = TaskContext.get()
+    assert context is not None
+    store = LayerStore(uri, durability)
+    for part in write_parts(store, batch, context.partitionId(), batches, schema):
+        yield pa.RecordBatch.from_pydict(
+            {"path": [part.path], "rows": [part.rows], "nbytes": [part.nbytes]}
+        )
+
+
+def hadoop_path(uri: str) -> str:
+    """A place as Spark names it: what pyarrow calls s3, Hadoop calls s3a; it escapes nothing; and a
+    bare path would be one of its default file system.
+
+    Examples
+    --------
+    >>> hadoop_path("/data/a b"), hadoop_path("s3://bucket/a%20b")
+    ('file:///data/a b', 's3a://bucket/a b')
+    """
+    if "://" not in uri:
+        return f"file://{Path(uri).absolute()}"
+    scheme, _, rest = uri.partition("://")
+    return f"{'s3a' if scheme == 's3' else scheme}://{unquote(rest)}"

@@ -1,0 +1,515 @@
+"""The spool: rows that Spark hands over batch by batch, kept until every source task is past them.
+
+::
+
+    batch-000000000007      what belongs to the eighth batch: a *manifest*
+    rows/...                its rows: files of Arrow batches that any number of attempts wrote
+
+A file that no manifest names does not exist for anybody. Writing a manifest is therefore the one
+moment at which a batch is taken, whatever dies before or after it; a batch that is offered again
+finds its manifest and changes nothing. There is one writer of manifests (the driver, which holds
+the lock of the job's journal) and there are many readers.
+
+Files are dealt out to the tasks of a source in turn, over all batches. A manifest says how many
+rows each task had been dealt before, so that a reader can be opened at any row, although the
+batches below the floors of all tasks are gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+
+from clonos.core.layer import UnreadableLayer
+from clonos.errors import ClonosError, SourceError
+from clonos.operators.batches import concat, conform
+from clonos.operators.readers import BaseReader, EndOfInput
+from clonos.storage.files import Durability
+from clonos.storage.layers import LayerStore
+
+FILE_BYTES: Final = 4 << 20
+"""A file is closed when it has so many bytes: one of them is in memory at either end."""
+FIRST_PAUSE_S: Final = 0.002
+"""A reader that has found nothing new looks again after so long, then after twice as long, ..."""
+PAUSE_MAX_S: Final = 0.01
+"""... up to this on a local file system"""
+REMOTE_PAUSE_MAX_S: Final = 0.25
+"""... and to this elsewhere, where looking costs money."""
+
+_FORMAT: Final = "clonos-spool-1"
+_NAME: Final = "batch-"
+
+
+class OtherQuery(ClonosError):
+    """A spool was filled by another streaming query: nobody can tell which rows are new."""
+
+
+class SpoolClosed(ClonosError):
+    """The job that reads a spool takes nothing any more: it is being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of rows."""
+
+    path: str
+    rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A batch that was taken, or the end of the input (``is_end``).
+
+    Attributes
+    ----------
+    number
+        0, 1, 2, ... without a gap. Batches without rows have none.
+    query, batch
+        Spark's names for what it handed over.
+    first
+        How many files all earlier batches had together.
+    before
+        Per task, how many rows it was dealt in earlier batches.
+    """
+
+    number: int
+    query: str
+    batch: int
+    first: int
+    before: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    is_end: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"{_NAME}{self.number:012d}"
+
+    def dealt(self, task_index: int) -> list[Part]:
+        """The files of one task."""
+        tasks = len(self.before)
+        return list(self.parts[(task_index - self.first) % tasks :: tasks])
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Per task, how many rows it has been dealt with this batch."""
+        return tuple(
+            rows + sum(part.rows for part in self.dealt(i)) for i, rows in enumerate(self.before)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def encode(self) -> bytes:
+        parts = [(part.path, part.rows, part.nbytes) for part in self.parts]
+        names = (self.number, self.query, self.batch, self.first, self.before)
+        packed: bytes = msgpack.packb((_FORMAT, *names, parts, self.is_end))
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """The inverse of :meth:`encode`; `ValueError` if it is nothing of the kind."""
+        form, number, query, batch, first, before, parts, is_end = msgpack.unpackb(data)
+        if form != _FORMAT:
+            raise ValueError(f"its format is {form!r}, this clonos reads {_FORMAT!r}")
+        named = tuple(Part(*part) for part in parts)
+        return cls(number, query, batch, first, tuple(before), named, is_end)
+
+
+def write_parts(
+    store: LayerStore, batch: int, partition: int, batches: Iterable[pa.RecordBatch], schema: Any
+) -> Iterator[Part]:
+    """Write the rows of a partition, in order. Every attempt writes files of its own.
+
+    Raises
+    ------
+    SourceError
+        Rows do not fit the schema.
+    """
+    stem = f"rows/{batch:012d}-{partition:05d}-{secrets.token_hex(8)}"
+    gathered: list[pa.RecordBatch] = []
+    nbytes = count = 0
+    for rows in batches:
+        if not rows.num_rows:
+            continue
+        try:
+            gathered.append(conform(rows, schema))
+        except (pa.ArrowException, ValueError) as error:
+            raise SourceError(
+                f"the streaming query gives other columns than the stream has: {error}",
+                remedy="let the query give what its schema says",
+            ) from error
+        nbytes += gathered[-1].nbytes
+        if nbytes >= FILE_BYTES:
+            yield _put(store, f"{stem}-{count:05d}", gathered)
+            gathered, nbytes, count = [], 0, count + 1
+    if gathered:
+        yield _put(store, f"{stem}-{count:05d}", gathered)
+
+
+def _put(store: LayerStore, path: str, batches: Sequence[pa.RecordBatch]) -> Part:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    nbytes = store.put(path, sink.getvalue())
+    return Part(path, sum(batch.num_rows for batch in batches), nbytes)
+
+
+class Spool:
+    """The driver's end: takes batches, and deletes what every task has passed.
+
+    Parameters
+    ----------
+    uri
+        A folder that all processes of the job reach.
+    tasks
+        How many tasks read it; the same for the life of the spool.
+    backlog_bytes_max
+        A batch waits (see :meth:`wait_for_room`) while there is more than that.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> spool = Spool(tempfile.mkdtemp(), tasks=1)
+    >>> rows = pa.record_batch({"n": [1, 2, 3]})
+    >>> spool.take("q", 0, list(write_parts(spool.store, 0, 0, [rows], rows.schema)))
+    True
+    >>> spool.take("q", 0, [])
+    False
+    >>> reader = SpoolReader(spool.uri, rows.schema, 0, 1)
+    >>> reader.open(1)
+    >>> reader.read(10, 0.0).column("n").to_pylist()
+    [2, 3]
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        tasks: int,
+        durability: Durability = "fsync",
+        *,
+        backlog_bytes_max: int = 256 << 20,
+    ) -> None:
+        self.uri = uri
+        self.durability = durability
+        self.store = LayerStore(uri, durability)
+        self._tasks = tasks
+        self._backlog_bytes_max = backlog_bytes_max
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._below = 0  # the files of manifests with lower numbers are gone
+        self.is_waiting = False
+        self.store.sweep()
+        listed = self.store.list()
+        self._kept = [load_manifest(self.store, p) for p in listed if p.startswith(_NAME)]
+        self._check()
+        named = {part.path for manifest in self._kept for part in manifest.parts}
+        self.store.delete(p for p in listed if not p.startswith(_NAME) and p not in named)
+
+    def _check(self) -> None:
+        numbers = [manifest.number for manifest in self._kept]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers)) if numbers else []):
+            raise SourceError(
+                "manifests of the spool are missing",
+                where=self.uri,
+                remedy="restore them from a copy, or start the job in another checkpoint_dir",
+            )
+
+    # --- what is there ---
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The last batch that was taken."""
+        return self._kept[-1] if self._kept else None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.newest is not None and self.newest.is_end
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Of files that a recovery may still ask for."""
+        return sum(m.nbytes for m in list(self._kept) if m.number >= self._below)
+
+    @property
+    def rows(self) -> int:
+        """Ever taken."""
+        return sum(self.newest.after) if self.newest is not None else 0
+
+    # --- taking ---
+
+    def wait_for_room(self) -> None:
+        """Wait until another batch may come.
+
+        Raises
+        ------
+        SpoolClosed
+            It will not.
+        """
+        with self._changed:
+            self.is_waiting = self.backlog_bytes > self._backlog_bytes_max
+            self._changed.wait_for(
+                lambda: self._is_closed or self.backlog_bytes <= self._backlog_bytes_max
+            )
+            self.is_waiting = False
+            self._require_open()
+
+    def take(self, query: str, batch: int, parts: Sequence[Part]) -> bool:
+        """Take a batch: from when this returns, its rows are safe.
+
+        Returns
+        -------
+        bool
+            False if it was taken before; the files that are offered now are deleted then.
+
+        Raises
+        ------
+        OtherQuery
+            Earlier batches came from a query of another name.
+        SpoolClosed
+            It is not taken.
+        """
+        with self._changed:
+            self._require_open()
+            newest = self.newest
+            if newest is not None and not newest.is_end and newest.query != query:
+                raise OtherQuery(
+                    f"the rows so far came from the streaming query {newest.query}, these come "
+                    f"from {query}",
+                    where=self.uri,
+                    remedy="the query's own checkpoint was lost or replaced: restore it, or start "
+                    "the job in another checkpoint_dir",
+                )
+            if newest is not None and (newest.is_end or batch <= newest.batch):
+                self.store.delete(part.path for part in parts)
+                return False
+            if parts:
+                self._write(query, batch, tuple(parts))
+            return True
+
+    def end(self) -> None:
+        """The input is over, for ever."""
+        with self._changed:
+            if not self._is_closed and not self.is_ended:
+                newest = self.newest
+                query, batch = (newest.query, newest.batch) if newest else ("", -1)
+                self._write(query, batch, (), is_end=True)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise SpoolClosed("the job that reads these rows is being stopped", where=self.uri)
+
+    def _write(self, query: str, batch: int, parts: tuple[Part, ...], is_end: bool = False) -> None:
+        newest = self.newest
+        if newest is None:
+            manifest = Manifest(0, query, batch, 0, (0,) * self._tasks, parts, is_end)
+        else:
+            first = newest.first + len(newest.parts)
+            manifest = Manifest(newest.number + 1, query, batch, first, newest.after, parts, is_end)
+        self.store.put(manifest.path, manifest.encode())
+        self._kept.append(manifest)
+
+    # --- deleting ---
+
+    def truncate(self, consumed: Sequence[int]) -> None:
+        """Every task's floor is behind so many of its rows: what is below all floors may go.
+
+        The newest manifest stays: it says how the next one is numbered.
+        """
+        with self._changed:
+            passed = [
+                manifest
+                for manifest in self._kept
+                if all(a <= b for a, b in zip(manifest.after, consumed, strict=True))
+            ]
+            # Rows first: files that no manifest names are swept at the next start.
+            self.store.delete(part.path for manifest in passed for part in manifest.parts)
+            self.store.delete(manifest.path for manifest in passed if manifest is not self.newest)
+            self._kept = [m for m in self._kept if m is self.newest or m not in passed]
+            self._below = max([self._below, *(manifest.number + 1 for manifest in passed)])
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take nothing any more; let those who wait go."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+class SpoolReader(BaseReader):
+    """One task's end.
+
+    It finds a new batch by looking for the next manifest's name: whoever writes need not know who
+    reads. Nothing is looked at before it is read, so that a standby's reader may stand below a
+    floor whose files are gone.
+    """
+
+    def __init__(self, uri: str, schema: pa.Schema, task_index: int, parallelism: int) -> None:
+        self.schema = schema
+        self._uri = uri
+        self._task_index = task_index
+        self._parallelism = parallelism
+        self._opened: LayerStore | None = None
+        self._at = 0
+        self._manifest: Manifest | None = None
+        self._parts: list[Part] = []
+        self._ready: list[pa.RecordBatch] = []
+        self._pause_s = FIRST_PAUSE_S
+        self._look_at = 0.0
+
+    @property
+    def _store(self) -> LayerStore:
+        if self._opened is None:
+            self._opened = LayerStore(self._uri, "process")
+        return self._opened
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`Reader.open`."""
+        self._at = rows_consumed
+        self._manifest = None
+        self._parts, self._ready = [], []
+        self._look_at = 0.0
+
+    def skip(self, rows: int) -> None:
+        """See :meth:`Reader.skip`."""
+        self.open(self._at + rows)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        has_waited = False
+        while not self._ready:
+            if self._parts:
+                self._ready = self._load(self._parts.pop(0))
+            elif not self._advance():
+                if has_waited:
+                    return None
+                time.sleep(max(0.0, min(max_wait_s, self._look_at - time.monotonic())))
+                has_waited = True
+        first = self._ready[0]
+        batch = first.slice(0, max_rows)
+        rest = first.slice(batch.num_rows)
+        self._ready[:1] = [rest] if rest.num_rows else []
+        self._at += batch.num_rows
+        return batch
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """See :meth:`Reader.read_exactly`; there is nothing to wait for."""
+        batches: list[pa.RecordBatch] = []
+        missing = rows
+        while missing:
+            self._look_at = 0.0
+            try:
+                batch = self.read(missing, 0.0)
+            except EndOfInput:
+                batch = None
+            if batch is None:
+                raise self._lost(f"{missing} rows behind row {self._at} are missing")
+            batches.append(batch)
+            missing -= batch.num_rows
+        return concat(batches)
+
+    def _advance(self) -> bool:
+        """Go on to the next manifest; False if it is not there yet."""
+        if self._manifest is not None and self._manifest.is_end:
+            raise EndOfInput
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        found = self._find() if self._manifest is None else self._next(self._manifest.number + 1)
+        if found is None:
+            most = PAUSE_MAX_S if self._store.is_local else REMOTE_PAUSE_MAX_S
+            self._look_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, most)
+            return False
+        self._pause_s, self._look_at = FIRST_PAUSE_S, 0.0
+        self._manifest = found
+        self._parts = found.dealt(self._task_index)
+        self._drop(self._at - found.before[self._task_index])
+        return True
+
+    def _next(self, number: int) -> Manifest | None:
+        path = f"{_NAME}{number:012d}"
+        return load_manifest(self._store, path) if self._store.has(path) else None
+
+    def _find(self) -> Manifest | None:
+        """The newest manifest before which this task was dealt no more rows than it has read."""
+        paths = [path for path in self._store.list() if path.startswith(_NAME)]
+        found: Manifest | None = None
+        low, high = 0, len(paths)
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                manifest = load_manifest(self._store, paths[middle])
+            except SourceError:
+                if self._store.has(paths[middle]):
+                    raise
+                low = middle + 1  # it has just been deleted: we are far behind it
+                continue
+            if manifest.before[self._task_index] <= self._at:
+                found, low = manifest, middle + 1
+            else:
+                high = middle
+        if found is None and (paths or self._at):
+            raise self._lost(f"row {self._at} is not there any more")
+        return found
+
+    def _drop(self, rows: int) -> None:
+        """Leave out the first rows of the files at hand."""
+        while rows and self._parts:
+            part = self._parts.pop(0)
+            if part.rows <= rows:
+                rows -= part.rows
+                continue
+            table = pa.Table.from_batches(self._load(part)).slice(rows)
+            self._ready = table.to_batches()
+            rows = 0
+        if rows:
+            raise self._lost(f"it ends {rows} rows before row {self._at}")
+
+    def _load(self, part: Part) -> list[pa.RecordBatch]:
+        try:
+            data = self._store.get(part.path)
+        except UnreadableLayer as error:
+            raise self._lost(f"{part.path}: {error.what}") from error
+        with pa.ipc.open_stream(data) as reader:
+            if not reader.schema.equals(self.schema):
+                raise self._lost(f"{part.path} has columns {reader.schema.names}")
+            batches: list[pa.RecordBatch] = reader.read_all().to_batches()
+        if sum(batch.num_rows for batch in batches) != part.rows:
+            raise self._lost(f"{part.path} does not have its {part.rows} rows")
+        return batches
+
+    def _lost(self, why: str) -> SourceError:
+        return SourceError(
+            f"the spool does not have what it had: {why}",
+            where=self._uri,
+            remedy="see that nothing else deletes from the checkpoint_dir; if the journal of the "
+            "job was lost, start it in another checkpoint_dir",
+        )
+
+
+def load_manifest(store: LayerStore, path: str) -> Manifest:
+    """Read a manifest.
+
+    Raises
+    ------
+    SourceError
+        It is missing or damaged.
+    """
+    try:
+        return Manifest.decode(store.get(path))
+    except (UnreadableLayer, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise SourceError(
+            f"a manifest of the spool cannot be read: {error}",
+            where=path,
+            remedy="restore it from a copy, or start the job in another checkpoint_dir",
+        ) from error

@@ -1,0 +1,150 @@
+"""TLS for one stream: what is said becomes what travels, and back. Does no I/O of its own.
+
+OpenSSL works on two buffers in memory, so the plane's loop stays the only one that waits, and a
+stream's queue holds what travels, encrypted or not: nothing else of it changes. Both sides present
+a certificate of the job's own authority (see :mod:`clonos.transport.certificates`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+RECORD_BYTES: Final = 16 << 10
+"""The most that TLS puts into one record, and that is read out of it at once."""
+
+
+DRIVER_NAME: Final = "driver"
+
+
+def slot_name(slot: int) -> str:
+    """What a slot's certificate says."""
+    return f"slot-{slot}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Identity:
+    """Who a process is in its job: a certificate that says so, and its key; all in PEM.
+
+    Parameters
+    ----------
+    name
+        In the certificate, and what a client that connects expects to find there.
+    authority
+        The certificate of the job's own authority. No other is trusted.
+    """
+
+    name: str
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r}, ...)"
+
+
+class Keys:
+    """An identity, ready to open and to accept streams."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.name = identity.name
+        self._client = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+        self._server = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+        self._server.verify_mode = ssl.CERT_REQUIRED
+        self._server.num_tickets = 0  # no stream is ever resumed
+
+    def client(self, peer_name: str) -> Tls:
+        """For a stream to the process of this name, and to no other."""
+        return Tls(lambda i, o: self._client.wrap_bio(i, o, server_hostname=peer_name))
+
+    def server(self) -> Tls:
+        """For a stream that somebody has opened."""
+        return Tls(lambda i, o: self._server.wrap_bio(i, o, server_side=True))
+
+    def wrap(self, connection: socket.socket, peer_name: str) -> ssl.SSLSocket:
+        """For a thread that waits: the same as :meth:`client`, on a socket of its own."""
+        return self._client.wrap_socket(connection, server_hostname=peer_name)
+
+
+def _context(protocol: Any, identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=identity.authority.decode())
+    # OpenSSL reads a key only from a file; this one is in memory and has no name.
+    file = os.memfd_create("clonos")
+    try:
+        os.write(file, identity.key + identity.certificate)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context
+
+
+class Tls:
+    """One end of one encrypted stream; for one thread at a time.
+
+    Has what :class:`~clonos.transport.frames.FrameReader` needs of a socket.
+    """
+
+    def __init__(self, wrap: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]) -> None:
+        self._came, self._said = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = wrap(self._came, self._said)
+        self.is_open = False
+
+    def arrived(self, came: bytes) -> None:
+        """Take what the network brought; shake hands as far as that goes.
+
+        Raises
+        ------
+        ssl.SSLError
+            The peer is nobody of this job, or does not speak TLS at all.
+        """
+        self._came.write(came)
+        if not self.is_open:
+            self.shake_hands()
+
+    def shake_hands(self) -> None:
+        """Go on with the handshake; what it has to say is in :meth:`said`."""
+        try:
+            self._object.do_handshake()
+            self.is_open = True
+        except ssl.SSLWantReadError:
+            pass
+
+    def said(self) -> bytes:
+        """What is to travel now."""
+        return self._said.read()
+
+    def seal(self, pieces: Iterable[Any]) -> bytes:
+        """Encrypt: what comes back is to travel."""
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[self._object.write(left) :]
+        return self._said.read()
+
+    def recv(self, size: int) -> bytes:
+        """Something that the peer said; BlockingIOError if there is nothing."""
+        try:
+            return self._object.read(min(size, RECORD_BYTES))
+        except ssl.SSLWantReadError:
+            raise BlockingIOError from None
+
+    def recv_into(self, place: memoryview) -> int:
+        """The same, put into its place; how much it was."""
+        try:
+            # It gives the number if it has a place; the stubs know only the other form.
+            return self._object.read(len(place), place)  # type: ignore[return-value]
+        except ssl.SSLWantReadError:
+            raise BlockingIOError from None
+
+    @property
+    def peer_name(self) -> str:
+        """The name in the peer's certificate, once the handshake is over."""
+        certificate = self._object.getpeercert() or {}
+        names: Any = certificate.get("subjectAltName", ())
+        return str(names[0][1]) if names else ""

@@ -1,0 +1,103 @@
+"""What a slot that registers, or cannot, is judged by; no Spark."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from clonos.cluster.errors import OtherVersion
+from clonos.cluster.pool import ASKED_S, SlotPool, check_versions, wrong_environment
+from clonos.runtime.versions import HASH_SEED, installed
+from clonos.spark.errors import JobCancelled, SlotFailed
+from clonos.spark.slots import _slot_failed
+from clonos.transport.events import WIRE, Register
+
+
+def register(**versions: str) -> Register:
+    has = {**installed(), HASH_SEED: "0", **versions}
+    return Register(3, 1, "nonce", "node7", "2", 10, 11, "there:1", has)
+
+
+def test_equal_versions_pass():
+    check_versions(register(), register())
+    assert WIRE.decode(WIRE.encode(register())) == register()
+
+
+@pytest.mark.parametrize(
+    ("versions", "complaint", "remedy"),
+    [
+        ({"Python": "3.2"}, r"has Python 3\.2; it should have Python 3", "same environment"),
+        ({"PyArrow": "1.0"}, r"has PyArrow 1\.0; it should have PyArrow", "same environment"),
+        ({"NumPy": "1.0"}, r"has NumPy 1\.0; it should have NumPy", "same environment"),
+        ({"Polars": "0.1"}, r"has Polars 0\.1; it should have ", "same environment"),
+        ({"clonos": ""}, r"has no clonos; it should have clonos ", "same environment"),
+        ({HASH_SEED: "7"}, r"PYTHONHASHSEED 7; it should have PYTHONHASHSEED 0", "executorEnv"),
+    ],
+)
+def test_another_version_is_named(versions, complaint, remedy):
+    with pytest.raises(OtherVersion, match=complaint) as caught:
+        check_versions(register(**versions), register())
+    assert caught.value.where == "slot 3 on node7"
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version",
+        "ModuleNotFoundError: No module named 'clonos'",
+    ],
+)
+def test_an_executor_where_nothing_can_begin(what):
+    found = wrong_environment(SlotFailed(what, where="job: slot 1"))
+    assert found is not None
+    assert what in found.what
+    assert found.where == "job: slot 1"
+    assert "spark.pyspark.python" in found.remedy
+
+
+@pytest.mark.parametrize("what", ["Python worker exited unexpectedly", "executor 2 lost"])
+def test_a_death_is_none_of_that(what):
+    assert wrong_environment(SlotFailed(what)) is None
+    assert wrong_environment(None) is None
+
+
+class JavaError(OSError):
+    """As PySpark raises what was thrown in the JVM."""
+
+    def __init__(self, condition: str | None, text: str) -> None:
+        super().__init__(text)
+        self.java_exception = self
+        self._condition, self._text = condition, text
+
+    def getCondition(self) -> str | None:  # noqa: N802 - Java's
+        return self._condition
+
+    def getMessage(self) -> str:  # noqa: N802 - Java's
+        return self._text
+
+
+def test_who_cancels_is_told_from_what_fails():
+    text = "[SPARK_JOB_CANCELLED] Job 2 cancelled as part of cancellation of all jobs"
+    cancelled = _slot_failed("job: slot 1", JavaError("SPARK_JOB_CANCELLED", text))
+    assert isinstance(cancelled, JobCancelled)
+    assert "cancellation of all jobs" in cancelled.what
+    assert "checkpoint_dir" in cancelled.remedy
+    for condition in (None, "SPARK_TASK_FAILED"):
+        failed = _slot_failed("x", JavaError(condition, "Job aborted due to stage failure: dead"))
+        assert isinstance(failed, SlotFailed)
+    assert isinstance(_slot_failed("x", OSError("the JVM is gone")), SlotFailed)
+
+
+def test_a_slot_that_does_not_come_is_said_once():
+    pool = SlotPool.__new__(SlotPool)
+    pool._compiled = SimpleNamespace(name="etl")  # type: ignore[assignment]
+    pool._expelled, now = [], time.monotonic()
+    pool._asked = {3: now - ASKED_S - 1, 4: now}
+    (warning,) = pool.tick()
+    assert "'etl': slot 3 has not come" in warning
+    assert "cores" in warning
+    assert pool.tick() == []
+    assert list(pool._asked) == [4]

@@ -1,0 +1,132 @@
+"""Tables that rows are looked up in, as the driver reads them: no Spark is needed for that."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.cluster.errors import TableFailed
+from clonos.cluster.tables import Refresher, Tables
+from clonos.operators.batches import from_bytes
+from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.storage.spool import Spool, SpoolReader
+
+SCHEMA = pa.schema([("id", pa.int64())])
+WAIT_S = 5.0
+
+
+class Changing:
+    """A table, as somebody else changes it."""
+
+    def __init__(self):
+        self.ids = [1]
+        self.error: Exception | None = None
+        self.reads = 0
+
+    def __call__(self):
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return pa.table({"id": self.ids}, schema=SCHEMA)
+
+
+class Refreshed:
+    """A table that is read again every few ms, and what of it is spooled."""
+
+    def __init__(self, folder, content):
+        self.content = content
+        tables = Tables(str(folder), "process")
+        job = clonos.Job()
+        stream = job.source(clonos.sources.from_batches([], "id long"))
+        made = stream.look_up(content, "id", name="op", refresh="1 second")
+        made.sink(clonos.sinks.collect())
+        (code,) = (c for c in job.compile().codes if c.task.operator == "op")
+        make: Any = code.operators[0][1]
+        (self.side,) = (a for a in make.args if isinstance(a, SideTable))
+        pinned: Any = tables.pinned(code).operators[0][1]
+        self.shipped = pinned.args[2]
+        self.warnings: list[str] = []
+        self.spool = Spool(str(folder / "batches"), 1, "process")
+        first = tables.first(self.side)
+        self.refresher = Refresher("op", self.side, first, 5, self.spool, self.warnings.append)
+        self.refresher.start()
+
+    def versions(self):
+        reader = SpoolReader(self.spool.uri, VERSIONS, 0, 1)
+        reader.open(0)
+        found = []
+        while (rows := reader.read(1, 0.0)) is not None:
+            found.append(from_bytes(rows.column("table")[0].as_py()).column(0).to_pylist())
+        return found
+
+    def wait_for(self, condition):
+        until = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+
+def test_a_table_is_read_again_and_spooled_when_it_has_changed(tmp_path):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    assert here.shipped.column(0).to_pylist() == [1]
+    here.wait_for(lambda: table.reads > 5)
+    assert here.versions() == [[1]]
+    table.ids = [1, 2]
+    here.wait_for(lambda: len(here.versions()) == 2)
+    reads = table.reads
+    table.error = RuntimeError("gone")
+    here.wait_for(lambda: table.reads > reads + 4)
+    assert len(here.warnings) == 1
+    assert "older version on" in here.warnings[0]
+    assert "gone" in here.warnings[0]
+    table.error, table.ids = None, []
+    here.wait_for(lambda: here.versions() == [[1], [1, 2], []])
+    table.error = RuntimeError("gone again")
+    here.wait_for(lambda: len(here.warnings) == 2)
+    here.refresher.close()
+    reads = table.reads
+    time.sleep(0.03)
+    assert table.reads == reads
+
+
+def test_a_job_that_is_started_again_begins_with_the_table_it_had(tmp_path):
+    table = Changing()
+    Refreshed(tmp_path, table).refresher.close()
+    table.ids = [7]
+    again = Refreshed(tmp_path, table)
+    assert again.shipped.column(0).to_pylist() == [1]
+    again.wait_for(lambda: again.versions()[-1] == [7])
+    again.refresher.close()
+    assert again.versions() == [[1], [7]]
+
+
+def test_a_full_spool_holds_back_versions_and_not_the_end(tmp_path):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    here.spool._backlog_bytes_max = 0
+    table.ids = [2]
+    here.wait_for(lambda: here.spool.is_waiting)
+    assert here.versions() == [[1]]
+    here.spool.truncate([1])
+    here.wait_for(lambda: here.spool.rows == 2)
+    table.ids = [3]
+    here.wait_for(lambda: here.spool.is_waiting)
+    here.refresher.close()
+    assert not here.warnings
+
+
+def test_what_cannot_be_looked_up_in(tmp_path, monkeypatch):
+    table = Changing()
+    table.error = OSError("no such file")
+    stream = clonos.Job().source(clonos.sources.from_batches([], "id long"))
+    with pytest.raises(OSError, match="no such file"):
+        stream.look_up(table, "id")
+    table.error = None
+    monkeypatch.setattr("clonos.cluster.tables.TABLE_BYTES_MAX", 100)
+    with pytest.raises(TableFailed, match="more than 100"):
+        Refreshed(tmp_path, table)

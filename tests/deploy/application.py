@@ -1,0 +1,67 @@
+"""What a test hands to spark-submit: a job whose functions are defined here, in ``__main__``.
+
+    spark-submit --py-files clonos.zip application.py FOLDER
+
+While the job runs, one of its executors is killed. What came of it is left in FOLDER.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import clonos
+
+ROWS = 3_000
+
+
+def home() -> str:
+    """Where a slot has its clonos from."""
+    import clonos.runtime.slot
+
+    return str(clonos.runtime.slot.__file__)
+
+
+class Numbered(clonos.Process):
+    """Counts its rows."""
+
+    def on_row(self, row, ctx):
+        seen = ctx.state("seen", "long")
+        seen.set(seen.get(0) + 1)
+        yield (row.n, row.key, seen.get(), home())
+
+
+def main(folder: Path) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    job = clonos.Job(
+        "submitted", parallelism=2, checkpoint_interval="300 ms", checkpoint_dir=str(folder / "job")
+    )
+    numbers = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], schema="n long")
+    rows = job.source(numbers, name="numbers", parallelism=1, rows_per_second=600)
+    keyed = rows.map(lambda row: (row.n, row.n % 7), "n long, key long").key_by("key")
+    counted = keyed.process(Numbered(), "n long, key long, seen long, home string", name="count")
+    counted.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark, tls=True)
+    until = time.monotonic() + 60
+    while running.observer.floors < 3 and running.is_running and time.monotonic() < until:
+        time.sleep(0.05)
+    slots = running.slots()
+    victim = next(slot.executor_pid for slot in slots if slot.runs == "count[0]")
+    os.kill(victim, signal.SIGKILL)
+    result = running.wait(90)
+    said = {
+        "rows": sorted(tuple(row.values()) for row in result.table().to_pylist()),
+        "executors": len({slot.executor_pid for slot in slots}),
+        "recovered": sorted({recovery.name for recovery in result.recoveries}),
+        "address": running._plane.address,
+    }
+    (folder / "said.json").write_text(json.dumps(said))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

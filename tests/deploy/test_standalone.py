@@ -1,0 +1,146 @@
+"""A standalone cluster: applications that are submitted, workers that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import clonos
+from clonos.spark.session import get_or_create
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(240),
+]
+
+PACKAGE = Path(clonos.__file__).parent
+SMALL = {
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.speculation": "false",
+}
+
+
+@pytest.fixture
+def cluster(standalone: Any, tmp_path: Path) -> Iterator[Any]:
+    """Two workers."""
+    made = standalone(tmp_path)
+    try:
+        made.add_workers("first", "second")
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def session(cluster: Any, new_jvm: None) -> Iterator[Callable[..., SparkSession]]:
+    made: list[SparkSession] = []
+
+    def make(**config: str) -> SparkSession:
+        settings = {**SMALL, **{key.replace("_", "."): value for key, value in config.items()}}
+        made.append(get_or_create(cluster.address, "standalone tests", config=settings))
+        return made[-1]
+
+    yield make
+    for spark in made:
+        spark.stop()
+
+
+def test_a_submitted_application(cluster, tmp_path):
+    """The package travels as a zip, user functions by value; an executor is killed."""
+    archive = shutil.make_archive(
+        str(tmp_path / "clonos"), "zip", root_dir=PACKAGE.parent, base_dir=PACKAGE.name
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    settings = [word for pair in SMALL.items() for word in ("--conf", "=".join(pair))]
+    done = subprocess.run(
+        [
+            str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"),
+            "--master",
+            cluster.address,
+            "--py-files",
+            archive,
+            *settings,
+            str(Path(__file__).parent / "application.py"),
+            str(tmp_path),
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[done.stderr.find("Traceback") :][:3000]
+    said = json.loads((tmp_path / "said.json").read_text())
+    numbers = [n for n, *_ in said["rows"]]
+    assert numbers == list(range(3_000))
+    assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
+        (n % 7, n // 7 + 1) for n in range(3_000)
+    }
+    assert {Path(home).parts[-4] for *_, home in said["rows"]} == {"clonos.zip"}
+    assert said["executors"] == 2
+    assert "count[0]" in said["recovered"]
+    assert said["address"].startswith("tls://driver@127.0.0.1:")
+
+
+@pytest.mark.soak
+def test_workers_come_and_go(kit, cluster, session, tmp_path):
+    job = kit.build(kit.gated(tmp_path, 4_000), checkpoint_dir=str(tmp_path / "job"))
+    running = job.start(session(), tls=True)
+    kit.wait_quiet(running)
+    before = {slot.executor_pid for slot in running.slots()}
+    cluster.add_workers("third")
+    cluster.kill("first")
+    # What was lost runs again at once; its slots are made again where there is room: the third.
+    kit.wait_quiet(running)
+    after = {slot.executor_pid for slot in running.slots()}
+    assert len(after) == 2
+    assert len(before & after) == 1
+    cluster.kill("second")
+    kit.wait_for(lambda: all(task.phase == "live" for task in running.tasks()))
+    assert {slot.executor_pid for slot in running.slots()} == after - before
+    kit.open_tap(tmp_path)
+    result = running.wait(90)
+    kit.check(result.table(), 4_000)
+    assert result.recoveries
+
+
+@pytest.mark.soak
+def test_executors_on_demand(kit, session, tmp_path):
+    """Spark asks for executors because slots wait, and keeps them for as long as slots run."""
+    idle_s = 3
+    spark = session(
+        spark_dynamicAllocation_enabled="true",
+        spark_dynamicAllocation_shuffleTracking_enabled="true",
+        spark_dynamicAllocation_minExecutors="0",
+        spark_dynamicAllocation_executorIdleTimeout=f"{idle_s}s",
+        spark_executor_cores="4",
+    )
+    job = kit.build(kit.gated(tmp_path, 4_000), checkpoint_dir=str(tmp_path / "job"))
+    running = job.start(spark, tls=True)
+    kit.wait_quiet(running)
+    executors = Counter(slot.executor for slot in running.slots())
+    assert len(executors) > 1
+    floors = running.observer.floors
+    kit.wait_for(lambda: running.observer.floors > floors + 10 * idle_s)  # nothing but markers
+    assert Counter(slot.executor for slot in running.slots()) == executors
+    assert not running.observer.recoveries
+    kit.open_tap(tmp_path)
+    kit.check(running.wait(90).table(), 4_000)
+    store = spark.sparkContext._jsc.sc().statusStore()
+    kit.wait_for(lambda: store.executorList(True).size() == 1, 30)  # only the driver is left

@@ -1,0 +1,217 @@
+"""What the end of a feeding query means, with a query that only plays Spark's part."""
+
+# ruff: noqa: N802, N815 - the names are Spark's
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import StreamingQueryException
+
+from clonos.errors import ClonosError, SourceError
+from clonos.operators.specs import Feeding
+from clonos.spark.errors import FeedFailed
+from clonos.spark.feeding import FeedingQuery
+from clonos.storage.spool import OtherQuery, Part, Spool
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+class Played:
+    """Session, DataFrame, writer and query in one: whatever is asked of it, it answers itself."""
+
+    def __init__(self):
+        self.options: dict[str, Any] = {}
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self.stopped = self.is_spark_stopped = False
+        self.query_id = "the query"
+        self.parts: list[tuple[str, int, int]] = []
+        self.take: Any = None
+
+    # as a DataFrame, and its session
+    sparkSession = sparkContext = _jsc = writeStream = property(lambda self: self)
+
+    def sc(self):
+        return self
+
+    def isStopped(self):
+        return self.is_spark_stopped
+
+    def getLocalProperty(self, name):
+        return self.query_id
+
+    def mapInArrow(self, write, schema):
+        return self
+
+    def collect(self):
+        return self.parts
+
+    # as a writer
+    def queryName(self, name):
+        self.options["name"] = name
+        return self
+
+    def outputMode(self, mode):
+        self.options["mode"] = mode
+        return self
+
+    def option(self, key, value):
+        self.options[key] = value
+        return self
+
+    def trigger(self, **options):
+        self.options |= options
+        return self
+
+    def foreachBatch(self, take):
+        self.take = take
+        return self
+
+    def start(self):
+        if self.error is not None:
+            raise self.error
+        return self
+
+    # as a query
+    def awaitTermination(self):
+        self.over.wait(5)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self):
+        self.stopped = True
+        self.over.set()
+
+    def end(self, error=None):
+        self.error = error
+        self.over.set()
+
+
+@pytest.fixture
+def spool(tmp_path):
+    return Spool(str(tmp_path), 1, "process")
+
+
+class Fed:
+    def __init__(self, spool, feeding=None):
+        self.spark = Played()
+        self.reported: list[ClonosError] = []
+        self.query = FeedingQuery(
+            "job: in",
+            self.spark,
+            SCHEMA,
+            feeding or Feeding(),
+            spool,
+            "file:///q",
+            self.reported.append,
+        )
+
+    def over(self) -> list[ClonosError]:
+        self.query._watcher.join(5)
+        return self.reported
+
+
+def test_options(spool):
+    fed = Fed(spool, Feeding("update", "2 seconds"))
+    fed.query.start()
+    assert fed.spark.options == {
+        "name": "job: in",
+        "mode": "update",
+        "checkpointLocation": "file:///q",
+        "processingTime": "2 seconds",
+    }
+    fed.query.close()
+    bounded = Fed(Spool(spool.uri, 1, "process"), Feeding(available_now=True))
+    bounded.query.start()
+    assert bounded.spark.options["availableNow"] is True
+    bounded.query.close()
+
+
+def test_a_batch_is_taken_when_the_function_returns(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.spark.parts = [("rows/x", 3, 100)]
+    fed.spark.take(fed.spark, 0)
+    assert spool.newest is not None
+    assert (spool.newest.query, spool.newest.batch) == ("the query", 0)
+    assert spool.newest.parts == (Part("rows/x", 3, 100),)
+    fed.query.close()
+
+
+def test_stopped_by_the_user_the_input_is_over(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.spark.end()
+    assert not fed.over()
+    assert spool.is_ended
+
+
+@pytest.mark.parametrize(
+    "error", [StreamingQueryException("a division by zero"), Py4JError("the JVM is gone")]
+)
+def test_a_failure_is_told(spool, error):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.spark.end(error)
+    (told,) = fed.over()
+    assert isinstance(told, FeedFailed)
+    assert str(error) in str(told)
+    assert told.where == "job: in"
+    assert not spool.is_ended
+
+
+def test_stopped_with_spark_the_input_is_not_over(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.spark.is_spark_stopped = True
+    fed.spark.end()
+    (told,) = fed.over()
+    assert "Spark was stopped" in str(told)
+    assert not spool.is_ended
+
+
+def test_what_we_say_is_told_and_not_what_spark_makes_of_it(spool):
+    spool.take("another", 0, [Part("rows/x", 1, 1)])
+    fed = Fed(spool)
+    fed.query.start()
+    with pytest.raises(OtherQuery):
+        fed.spark.take(fed.spark, 1)
+    fed.spark.end(StreamingQueryException("py4j.Py4JException: a page of text"))
+    (told,) = fed.over()
+    assert isinstance(told, OtherQuery)
+
+
+def test_an_end_that_cannot_be_written_is_told(spool, monkeypatch):
+    def full():
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(spool, "end", full)
+    fed = Fed(spool)
+    fed.query.start()
+    fed.spark.end()
+    (told,) = fed.over()
+    assert "no space left" in str(told)
+
+
+def test_closed_it_is_stopped_and_can_go_on_another_time(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.query.close()
+    assert fed.spark.stopped
+    assert not fed.over()
+    assert not Spool(spool.uri, 1, "process").is_ended
+    with pytest.raises(ClonosError, match="stopped"):
+        fed.spark.take(fed.spark, 0)
+
+
+def test_a_query_that_does_not_start(spool):
+    fed = Fed(spool)
+    fed.spark.error = StreamingQueryException("no such format")
+    with pytest.raises(SourceError, match="no such format"):
+        fed.query.start()
+    fed.query.close()

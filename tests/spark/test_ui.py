@@ -1,0 +1,106 @@
+"""What Spark's UI says of a job, read as its REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import clonos
+from clonos.spark.session import get_or_create
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(120),
+]
+
+ROWS = 2_000
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def spark(new_jvm: None) -> Iterator[SparkSession]:
+    config = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    session = get_or_create("local[8]", "ui", config=config)
+    yield session
+    session.stop()
+
+
+def rest(spark: SparkSession, what: str) -> Any:
+    context = spark.sparkContext
+    url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{what}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_slots_lives_and_rows(spark, tmp_path):
+    spark.range(0, ROWS, 1, 1).withColumnRenamed("id", "n").write.parquet(str(tmp_path / "in"))
+    frame = spark.read.parquet(str(tmp_path / "in"))
+    job = clonos.Job("shown", standbys=0, checkpoint_interval="200 ms")
+    rows = job.source(frame, name="rows", rows_per_second=ROWS)
+    work = rows.map(lambda row: row.n, "n long", name="work", parallelism=2)
+    out = str(tmp_path / "out")
+    work.sink(clonos.sinks.spark_write(lambda df: df.write.parquet(out)), name="out", parallelism=1)
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "streams")
+    context.addJobTag("nightly")
+    running = job.start(spark)
+    context.setLocalProperty("spark.scheduler.pool", None)
+    context.clearJobTags()
+    until(lambda: running.observer.floors)
+    (pid,) = [slot.pid for slot in running.slots() if slot.runs == "work[1]"]
+    os.kill(pid, signal.SIGKILL)
+    running.wait(WAIT_S)
+
+    def shown() -> list[Any]:
+        return [j for j in rest(spark, "jobs") if j.get("jobGroup") == running.run_id]
+
+    lives = {
+        "rows[0], incarnation 1.0",
+        "work[0], incarnation 1.0",
+        "work[1], incarnation 1.0",
+        "work[1], incarnation 1.1",
+        "out[0], incarnation 1.0",
+    }
+    until(
+        lambda: (
+            {
+                job["description"].removeprefix("shown: ").partition(", runs in slot ")[0]
+                for job in shown()
+                if "incarnation" in job["description"]
+            }
+            == lives
+        )
+    )
+    jobs = shown()
+    described = {j["description"] for j in jobs}
+    assert {f"shown: slot {place} (task or standby)" for place in (0, 1, 2)} <= described
+    assert "shown: slot 3 (rows[0] or its standby)" in described
+    assert not any(j["numTasks"] for j in jobs if "incarnation" in j["description"])
+
+    stages = {s["stageId"]: s for s in rest(spark, "stages")}
+
+    def total(description: str, what: str) -> int:
+        ids = [i for j in jobs if j["description"] == description for i in j["stageIds"]]
+        return sum(stages[i][what] for i in ids if i in stages)
+
+    assert total("shown: slot 3 (rows[0] or its standby)", "inputRecords") == ROWS
+    assert total("shown: write the rows of out", "outputRecords") == ROWS
+    source = [i for j in jobs if "slot 3" in j["description"] for i in j["stageIds"]]
+    assert {stages[i]["schedulingPool"] for i in source} == {"streams"}
+    assert all("nightly" in j["jobTags"] for j in jobs if ": slot " in j["description"])

@@ -1,0 +1,115 @@
+"""A growing table: segments appear once, in order, and are missed by nobody when removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pytest
+
+from clonos.storage.table import NoTable, Position, RowsRemoved, Table, UnreadableTable
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def batch(*values):
+    return pa.RecordBatch.from_pydict({"n": list(values)}, schema=SCHEMA)
+
+
+@pytest.fixture
+def table(tmp_path):
+    made = Table(str(tmp_path / "t"))
+    made.create(SCHEMA)
+    return made
+
+
+def keys(segments):
+    return [(s.task, *s.position) for s in segments]
+
+
+def test_the_same_output_is_one_file(table):
+    table.write(0, 0, 3, batch(1, 2))
+    (segment,) = table.segments()
+    before = Path(segment.path).read_bytes()
+    Table(table.path).write(0, 0, 3, batch(8, 9))
+    assert keys(table.segments()) == [(0, 0, 3)]
+    assert Path(segment.path).read_bytes() == before
+    assert [b.to_pydict() for b in table.read(segment.path)] == [{"n": [1, 2]}]
+
+
+def test_segments_behind_positions_across_blocks_and_generations(table):
+    written = [(0, 0, 5), (0, 0, 255), (0, 0, 256), (0, 0, 9000), (0, 1, 7), (1, 0, 6)]
+    for task, generation, seq in reversed(written):
+        table.write(task, generation, seq, batch(seq))
+    assert keys(table.segments()) == written
+    for number, (task, generation, seq) in enumerate(written[:5]):
+        behind = table.segments({task: Position(generation, seq)})
+        assert keys(behind) == written[number + 1 :]
+    assert pads.dataset(table.path, format="arrow").count_rows() == 6
+
+
+def test_unfinished_files_are_nothing_and_go_at_the_end(table, tmp_path):
+    table.write(0, 0, 1, batch(1))
+    left = tmp_path / "t" / "00000" / "0000-0000000000" / ".000000000002-1.arrow.abcd.tmp"
+    left.write_bytes(b"half")
+    assert keys(table.segments()) == [(0, 0, 1)]
+    assert not table.ended
+    table.end()
+    assert table.ended
+    assert not left.exists()
+
+
+def test_schema_and_identity(table, tmp_path):
+    again = Table(table.path)
+    assert again.schema == SCHEMA
+    assert again.id == table.id
+    other = Table(str(tmp_path / "other"))
+    assert not other.exists
+    with pytest.raises(NoTable, match="start the job"):
+        _ = other.schema
+    other.create(SCHEMA)
+    assert other.id != table.id
+
+
+def test_what_is_removed_is_written_down(table):
+    for task, seq in ((0, 1), (0, 2), (0, 300), (1, 4)):
+        table.write(task, 0, seq, batch(seq))
+    for segment in table.segments():
+        if segment.position.seq != 300:
+            old = time.time() - 100
+            os.utime(segment.path, (old, old))
+    (gone, *_) = table.segments()
+    assert table.remove(older_than_s=50) == 3
+    assert table.removed == {0: Position(0, 2), 1: Position(0, 4)}
+    assert keys(table.segments()) == [(0, 0, 300)]
+    table.write(0, 0, 2, batch(2))  # a sink that is replayed
+    assert keys(table.segments()) == [(0, 0, 300)]
+    with pytest.raises(RowsRemoved, match="slowest reader"):
+        list(table.read(gone.path))
+
+
+def test_only_the_oldest_are_removed(table):
+    for seq in (1, 2):
+        table.write(0, 0, seq, batch(seq))
+    newer, older = table.segments()
+    os.utime(older.path, (0, 0))
+    assert table.remove(older_than_s=50) == 0
+    assert keys(table.segments()) == keys([newer, older])
+
+
+def test_durable_segments(tmp_path):
+    table = Table(str(tmp_path), "fsync")
+    table.create(SCHEMA)
+    table.write(2, 0, 1, batch(5))
+    assert keys(table.segments()) == [(2, 0, 1)]
+
+
+def test_a_damaged_file(table):
+    table.write(0, 0, 1, batch(1))
+    (segment,) = table.segments()
+    Path(segment.path).write_bytes(b"nonsense")
+    with pytest.raises(UnreadableTable):
+        list(table.read(segment.path))
