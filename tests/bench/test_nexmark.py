@@ -33,7 +33,7 @@ def test_every_query_in_a_plain_loop(tmp_path):
 
 def test_the_generator_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(nexmark, "_GENERATE_S", 0.01)
-    report = measured(tmp_path, "--generator")
+    report = measured(tmp_path, "--parts", "generator")
     rates = report.data["events_per_s"]["generator"]
     assert rates["all kinds"] < min(rates[kind] for kind in ("person", "auction", "bid"))
 

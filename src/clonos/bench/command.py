@@ -45,8 +45,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 def _measure(name: str, arguments: argparse.Namespace, console: Console) -> int:
     report = _ALL[name][0].measure(arguments)
-    report.show(console)
     settings = {k: v for k, v in vars(arguments).items() if k not in {"run", "command"}}
-    path = report.save(run.folder(arguments, name), settings)
-    console.print(f"details and pictures: {path.parent}", highlight=False)
-    return 0 if report.ok else 1
+    folder = run.folder(arguments, name)
+    for part in [report, *report.parts] if report.lines else report.parts:
+        if getattr(arguments, "markdown", False):
+            print(part.markdown(), end="\n\n")
+        else:
+            part.show(console)
+        of_part = folder if part is report else run.folder(arguments, f"{name}/{part.name}")
+        part.save(of_part, settings)
+    console.print(f"details and pictures: {folder}", highlight=False)
+    return 0 if report.ok and all(part.ok for part in report.parts) else 1

@@ -128,6 +128,7 @@ def stateful(
     standbys: int = 1,
     protected: bool = True,
     checkpoint_ms: int | None = 500,
+    job: clonos.Job | None = None,
 ) -> clonos.Job:
     """Source -> map -> keyed state -> sink: four tasks deep, every row delivered.
 
@@ -137,8 +138,10 @@ def stateful(
         With causal logs.
     checkpoint_ms
         None: no checkpoints.
+    job
+        To add the operators to, instead of a new one of these settings.
     """
-    job = clonos.Job(
+    job = job or clonos.Job(
         "touch",
         parallelism=parallelism,
         standbys=standbys,

@@ -1,39 +1,68 @@
-"""Nexmark: events per second of each query, on Spark and in a plain loop, beside others.
+"""Nexmark: what the engine does with it, beside others and beside itself without protection.
 
-*Plain*: the operators of one core in a loop, without Spark, network and log: what can be had at
-most. *Engine*: the job in Spark, as fast as it can, from when all its tasks are live until its
-last output is delivered. *Spark*: the same query in Structured Streaming
-(:mod:`clonos.bench.nexmark_spark`). Every query is run on the same events; what it gives is
-counted where it comes out, not carried to the driver. "Events" are those of all kinds, also of
-those that a query does not read.
+Parts, each of which can run alone (``--parts``):
+
+generator, plain
+    What is to be had at most: the generator, and the operators of one core in a loop, without
+    Spark, network and log.
+engine
+    Each query on Spark, exactly once, as fast as it can, from when its sources are let go until its
+    last output is delivered.
+spark
+    The same queries in Structured Streaming, from the same files (:mod:`.nexmark_spark`).
+functions
+    Functions in Python, row by row, in batches and with state, beside PySpark's
+    (:mod:`.nexmark_functions`).
+overhead
+    Every query with and without protection (:mod:`.nexmark_overhead`).
+recovery
+    The join of queries 3 and 8 killed again and again (:mod:`.nexmark_recovery`).
+growth
+    How costs grow with the job (:mod:`.nexmark_growth`).
+
+Every query is run on the same events; what it gives is counted where it comes out, not carried to
+the driver. "Events" are those of all kinds, also of those that a query does not read.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 import clonos
-from clonos.bench import jobs, plots, run
+from clonos.bench import (
+    jobs,
+    nexmark_files,
+    nexmark_functions,
+    nexmark_growth,
+    nexmark_overhead,
+    nexmark_recovery,
+    plots,
+    run,
+)
+from clonos.bench.gates import Timed, gated, timed
+from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
 from clonos.bench.plain import SOURCE, PlainLoop
-from clonos.bench.processes import CpuMeter
 from clonos.bench.report import Aim, Report
 from clonos.bench.statistics import percentile
-from clonos.nexmark import KINDS, Generator
+from clonos.nexmark import KINDS, Generator, events
 from clonos.nexmark.queries import QUERIES, ROW_QUERIES, Auctions
+from clonos.operators.specs import SourceSpec
 
 GENERATOR_AIM: Final = Aim(5e6, at_least=True)
 ENGINE_AIM: Final = Aim(1e6, at_least=True)
 """Events per second and core, for the queries that carry whole events."""
 
 _AIMED: Final = ("0", "1", "2", "3", "8", "12")
-_PARTS: Final = ("generator", "plain", "engine", "spark")
+_RATES: Final = ("generator", "plain", "engine", "spark")
+_PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth")
+SOURCE_ALONE: Final = "source alone"
 _BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
 _SHOWN: Final = 4
@@ -45,53 +74,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.common_arguments(parser)
     add = parser.add_argument
     known = ",".join([*map(str, QUERIES), *(f"{number}rows" for number in ROW_QUERIES)])
+    add("--parts", default=",".join(_RATES[:3]), help=f"out of {','.join(_PARTS)}")
     add("--queries", default=",".join(map(str, QUERIES)), help=f"out of {known}")
-    add("--events", type=int, default=10_000_000, help="per run")
-    add("--runs", type=int, default=3, help="of each query; the median counts")
-    add("--standbys", type=int, default=0)
-    add("--parts", default=",".join(_PARTS[:3]), help=f"out of {','.join(_PARTS)}")
-    add("--generator", action="store_true", help="measure only the generator")
-    add("--unprotected", action="store_true", help="without causal log")
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One run of a query in the engine."""
-
-    events_per_s: float
-    cpu_s_per_million: float
-    rows_out: int
+    add("--events", type=int, default=10_000_000, help="per run (rates, functions)")
+    add("--runs", type=int, default=3, help="of each query; the median counts (rates, functions)")
+    add("--variant", default="full", help=f"out of {','.join(VARIANTS)} (engine)")
+    add("--files", action="store_true", help="the engine reads the files that Spark reads, too")
+    nexmark_overhead.add_arguments(parser)
+    nexmark_recovery.add_arguments(parser)
+    nexmark_growth.add_arguments(parser)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All parts that were asked for."""
+    asked = arguments.parts.split(",")
+    unknown = [part for part in asked if part not in _PARTS]
+    if unknown:
+        raise clonos.ClonosError(
+            f"there is no part {', '.join(unknown)}", remedy=f"use {', '.join(_PARTS)}"
+        )
     out = run.folder(arguments, "nexmark")
-    parts = ["generator"] if arguments.generator else arguments.parts.split(",")
     columns = ("", "events/s", "ns/event", "CPU", "rows out", "aim")
     report = Report("nexmark", f"Nexmark, {arguments.events:,} events", columns)
-    rates: dict[str, dict[str, float]] = {}
-    if "generator" in parts:
-        rates["generator"] = _generator(report)
     chosen = {name: _query(name) for name in arguments.queries.split(",")}
-    details: dict[str, Any] = {}
-    if "plain" in parts:
-        rates["plain"] = {}
-        for name, query in chosen.items():
-            rates["plain"][name], details[name] = _plain(report, name, query, arguments)
-    if "engine" in parts:
-        with run.profiled(arguments, out):
-            rates["engine"] = _engine(report, chosen, arguments)
-    if "spark" in parts:
-        from clonos.bench import nexmark_spark
-
-        rates["spark"] = nexmark_spark.measure(report, list(chosen), arguments)
+    rates, details = _rates(report, asked, chosen, arguments)
     report.data = {"events_per_s": rates, "operators": details}
     for part, of_part in rates.items():
         millions = {
-            f"q{name}" if part != "generator" else name: r / 1e6 for name, r in of_part.items()
+            f"q{name}" if name[0].isdigit() else name: r / 1e6 for name, r in of_part.items()
         }
-        plots.bars(Path(out) / f"{part}.png", millions, "million events per second", part)
+        plots.bars(out / f"{part}.png", millions, "million events per second", part)
+    for part in asked:
+        if part in _COMPARISONS:
+            folder = run.folder(arguments, f"nexmark/{part}")
+            with run.profiled(arguments, folder):
+                report.parts.append(_COMPARISONS[part](chosen, arguments, folder))
     return report
+
+
+_COMPARISONS: Final[
+    Mapping[str, Callable[[Mapping[str, Query], argparse.Namespace, Path], Report]]
+] = {
+    "functions": nexmark_functions.measure,
+    "overhead": nexmark_overhead.measure,
+    "recovery": nexmark_recovery.measure,
+    "growth": nexmark_growth.measure,
+}
+
+
+def _rates(
+    report: Report, asked: list[str], chosen: Mapping[str, Query], arguments: argparse.Namespace
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Events per second by part and query, and what the operators took."""
+    rates: dict[str, dict[str, float]] = {}
+    details: dict[str, Any] = {}
+    if "generator" in asked:
+        rates["generator"] = _generator(report)
+    if "plain" in asked:
+        rates["plain"] = {}
+        for name, query in chosen.items():
+            rates["plain"][name], details[name] = _plain(report, name, query, arguments)
+    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
+        folder = Path(scratch)
+        if "spark" in asked or ("engine" in asked and arguments.files):
+            nexmark_files.write(folder, Generator(arguments.events))
+        if "engine" in asked:
+            with run.profiled(arguments, run.folder(arguments, "nexmark")):
+                rates["engine"] = _engine(report, chosen, arguments, folder)
+        if "spark" in asked:
+            from clonos.bench import nexmark_spark
+
+            rates["spark"] = nexmark_spark.measure(report, list(chosen), arguments, folder)
+    return rates, details
 
 
 def _query(name: str) -> Callable[[Auctions], clonos.Stream]:
@@ -166,62 +220,49 @@ def _plain(
 
 
 def _engine(
-    report: Report, chosen: dict[str, Callable[[Auctions], clonos.Stream]], arguments: Any
+    report: Report, chosen: Mapping[str, Query], arguments: Any, folder: Path
 ) -> dict[str, float]:
     """The queries in turn, all of them once, then again: a slow minute hits all of them."""
-    slots = max(run.slots_of(_job(query, arguments)) for query in chosen.values())
+    gate = folder / "go"
+    variant = VARIANTS[arguments.variant]
+
+    def source(kind: str) -> SourceSpec:
+        if arguments.files:
+            return nexmark_files.source(folder, kind)
+        return events(kind, arguments.events)
+
+    def job_of(query: Query) -> clonos.Job:
+        job = variant.job("nexmark", arguments.parallelism, arguments.checkpoint_ms)
+        house = Auctions(job, arguments.events, source=lambda kind: gated(source(kind), gate))
+        count_results(query(house))
+        return job
+
+    chosen = {SOURCE_ALONE: _source_alone, **chosen}
+    slots = max(run.slots_of(job_of(query)) for query in chosen.values())
     done: dict[str, list[Timed]] = {name: [] for name in chosen}
     with run.session(f"local[{slots}]") as spark:
         for _ in range(arguments.runs):
             for name, query in chosen.items():
-                done[name].append(_run(query, arguments, spark))
+                done[name].append(timed(job_of(query), spark, gate, **variant.options))
     rates = {}
-    for name, timed in done.items():
-        rates[name] = percentile([t.events_per_s for t in timed], 50)
-        cpu = percentile([t.cpu_s_per_million for t in timed], 50)
+    for name, runs in done.items():
+        rates[name] = percentile([arguments.events / each.wall_s for each in runs], 50)
+        cpu = percentile([each.cpu_s / arguments.events * 1e6 for each in runs], 50)
         aim = f"{ENGINE_AIM} per core: {ENGINE_AIM.judge(1e6 / cpu)}" if name in _AIMED else ""
-        _line(report, f"q{name}, engine", rates[name], cpu, timed[-1].rows_out, aim)
-    log = "no causal log" if arguments.unprotected else "sharing depth 1"
+        what = name if name == SOURCE_ALONE else f"q{name}"
+        _line(report, f"{what}, engine", rates[name], cpu, runs[-1].rows_out, aim)
     report.notes.append(
-        f"engine: {arguments.parallelism} tasks per operator, {arguments.standbys} standbys, "
-        f"{log}; CPU: seconds of all slots per million events"
+        f"engine: {arguments.parallelism} tasks per operator, {arguments.variant}, events from "
+        f"{'files' if arguments.files else 'the generator'}; CPU: seconds of all slots and the "
+        "driver per million events"
     )
     return rates
 
 
-def _job(query: Callable[[Auctions], clonos.Stream], arguments: Any) -> clonos.Job:
-    job = clonos.Job(
-        "nexmark",
-        parallelism=arguments.parallelism,
-        standbys=arguments.standbys,
-        guarantee="at_least_once" if arguments.unprotected else "exactly_once",
-        on_orphan="availability" if arguments.unprotected else "consistency",
-    )
-    rows = query(Auctions(job, arguments.events)).union(name="result")
-    counts = rows.map_batches(_count, "key long, rows long", name="counted")
-    counts.sink(clonos.sinks.callback(jobs.nothing), name="sink")
-    return job
+def _source_alone(house: Auctions) -> clonos.Stream:
+    """Reads all columns of the bids; of each batch only the first row goes on."""
+    return house.bids.map_batches(_first, name="first")
 
 
-def _run(query: Callable[[Auctions], clonos.Stream], arguments: Any, spark: Any) -> Timed:
-    slots = CpuMeter()
-    with run.running(_job(query, arguments), spark) as (started, watch):
-        live = lambda: all(t.phase in {"live", "finished"} for t in started.tasks())  # noqa: E731
-        run.until(started, watch, live, 120.0, "all tasks are live")
-        began = time.monotonic()
-        while started.is_running:
-            slots.look(slot.pid for slot in started.slots())
-            watch.drain()
-            time.sleep(run.LOOK_S)
-        started.wait(60)
-        watch.drain()
-        last = max(float(watch.series(task)[0][-1]) for task in watch.tasks())
-    return Timed(
-        arguments.events / (last - began),
-        slots.seconds / arguments.events * 1e6,
-        watch.counted,
-    )
-
-
-def _count(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([0]), pa.array([batch.num_rows])], ["key", "rows"])
+def _first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(0, 1)

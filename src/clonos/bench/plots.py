@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from clonos.bench.timelines import Timeline
+
 _INK: Final = "#1f5a93"
 _KILL: Final = "#c0152f"
 _AIM: Final = "#3f8f4f"
@@ -63,6 +65,24 @@ def timeline(
     figure.savefig(path, dpi=130)
 
 
+def systems(path: Path, timelines: Sequence[Timeline], title: str) -> None:
+    """Latency over time of several systems, a panel each; kills are lines."""
+    figure, panels = _figure(len(timelines), 1.0 + 2.2 * len(timelines))
+    tops = [float(np.max(late)) for _, late in (t.series for t in timelines) if len(late)]
+    for axes, each in zip(panels, timelines, strict=True):
+        times, latencies = each.series
+        start = float(times[0]) if len(times) else 0.0
+        axes.plot(*worst_of_steps(times - start, latencies), color=_INK, linewidth=0.9)
+        for kill in each.kills:
+            axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
+        axes.set_yscale("log")
+        axes.set_ylim(1.0, 2 * max(tops, default=1.0))
+        axes.set_ylabel(f"{each.system}\nlatency (ms)")
+    panels[-1].set_xlabel("seconds")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
 def worst_of_steps(times: Series, values: Series) -> tuple[Series, Series]:
     """The largest value in each of at most :data:`_POINTS` equal steps of time."""
     if len(times) <= _POINTS:
@@ -88,6 +108,70 @@ def histograms(
         axes.set_ylabel("count")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
+
+
+_COLOURS: Final = ("#9db4c8", "#1f5a93", "#3f8f4f", "#d08a2e", "#6b4fa0", "#c0152f", "#7a7a7a")
+
+
+def grouped(path: Path, values: Mapping[str, Mapping[str, float]], unit: str, title: str) -> None:
+    """Bars side by side: ``values[series][group]``; a line at 1."""
+    figure, (axes,) = _figure(1, 4.2)
+    groups = list(next(iter(values.values()), {}))
+    width = 0.8 / max(1, len(values))
+    for i, (name, of_name) in enumerate(values.items()):
+        places = np.arange(len(groups)) - 0.4 + (i + 0.5) * width
+        heights = [of_name[group] for group in groups]
+        axes.bar(places, heights, width * 0.92, label=name, color=_COLOURS[i % len(_COLOURS)])
+    axes.axhline(1.0, color=_KILL, linewidth=0.8)
+    axes.set_xticks(range(len(groups)), [f"q{group}" for group in groups])
+    axes.set_ylabel(unit)
+    figure.legend(ncols=len(values), fontsize=8, loc="outside lower center")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Series -> (x, y) in order."""
+
+
+def multiples(path: Path, panels: Sequence[Sequence[tuple[str, Lines]]], title: str) -> None:
+    """Small multiples: rows of panels with a title and lines; one without lines is left out.
+
+    x is logarithmic above 1, y begins at 0.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = max((len(row) for row in panels), default=1)
+    figure = Figure(figsize=(3.1 * columns, 2.5 * len(panels) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(panels), columns, squeeze=False)
+    for row, axes_of_row in zip(panels, grid, strict=True):
+        nothing: tuple[str, Lines] = ("", {})
+        padded = [*row, *[nothing] * (columns - len(row))]
+        for axes, (name, lines) in zip(axes_of_row, padded, strict=True):
+            if lines:
+                _panel(axes, name, lines)
+            else:
+                axes.set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)
+
+
+def _panel(axes: Axes, name: str, lines: Lines) -> None:
+    for i, (series, points) in enumerate(lines.items()):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        colour = _COLOURS[i % len(_COLOURS)]
+        axes.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1, label=series)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.set_ylim(bottom=0)
+    axes.set_title(name, fontsize=8, loc="left")
+    axes.tick_params(labelsize=7)
+    axes.grid(visible=True, color="#e5e7eb", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=6)
 
 
 def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None:

@@ -24,6 +24,21 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_bytes(pid: int) -> int:
+    """What a process keeps in memory of its own, shared libraries aside; 0 if it is gone.
+
+    Examples
+    --------
+    >>> resident_bytes(os.getpid()) > 1e6
+    True
+    """
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text("ascii").split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
 def command_line(pid: int) -> str:
     """How a process was started; empty if it is gone."""
     try:

@@ -93,6 +93,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     return report
 
 
+def kill_workers(arguments: argparse.Namespace, count: int) -> Run:
+    """One run in which only workers are killed, for other measurements."""
+    return _run(arguments, "worker", count)
+
+
 def _master(arguments: argparse.Namespace, kind: str, slots: int) -> str:
     if kind == "worker":
         return f"local[{slots}]"

@@ -57,6 +57,8 @@ class Report:
         Of the table, the first being what a line is about.
     ok
         False if the output was wrong; an aim that is missed is no error.
+    parts
+        Further reports of the same measurement.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     ok: bool = True
+    parts: list[Report] = field(default_factory=list)
 
     def add(self, *cells: str) -> None:
         self.lines.append(cells)
@@ -88,8 +91,33 @@ class Report:
         for note in self.notes:
             console.print(note, highlight=False)
 
+    def markdown(self) -> str:
+        r"""The table and the notes, ready to be pasted into a document.
+
+        Examples
+        --------
+        >>> report = Report("x", "title", ["", "n"], notes=["so it was"])
+        >>> report.add("a|b", "1")
+        >>> print(report.markdown())
+        **title**
+        <BLANKLINE>
+        | | n |
+        | --- | ---: |
+        | a\|b | 1 |
+        <BLANKLINE>
+        so it was
+        """
+        rules = ["---"] + ["---:"] * (len(self.columns) - 1)
+        rows = [self.columns, rules, *self.lines]
+        lines = [
+            "|" + "|".join(f" {cell} " if cell else " " for cell in map(_escaped, row)) + "|"
+            for row in rows
+        ]
+        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
+
     def save(self, out: Path, settings: Mapping[str, Any]) -> Path:
-        """Write ``report.json``: results, settings and the machine."""
+        """Write ``report.json`` (results, settings, the machine) and ``report.md``."""
+        (out / "report.md").write_text(self.markdown() + "\n", "utf-8")
         path = out / "report.json"
         content = {
             "name": self.name,
@@ -120,6 +148,10 @@ def machine() -> dict[str, Any]:
         "pyspark": pyspark.__version__,
         "clonos": clonos.__version__,
     }
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")
 
 
 def _plain(value: Any) -> Any:

@@ -142,6 +142,7 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--parallelism", type=int, default=2, help="tasks per operator")
     add("--out", default="out/bench", help="where the results go, a folder per measurement")
+    add("--markdown", action="store_true", help="print tables as Markdown")
     add("--profile", action="store_true", help="profile the slots (slows everything down)")
 
 

@@ -56,6 +56,7 @@ class Connections:
         self._resume_at: dict[int, tuple[int, int]] = {}
         self._reset_hellos: dict[int, msg.Hello] = {}
         self._actions: list[ev.Action] = []
+        self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
 
     def _take_actions(self) -> list[ev.Action]:
         actions, self._actions = self._actions, []
@@ -207,6 +208,7 @@ class Connections:
 
     def _send(self, output: Output, item: Item | None) -> None:
         runs = output.delta(self.book, self.stable)
+        self.shared_bytes += sum(len(record) for run in runs for record in run.records)
         data = msg.Data(output.spec.id, self.incarnation, item, runs)
         self._do(ev.Send(output.attempt, data))
 

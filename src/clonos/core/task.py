@@ -170,6 +170,8 @@ class TaskMachine(Connections):
             "queued": sum(len(i.queue) for i in self.inputs.values()),
             "inflight_bytes": sum(o.log.nbytes for o in self.outputs.values()),
             "log_bytes": self.book.nbytes,
+            "shared_bytes": self.shared_bytes,
+            "items_out": sum(o.log.last for o in self.outputs.values()),
         }
 
     # --- lifecycle --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 import clonos
 from clonos.nexmark.source import SIDE_ROWS, events, side_input
+from clonos.operators.specs import SourceSpec
 
 STATES: Final = pa.array(["OR", "ID", "CA"])
 CATEGORY: Final = 10
@@ -35,14 +36,22 @@ class Auctions:
         Where to.
     count
         How many events, of all kinds.
+    source
+        Makes the source of a kind; by default :func:`~clonos.nexmark.source.events`.
     options
         Of :func:`~clonos.nexmark.source.events`.
     """
 
-    def __init__(self, job: clonos.Job, count: int, **options: Any) -> None:
+    def __init__(
+        self,
+        job: clonos.Job,
+        count: int,
+        *,
+        source: Callable[[str], SourceSpec] | None = None,
+        **options: Any,
+    ) -> None:
         self._job = job
-        self._count = count
-        self._options = options
+        self._source = source or (lambda kind: events(kind, count, **options))
         self._made: dict[str, clonos.Stream] = {}
 
     @property
@@ -62,8 +71,7 @@ class Auctions:
 
     def _stream(self, kind: str) -> clonos.Stream:
         if kind not in self._made:
-            source = events(kind, self._count, **self._options)
-            stream = self._job.source(source, name=f"{kind}s")
+            stream = self._job.source(self._source(kind), name=f"{kind}s")
             self._made[kind] = stream.with_watermark("date_time", "0 ms", name=f"{kind}_times")
         return self._made[kind]
 
@@ -85,14 +93,18 @@ def q2(house: Auctions) -> clonos.Stream:
 
 def q3(house: Auctions) -> clonos.Stream:
     """Who sells in particular states in one category; a join without windows, with clean-up."""
+    return local_sellers(house).select("name", "city", "state", "id")
+
+
+def local_sellers(house: Auctions) -> clonos.Stream:
+    """The join of query 3, all columns."""
     sellers = house.persons.map_batches(
         _local, "person long, name string, city string, state string, since timestamp"
     )
     items = house.auctions.map_batches(_in_category, "id long, seller long, opens timestamp")
-    joined = sellers.key_by("person").join(
+    return sellers.key_by("person").join(
         items.key_by("seller"), keep=WAIT, on=("since", "opens"), name="q3"
     )
-    return joined.select("name", "city", "state", "id")
 
 
 def winning_bids(house: Auctions) -> clonos.Stream:
@@ -150,13 +162,17 @@ def q7(house: Auctions) -> clonos.Stream:
 
 def q8(house: Auctions) -> clonos.Stream:
     """New users: persons who sell in the 10 s in which they came."""
+    return new_sellers(house).select("id", "name", "reserve")
+
+
+def new_sellers(house: Auctions) -> clonos.Stream:
+    """The join of query 8, all columns."""
     persons = house.persons.select("id", "name", since="date_time")
     auctions = house.auctions.select("seller", "reserve", opens="date_time")
-    joined = persons.key_by("id").join(
+    return persons.key_by("id").join(
         auctions.key_by("seller"), window=clonos.tumbling("10 seconds"), on=("since", "opens"),
         name="q8",
     )  # fmt: skip
-    return joined.select("id", "name", "reserve")
 
 
 def q9(house: Auctions) -> clonos.Stream:

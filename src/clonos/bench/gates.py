@@ -1,0 +1,123 @@
+"""Runs whose start is not measured with them: sources that wait for a word, and a stopwatch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+import clonos
+from clonos.bench import run
+from clonos.bench.processes import CpuMeter, resident_bytes
+from clonos.errors import ClonosError
+from clonos.operators.readers import BaseReader, Reader
+from clonos.operators.specs import SourceSpec
+
+LOOK_S: Final = 0.05
+"""Between looks at what processes have used: reading it costs the driver time, too."""
+LIVE_S: Final = 120.0
+RUN_S: Final = 900.0
+
+_NAP_S: Final = 0.002
+
+
+class GatedReader(BaseReader):
+    """Another reader, once the file `gate` exists."""
+
+    def __init__(self, reader: Reader, gate: str) -> None:
+        self.schema = reader.schema
+        self.replayable = reader.replayable
+        self._reader = reader
+        self._gate = Path(gate)
+        self._is_open = False
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`Reader.open`."""
+        self._reader.open(rows_consumed)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        if not self._is_open:
+            self._is_open = self._gate.exists()
+        if self._is_open:
+            return self._reader.read(max_rows, max_wait_s)
+        time.sleep(min(max_wait_s, _NAP_S))
+        return None
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        self._reader.close()
+
+
+def gated(source: SourceSpec, gate: Path) -> SourceSpec:
+    """The same source, but nothing of it before the file `gate` exists.
+
+    Examples
+    --------
+    >>> rows = clonos.sources.from_batches([[(1,)]], "n long")
+    >>> reader = gated(rows, Path("does/not/exist")).reader(0, 1)
+    >>> reader.read(10, 0.0) is None
+    True
+    """
+    return replace(source, factory=partial(_gated, source, str(gate)))
+
+
+def _gated(source: SourceSpec, gate: str, index: int, parallelism: int) -> GatedReader:
+    return GatedReader(source.reader(index, parallelism), gate)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run, from when the sources were let go until the last output was delivered.
+
+    ``cpu_s``: of all slots, standbys included, and of the driver's Python. ``memory_bytes``: the
+    most that all slots together kept resident. ``counters``: per operator, what its tasks said
+    last, added up.
+    """
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    rows_out: int
+    counters: Mapping[str, Mapping[str, int]]
+
+    def total(self, counter: str) -> int:
+        """Of all operators."""
+        return sum(each.get(counter, 0) for each in self.counters.values())
+
+
+def timed(job: clonos.Job, spark: Any, gate: Path, **options: Any) -> Timed:
+    """Start a job, let its gated sources go when all tasks are live, and measure until its end."""
+    meter, memory = CpuMeter(), 0
+    with run.running(job, spark, **options) as (started, watch):
+        live = lambda: all(t.phase == "live" for t in started.tasks())  # noqa: E731
+        run.until(started, watch, live, LIVE_S, "all tasks are live")
+        pids = [os.getpid(), *(slot.pid for slot in started.slots())]
+        meter.look(pids)
+        began = time.monotonic()
+        gate.touch()
+        while started.is_running:
+            time.sleep(LOOK_S)
+            meter.look(pids)
+            watch.drain()
+            memory = max(memory, sum(map(resident_bytes, pids[1:])))
+            if time.monotonic() - began > RUN_S:
+                raise ClonosError(f"a run has not ended after {RUN_S:g} s", remedy="--events less")
+        started.wait(0)
+        watch.drain()
+    gate.unlink()
+    if not watch.tasks():
+        raise ClonosError("the job has delivered nothing", remedy="give it more --events")
+    last = max(float(watch.series(task)[0][-1]) for task in watch.tasks())
+    counters: dict[str, dict[str, int]] = {}
+    for sample in {sample.task: sample for sample in started.observer.samples()}.values():
+        of = counters.setdefault(started.plan.tasks[sample.task].operator, {})
+        for name, value in sample.counters.items():
+            of[name] = of.get(name, 0) + value
+    return Timed(last - began, meter.seconds, memory, watch.counted, counters)

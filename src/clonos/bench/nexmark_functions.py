@@ -1,0 +1,252 @@
+"""Functions in Python over Nexmark's bids, here and in PySpark's Structured Streaming.
+
+The same function, as each engine runs it best: row by row (a ``map`` here; a ``udf``, pickled and
+with Arrow, there), batch by batch (``map_batches``; ``pandas_udf`` and ``mapInArrow``), and with
+state per key (a ``Process``; ``transformWithState`` row by row and ``transformWithStateInPandas``).
+Both read the same files and drop their results where they come out; sessions of the two
+alternate. Ours is exactly once, logs travel all the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import clonos
+from clonos.bench import nexmark_files, nexmark_spark, run
+from clonos.bench.gates import gated, timed
+from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
+from clonos.bench.nexmark_spark_queries import Streams
+from clonos.bench.report import Aim, Report
+from clonos.bench.statistics import percentile
+from clonos.nexmark import Generator, side_input
+from clonos.nexmark.queries import ROW_QUERIES, Auctions
+from clonos.nexmark.source import SIDE_ROWS
+
+AIM: Final = Aim(5.0, at_least=True)
+"""Times as fast as PySpark's best way."""
+
+COUNTED: Final = "bidder long, auction long, nth long"
+_BID: Final = "auction long, bidder long, price long, date_time timestamp, extra string"
+_VALUES: Final = side_input().column("value")
+_BY_KEY: Final = dict(enumerate(_VALUES.to_pylist()))
+
+
+# --- the functions --------------------------------------------------------------------------------
+
+
+def euros(price: int) -> int:
+    """Query 1, of one value."""
+    return price * 89 // 100
+
+
+def value_of(bidder: int) -> str:
+    """Query 13, of one value."""
+    return str(_BY_KEY[bidder % SIDE_ROWS])
+
+
+def enriched(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Query 13, of a batch: bids with a value out of the side input."""
+    bidder = batch.column("bidder").to_numpy()
+    value = _VALUES.take(pa.array(bidder % SIDE_ROWS))
+    names = ["auction", "bidder", "price", "date_time"]
+    columns = [*(batch.column(name) for name in names), value]
+    return pa.RecordBatch.from_arrays(columns, [*names, "extra"])
+
+
+def in_euros(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Query 1, of a batch."""
+    price = pc.divide(pc.multiply(batch.column("price"), 89), 100)
+    at = batch.schema.get_field_index("price")
+    return batch.set_column(at, batch.schema.field(at), price)
+
+
+class Count(clonos.Process):
+    """Numbers the bids of each bidder."""
+
+    def open(self, ctx: clonos.ProcessContext) -> None:
+        self._count = ctx.state("count", "long")
+
+    def on_row(self, row: Any, ctx: clonos.ProcessContext) -> list[tuple[int, int, int]]:
+        nth = (self._count.get() or 0) + 1
+        self._count.set(nth)
+        return [(row.bidder, row.auction, nth)]
+
+
+def counted(house: Auctions) -> clonos.Stream:
+    """Every bid with its number among its bidder's: a function with state, row by row."""
+    return house.bids.key_by("bidder").process(Count(), COUNTED, name="count")
+
+
+# --- the same in PySpark --------------------------------------------------------------------------
+
+Spark = Callable[[Streams], Any]
+
+
+def _udf(
+    function: Callable[[int], Any], returns: str, column: str, target: str, arrow: str
+) -> Spark:
+    """The function of one column, value by value, pickled or with Arrow."""
+
+    def query(stream: Streams) -> Any:
+        from pyspark.sql.functions import udf
+
+        applied = udf(function, returns, useArrow=arrow == "Arrow")
+        return stream("bid").withColumn(target, applied(column))
+
+    return query
+
+
+def _pandas_euros(stream: Streams) -> Any:
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    make: Any = pandas_udf  # its types ask for the kind of function even where there is a default
+    applied = make(lambda price: price * 89 // 100, "long")
+    return stream("bid").withColumn("price", applied("price"))
+
+
+def _pandas_value(stream: Streams) -> Any:
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    values = np.array(_VALUES.to_pylist())
+    make: Any = pandas_udf  # see above
+    # Without annotations: PySpark reads them, and those of this module are strings.
+    applied = make(lambda bidder: pd.Series(values[bidder.to_numpy() % SIDE_ROWS]), "string")
+    return stream("bid").withColumn("extra", applied("bidder"))
+
+
+def _in_arrow(function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Spark:
+    def batches(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return map(function, rows)
+
+    return lambda stream: stream("bid").mapInArrow(batches, _BID)
+
+
+def _counted_rows(stream: Streams) -> Any:
+    from clonos.bench.nexmark_processors import CountRows
+
+    grouped = stream("bid").select("bidder", "auction").groupBy("bidder")
+    return grouped.transformWithState(CountRows(), COUNTED, "Append", "None")
+
+
+def _counted_pandas(stream: Streams) -> Any:
+    from clonos.bench.nexmark_processors import CountFrames
+
+    grouped = stream("bid").select("bidder", "auction").groupBy("bidder")
+    return grouped.transformWithStateInPandas(CountFrames(), COUNTED, "Append", "None")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function, here and there; ``theirs`` by way."""
+
+    ours: Query
+    theirs: Mapping[str, Spark]
+
+
+_EUROS: Final = {
+    f"udf, {how}": _udf(euros, "long", "price", "price", how) for how in ("pickled", "Arrow")
+}
+_VALUE: Final = {
+    f"udf, {how}": _udf(value_of, "string", "bidder", "extra", how) for how in ("pickled", "Arrow")
+}
+CASES: Final[Mapping[str, Case]] = {
+    "q1 by row": Case(ROW_QUERIES[1], _EUROS),
+    "q1 by batch": Case(
+        lambda house: house.bids.map_batches(in_euros, name="q1"),
+        {"pandas_udf": _pandas_euros, "mapInArrow": _in_arrow(in_euros)},
+    ),
+    "q13 by row": Case(ROW_QUERIES[13], _VALUE),
+    "q13 by batch": Case(
+        lambda house: house.bids.map_batches(enriched, _BID, name="q13"),
+        {"pandas_udf": _pandas_value, "mapInArrow": _in_arrow(enriched)},
+    ),
+    "state by row": Case(
+        counted,
+        {"transformWithState": _counted_rows, "transformWithStateInPandas": _counted_pandas},
+    ),
+}
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+Used = tuple[float, float]
+"""Seconds, and CPU seconds."""
+
+
+def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
+    """Every function in both engines, session after session."""
+    del chosen, out
+    title = f"Functions in Python, {arguments.events:,} events"
+    columns = ("", "ours, events/s", "CPU", "PySpark, events/s", "CPU", "times as fast")
+    report = Report("functions", title, (*columns, "times less CPU", "aim"))
+    ours: dict[str, list[Used]] = {name: [] for name in CASES}
+    theirs: dict[tuple[str, str], list[Used]] = {}
+    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
+        folder = Path(scratch)
+        nexmark_files.write(folder, Generator(arguments.events))
+        for _ in range(arguments.runs):
+            _run_ours(ours, arguments, folder)
+            _run_theirs(theirs, arguments, folder)
+    for name, case in CASES.items():
+        wall, cpu = _median(ours[name])
+        found = {way: _median(theirs[name, way]) for way in case.theirs}
+        fastest = min(found.values())[0]
+        for way, (spark_wall, spark_cpu) in found.items():
+            times = spark_wall / wall
+            aim = f"{AIM}: {AIM.judge(times)}" if spark_wall == fastest else ""
+            rates = [f"{arguments.events / seconds:,.0f}" for seconds in (wall, spark_wall)]
+            cpus = [f"{used / arguments.events * 1e6:.2f}" for used in (cpu, spark_cpu)]
+            line = (rates[0], cpus[0], rates[1], cpus[1], f"{times:.1f}", f"{spark_cpu / cpu:.1f}")
+            report.add(f"{name}; {way}", *line, aim)
+    report.notes.append(
+        f"median of {arguments.runs} runs; CPU: seconds per million events, of our slots and "
+        "driver, of Spark's JVM and Python workers; the aim is for PySpark's fastest way"
+    )
+    report.data = {
+        "ours": ours,
+        "theirs": {f"{name}; {way}": used for (name, way), used in theirs.items()},
+    }
+    return report
+
+
+def _median(runs: list[Used]) -> Used:
+    wall, cpu = (percentile(values, 50) for values in zip(*runs, strict=True))
+    return wall, cpu
+
+
+def _run_ours(done: dict[str, list[Used]], arguments: Any, folder: Path) -> None:
+    gate = folder / "go"
+
+    def job_of(case: Case) -> clonos.Job:
+        job = VARIANTS["full"].job("functions", arguments.parallelism, arguments.checkpoint_ms)
+
+        def source(kind: str) -> Any:
+            return gated(nexmark_files.source(folder, kind), gate)
+
+        count_results(case.ours(Auctions(job, arguments.events, source=source)))
+        return job
+
+    slots = max(run.slots_of(job_of(case)) for case in CASES.values())
+    with run.session(f"local[{slots}]") as spark:
+        for name, case in CASES.items():
+            used = timed(job_of(case), spark, gate)
+            done[name].append((used.wall_s, used.cpu_s))
+
+
+def _run_theirs(done: dict[tuple[str, str], list[Used]], arguments: Any, folder: Path) -> None:
+    with nexmark_spark.session(arguments.parallelism) as spark:
+        nexmark_spark.time_query(spark, _in_arrow(in_euros), folder)  # starts Python workers
+        for name, case in CASES.items():
+            for way, query in case.theirs.items():
+                used = nexmark_spark.time_query(spark, query, folder)
+                done.setdefault((name, way), []).append(used)

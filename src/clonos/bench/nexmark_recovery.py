@@ -1,0 +1,327 @@
+"""Nexmark: the join of queries 3 and 8 is killed again and again, at a steady rate of events.
+
+Event n exists from ``began + n / rate`` on. The worker of the join's first task is killed with
+``kill -9``, each time after the job has been normal for a while; latency is from the creation of
+the event that completes a row to that row's delivery, the oldest row of each delivered batch
+counts. What comes out is a :class:`~clonos.bench.timelines.Timeline` per system and query, of the
+partition behind the killed task: ours with sharing depth 1 and full, Structured Streaming
+(:mod:`clonos.bench.nexmark_spark_recovery`), and what others have written in the same shape
+(``--beside``). The rows that were delivered are compared with those that the events give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import clonos
+from clonos.bench import jobs, plots, run
+from clonos.bench.kills import PATIENCE_S, kill_repeatedly
+from clonos.bench.report import Report
+from clonos.bench.statistics import percentile, summarize
+from clonos.bench.timelines import SUFFIX, Timeline
+from clonos.cluster.driver import RunningJob
+from clonos.core.housekeeper import Deliver
+from clonos.core.messages import Kind
+from clonos.errors import ClonosError
+from clonos.nexmark import KINDS, Generator
+from clonos.nexmark.generator import BASE_MS, FIRST_ID, PROPORTION
+from clonos.nexmark.queries import CATEGORY, STATES, Auctions, local_sellers, new_sellers
+from clonos.nexmark.source import NexmarkReader
+from clonos.operators.readers import EndOfInput
+from clonos.operators.specs import SourceSpec
+
+JOINS: Final[Mapping[str, Callable[[Auctions], clonos.Stream]]] = {
+    "3": local_sellers,
+    "8": new_sellers,
+}
+DEPTHS: Final = ("1", "full")
+SYSTEMS: Final = (*DEPTHS, "spark")
+START_S: Final = 5.0
+"""Events begin so long after the job is asked for: starting processes takes that."""
+FOR_EVER: Final = 1 << 40
+"""Events: more than there will be."""
+
+_BLOCK_EVENTS: Final = 10 * PROPORTION
+_NAP_S: Final = 0.004
+"""Between looks for new events: making a batch costs a source as much as making a hundred rows."""
+_LINGER_MS: Final = 5.0
+_MARGIN_S: Final = 2.0
+"""Rows of events that are younger need not be delivered when the sources end."""
+_SETTLE_S: Final = 3.0
+_SETTLED_MS: Final = 1000.0
+_WINDOW_US: Final = 10_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the part."""
+    add = parser.add_argument
+    add("--rate", type=float, default=50_000.0, help="events per second (recovery)")
+    add("--kills", type=int, default=20, help="of each system but Spark (recovery)")
+    add("--pause", type=float, default=2.0, help="seconds of normal work before each kill")
+    add("--spark-kills", type=int, default=6, help="executors of Spark (recovery)")
+    add("--spark-pause", type=float, default=12.0, help="seconds from one to the next")
+    add("--systems", default=",".join(SYSTEMS), help=f"out of {','.join(SYSTEMS)} (recovery)")
+    add("--joins", default=",".join(JOINS), help="queries whose join is killed (recovery)")
+    add("--beside", nargs="*", default=[], help=f"*{SUFFIX} files of other systems (recovery)")
+
+
+def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
+    """Every join in every system; a table, and a picture per join."""
+    del chosen
+    title = f"Nexmark: kills of a join at {arguments.rate:,.0f} events/s"
+    columns = ("", "kills", "latency p50 (ms)", "p99", "gap p50", "p90", "p99")
+    report = Report("recovery", title, (*columns, "normal p50", "p90", "p99"))
+    others = [Timeline.load(path) for path in arguments.beside]
+    report.data["faults"] = {}
+    for query in arguments.joins.split(","):
+        timelines = []
+        for system in arguments.systems.split(","):
+            timeline, faults = _run(query, system, arguments)
+            timeline.save(out, f"q{query}-{system}")
+            timelines.append(timeline)
+            verdict = "; ".join(faults) or "every row once"
+            report.notes.append(f"q{query}, {timeline.system}: {verdict}")
+            report.ok = report.ok and not faults
+        timelines += [other for other in others if other.query == query]
+        for timeline in timelines:
+            report.add(f"q{query}, {timeline.system}", *_cells(timeline))
+        picture = out / f"q{query}.png"
+        plots.systems(picture, timelines, f"Query {query} at {arguments.rate:,.0f} events/s")
+        report.data[f"q{query}"] = {each.system: each.effects() for each in timelines}
+    report.notes.append(
+        "ms; gap: longest pause of the output after a kill, less the usual pause; normal: from the "
+        "kill until latency (p95) is back within 10 % of before"
+    )
+    return report
+
+
+def _cells(timeline: Timeline) -> list[str]:
+    effects = timeline.effects()
+    quiet = timeline.before()
+    gaps = summarize([effect.gap_ms for effect in effects])
+    normals = summarize([effect.normal_ms for effect in effects])
+    values = [percentile(quiet, 50), percentile(quiet, 99)]
+    values += [gaps.p50, gaps.p90, gaps.p99, normals.p50, normals.p90, normals.p99]
+    return [str(len(effects)), *(_ms(value) for value in values)]
+
+
+def _ms(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if math.isfinite(value) else "never"
+
+
+def _run(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]:
+    if query not in JOINS or system not in SYSTEMS:
+        raise ClonosError(
+            f"no join of query {query} in {system!r}",
+            remedy=f"use --joins {','.join(JOINS)} --systems {','.join(SYSTEMS)}",
+        )
+    if system == "spark":
+        from clonos.bench import nexmark_spark_recovery
+
+        return nexmark_spark_recovery.measure(query, arguments)
+    return _ours(query, system, arguments)
+
+
+# --- our side -------------------------------------------------------------------------------------
+
+
+class PacedReader(NexmarkReader):
+    """One task's share of the events that exist by now; ends when `stop_file` does."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        kind: str,
+        stop_file: str,
+        index: int,
+        parallelism: int,
+    ) -> None:
+        super().__init__(pace.generator, kind, _BLOCK_EVENTS, index, parallelism)
+        self._pace = pace
+        self._stop_file = Path(stop_file)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        self._rows = self._pace.rows(self._kind, time.time())
+        try:
+            return super().read(max_rows, max_wait_s)
+        except EndOfInput:
+            if self._stop_file.exists():
+                raise
+        time.sleep(min(max_wait_s, _NAP_S))
+        return None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Event n exists from `began_s` + n / `rate` on (s since the epoch).
+
+    Examples
+    --------
+    >>> Pace(1000.0, 100.0).rows("bid", 1000.5), Pace(1000.0, 100.0).rows("bid", 999.0)
+    (46, 0)
+    """
+
+    began_s: float
+    rate: float
+
+    @property
+    def generator(self) -> Generator:
+        """Of events whose times follow each other at the rate."""
+        return Generator(FOR_EVER, delay_us=round(1e6 / self.rate))
+
+    def rows(self, kind: str, now_s: float) -> int:
+        """How many of a kind exist."""
+        events = max(0, int((now_s - self.began_s) * self.rate))
+        return replace(self.generator, events=events).rows(kind)
+
+    def late_ms(self, batch: Any, now_s: float) -> float:
+        """How long ago the oldest row's newest event was created."""
+        times = [batch.column(name).cast(pa.int64()).to_numpy() for name in ("since", "opens")]
+        oldest_us = int(np.maximum(*times).min())
+        return (now_s - self.began_s) * 1000 - (oldest_us / 1000 - BASE_MS)
+
+
+def paced(pace: Pace, stop: Path, kind: str) -> SourceSpec:
+    """The rows of a kind at a pace."""
+    factory = partial(_paced, pace, kind, str(stop))
+    return SourceSpec("nexmark", KINDS[kind], factory, True, KINDS[kind])
+
+
+def _paced(pace: Pace, kind: str, stop: str, index: int, parallelism: int) -> PacedReader:
+    return PacedReader(pace, kind, stop, index, parallelism)
+
+
+class Rows:
+    """What was delivered: when, how late, and which rows."""
+
+    def __init__(self, pace: Pace, query: str) -> None:
+        self._pace = pace
+        self._query = query
+        self._fresh: deque[tuple[float, float, Any, bool]] = deque()
+        self._found: Counter[tuple[int, ...]] = Counter()
+        self.latency: list[tuple[float, float]] = []
+
+    def put(self, batch: Any, *, is_watched: bool = True) -> None:
+        """A delivered batch (or table); cheap. Latency is taken of watched ones."""
+        if batch.num_rows:
+            self._fresh.append((time.monotonic(), time.time(), batch, is_watched))
+
+    def drain(self) -> bool:
+        """Take what has come; whether there has been anything to watch so far."""
+        while self._fresh:
+            at_s, wall_s, batch, is_watched = self._fresh.popleft()
+            if is_watched:
+                self.latency.append((at_s, self._pace.late_ms(batch, wall_s)))
+            columns = [batch.column(name).cast(pa.int64()) for name in _NAMES[self._query]]
+            self._found.update(zip(*(column.to_pylist() for column in columns), strict=True))
+        return bool(self.latency)
+
+    def faults(self, due_s: float, now_s: float) -> list[str]:
+        """What was delivered too often by now, or is missing of the events before `due_s`."""
+        self.drain()
+        possible = expected(self._query, self._pace, now_s)
+        due = expected(self._query, self._pace, due_s)
+        counted = {
+            "rows too often": (self._found - possible).total(),
+            "rows missing": (due - self._found).total(),
+        }
+        return [f"{count} {what}" for what, count in counted.items() if count]
+
+
+_NAMES: Final = {"3": ("id",), "8": ("id", "reserve", "opens")}
+"""What tells the rows of a join apart."""
+
+
+def expected(query: str, pace: Pace, until_s: float) -> Counter[tuple[int, ...]]:
+    """What the join gives of all events that exist by then, computed at once."""
+    generator = pace.generator
+    persons = generator.batch("person", 0, pace.rows("person", until_s))
+    auctions = generator.batch("auction", 0, pace.rows("auction", until_s))
+    # Persons are numbered from FIRST_ID on, in their order.
+    place = auctions.column("seller").to_numpy() - FIRST_ID
+    is_there = (place >= 0) & (place < persons.num_rows)
+    auctions, place = auctions.filter(pa.array(is_there)), pa.array(place[is_there])
+    persons = persons.take(place)
+    if query == "3":
+        chosen = pc.and_(
+            pc.is_in(persons.column("state"), STATES),
+            pc.equal(auctions.column("category"), CATEGORY),
+        )
+    else:
+        came, sold = (rows.column("date_time").cast(pa.int64()) for rows in (persons, auctions))
+        chosen = pc.equal(pc.divide(came, _WINDOW_US), pc.divide(sold, _WINDOW_US))
+    auctions, persons = auctions.filter(chosen), persons.filter(chosen)
+    ids = [auctions.column("id")]
+    if query == "8":
+        opens = auctions.column("date_time").cast(pa.int64())
+        ids = [persons.column("id"), auctions.column("reserve"), opens]
+    return Counter(zip(*(column.to_pylist() for column in ids), strict=True))
+
+
+def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]:
+    pace = Pace(time.time() + START_S, arguments.rate)
+    rows = Rows(pace, query)
+    with run.stop_file() as stop:
+        job = clonos.Job(
+            f"q{query}",
+            parallelism=arguments.parallelism,
+            standbys=1,
+            sharing_depth="full" if system == "full" else int(system),
+            checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+        )
+        house = Auctions(job, 0, source=partial(paced, pace, stop))
+        JOINS[query](house).sink(clonos.sinks.callback(jobs.nothing), name="sink")
+        with (
+            run.session(f"local[{run.slots_of(job)}]") as spark,
+            run.running(job, spark, linger_ms=_LINGER_MS) as (started, watch),
+        ):
+            watched = next(task.id for task in started.plan.tasks if task.name == "sink[0]")
+            started.consumers.watch(partial(_take, rows, watched))
+            run.until(started, watch, rows.drain, PATIENCE_S, "rows are delivered")
+            _settle(started, rows, pace)
+            kills = kill_repeatedly(
+                started, watch, "worker", [f"q{query}[0]"], arguments.kills, arguments.pause
+            )
+            due_s = time.time() - _MARGIN_S
+            stop.touch()
+            started.wait(PATIENCE_S)
+    faults = rows.faults(due_s, time.time())
+    name = f"Clonos, sharing depth {system}"
+    settings = {"parallelism": arguments.parallelism, "standbys": 1}
+    moments = [kill.at_s for kill in kills]
+    return Timeline(name, query, arguments.rate, rows.latency, moments, settings), faults
+
+
+def _take(rows: Rows, watched: int, operator: str, output: Deliver) -> None:
+    del operator
+    if output.item.kind is Kind.BATCH and output.item.batch is not None:
+        rows.put(output.item.batch.payload, is_watched=output.task == watched)
+
+
+def _settle(job: RunningJob, rows: Rows, pace: Pace) -> None:
+    """What had waited while processes started is delivered, and everything has run in."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.time() < pace.began_s + _SETTLE_S or rows.latency[-1][1] > _SETTLED_MS:
+        if not job.is_running or time.monotonic() > give_up:
+            raise ClonosError(
+                f"rows are {rows.latency[-1][1]:,.0f} ms late, and more and more so",
+                remedy="use a lower --rate or a quieter machine",
+            )
+        time.sleep(run.LOOK_S)
+        rows.drain()
+    rows.latency.clear()

@@ -1,0 +1,146 @@
+"""Latency over time around kills, in one shape for all systems that are compared.
+
+A timeline is a JSON file::
+
+    {"system": "Clonos, sharing depth 1", "query": "3", "rate": 50000.0,
+     "latency": [[12.25, 8.1], [12.26, 7.9], ...], "kills": [15.0, 18.2], "settings": {...}}
+
+``latency``: a pair per delivery (a batch, or a row) of the partition whose task is killed, in
+order: when it came out (s, on any clock), and how long after the creation of the event that its
+oldest row had waited for (ms). Event n is created at ``began + n / rate``. ``kills``: when the
+processes were killed (s, on the same clock). What is drawn and computed of it follows from
+nothing else, by one rule for all systems.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from clonos.bench.statistics import (
+    BASELINE_S,
+    HOLD_S,
+    TYPICAL_S,
+    Series,
+    back_to_normal,
+    output_gap,
+    percentile,
+)
+from clonos.errors import WrongType
+
+SUFFIX: Final = ".timeline.json"
+
+_FEW: Final = 8
+"""Deliveries that a stretch of time has to hold before anything usual is read off it."""
+_LOOK_S: Final = 30.0
+"""A pause that begins later than this after a kill is not due to it."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one kill did, in ms; infinite: not seen to end before the next kill."""
+
+    gap_ms: float
+    normal_ms: float
+    usual_ms: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One run of one system.
+
+    Examples
+    --------
+    >>> points = [(i / 100, 5.0) for i in range(1000) if not 500 < i < 520]
+    >>> timeline = Timeline("one", "3", 100.0, points, [5.001])
+    >>> [round(effect.gap_ms) for effect in timeline.effects()]
+    [190]
+    """
+
+    system: str
+    query: str
+    rate: float
+    latency: Sequence[tuple[float, float]]
+    kills: Sequence[float]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def series(self) -> tuple[Series, Series]:
+        """Moments (s) and latencies (ms)."""
+        points = np.array(self.latency, np.float64).reshape(-1, 2)
+        return points[:, 0], points[:, 1]
+
+    def effects(self) -> list[Effect]:
+        """Of every kill: the output's gap, and when latency was back within 10 %.
+
+        What is usual is read off the time before the kill: two seconds for pauses, one for
+        latency, or as much as eight deliveries take if that is more (systems that deliver a
+        micro-batch now and then); to be normal again, latency has to stay so for 0.25 s, or as
+        much as three deliveries take.
+        """
+        nexts = [*self.kills[1:], math.inf]
+        return [self._effect(kill, after) for kill, after in zip(self.kills, nexts, strict=True)]
+
+    def before(self) -> Series:
+        """Latencies before the first kill, without the first half of that time."""
+        times, latencies = self.series
+        first = self.kills[0] if self.kills else math.inf
+        quiet = latencies[times < first]
+        return quiet[len(quiet) // 2 :]
+
+    def _effect(self, kill_s: float, next_s: float) -> Effect:
+        times, latencies = self.series
+        pause_s = percentile(np.diff(times[times < kill_s])[-_FEW * 4 :], 50)
+        pause_s = 0.0 if math.isnan(pause_s) else pause_s
+        until_s = min(next_s, kill_s + _LOOK_S)
+        found = output_gap(times, kill_s, until_s, usual_s=max(TYPICAL_S, _FEW * pause_s))
+        if found is None:
+            return Effect(math.inf, math.inf, math.nan)
+        gap, end_s = found
+        normal = back_to_normal(
+            times,
+            latencies,
+            kill_s,
+            end_s,
+            min(next_s, float(times[-1])),
+            usual_s=max(BASELINE_S, _FEW * pause_s),
+            hold_s=max(HOLD_S, 3 * pause_s),
+        )
+        return Effect(gap.gap_ms, normal.after_ms, normal.usual_ms)
+
+    def save(self, folder: Path, name: str) -> Path:
+        """Write ``<folder>/<name>.timeline.json``."""
+        path = folder / f"{name}{SUFFIX}"
+        path.write_text(json.dumps(asdict(self)) + "\n", "utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """Read what :meth:`save`, or another system's measurement, has written.
+
+        Raises
+        ------
+        WrongType
+            It is no timeline.
+        """
+        try:
+            found = json.loads(Path(path).read_text("utf-8"))
+            return cls(
+                str(found["system"]),
+                str(found["query"]),
+                float(found["rate"]),
+                [(float(at_s), float(late_ms)) for at_s, late_ms in found["latency"]],
+                [float(at_s) for at_s in found["kills"]],
+                dict(found.get("settings", {})),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WrongType(
+                f"{path} is no timeline: {type(error).__name__}: {error}",
+                remedy="its shape is described in clonos.bench.timelines",
+            ) from error
