@@ -24,7 +24,8 @@ import org.apache.flink.table.data.columnar.ColumnarRowData;
 /**
  * The rows of one kind. Tasks take blocks of events in turn, as in {@code clonos.nexmark.source}.
  *
- * <p>Paced, an event is given out when the clock shows its time; else as fast as it is taken.
+ * <p>With a pace, the first event is given out at {@code beganMs}, others as much later as their times
+ * are; without (0), as fast as they are taken.
  */
 final class EventSource implements Source<RowData, EventSource.Share, Long> {
     private static final long serialVersionUID = 1L;
@@ -37,8 +38,7 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
 
     /** What the options of a table say. */
     record Settings(
-            long events, long delayUs, long blockEvents, long baseMs, boolean isPaced,
-            long watermarkMs)
+            long events, long delayUs, long blockEvents, long beganMs, long watermarkMs)
             implements java.io.Serializable {}
 
     /** What one task reads: which share, and the rows of it that it has given out. */
@@ -192,7 +192,7 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
 
         Reader(SourceReaderContext context) {
             parallelism = context.currentParallelism();
-            events = new Events(kind, columns, settings.baseMs(), settings.delayUs(), BATCH_ROWS);
+            events = new Events(kind, columns, settings.delayUs(), BATCH_ROWS);
             row = new ColumnarRowData(events.batch);
             rows = kind.rows(settings.events());
             blockRows = kind.rows(settings.blockEvents());
@@ -221,7 +221,7 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
             if (count <= 0) {
                 return InputStatus.END_OF_INPUT;
             }
-            if (settings.isPaced()) {
+            if (settings.beganMs() > 0) {
                 count = due(first, count);
             }
             if (count > 0) {
@@ -232,7 +232,7 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
                 }
                 done += count;
             }
-            mark(output, first + count - 1);
+            mark(output);
             if (count == 0) {
                 available = CompletableFuture.runAsync(() -> {}, later);
                 return InputStatus.NOTHING_AVAILABLE;
@@ -242,16 +242,16 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
 
         /** How many of the rows exist by now. */
         private int due(long first, int count) {
-            long now = System.currentTimeMillis();
+            long until = Events.BASE_MS + System.currentTimeMillis() - settings.beganMs();
             int found = 0;
-            while (found < count && events.timeMs(kind.id(first + found)) <= now) {
+            while (found < count && events.timeMs(kind.id(first + found)) <= until) {
                 found++;
             }
             return found;
         }
 
         /** All rows before the next one's time have been given out: said now and then. */
-        private void mark(ReaderOutput<RowData> output, long last) {
+        private void mark(ReaderOutput<RowData> output) {
             long now = System.currentTimeMillis();
             if (now >= nextWatermarkMs) {
                 nextWatermarkMs = now + settings.watermarkMs();

@@ -17,6 +17,7 @@ import org.apache.flink.table.data.columnar.vector.heap.HeapLongVector;
  */
 final class Events {
     static final int PROPORTION = 50;
+    static final long BASE_MS = 1_436_918_400_000L;
     private static final int FIRST_ID = 1000;
     private static final int PERIOD = 1 << 20;
     private static final int LONGEST_FILLER = 1024;
@@ -33,7 +34,6 @@ final class Events {
 
     final VectorizedColumnBatch batch;
     private final Kind kind;
-    private final long baseMs;
     private final long delayUs;
     private final Column[] columns;
     private final long[] ids;
@@ -78,9 +78,8 @@ final class Events {
         String of(long id);
     }
 
-    Events(Kind kind, String[] names, long baseMs, long delayUs, int capacity) {
+    Events(Kind kind, String[] names, long delayUs, int capacity) {
         this.kind = kind;
-        this.baseMs = baseMs;
         this.delayUs = delayUs;
         ids = new long[capacity];
         columns = new Column[names.length];
@@ -104,7 +103,7 @@ final class Events {
     }
 
     long timeMs(long id) {
-        return baseMs + id * delayUs / 1000;
+        return BASE_MS + id * delayUs / 1000;
     }
 
     /** Of a table: the pair of kind and column says what it is. */

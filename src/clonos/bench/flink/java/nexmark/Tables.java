@@ -39,10 +39,8 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
             ConfigOptions.key("delay-us").longType().defaultValue(100L);
     private static final ConfigOption<Long> BLOCK_EVENTS =
             ConfigOptions.key("block-events").longType().defaultValue(10_000L);
-    private static final ConfigOption<Long> BASE_MS =
-            ConfigOptions.key("base-ms").longType().defaultValue(1_436_918_400_000L);
-    private static final ConfigOption<Boolean> PACED =
-            ConfigOptions.key("paced").booleanType().defaultValue(false);
+    private static final ConfigOption<Long> BEGAN_MS =
+            ConfigOptions.key("began-ms").longType().defaultValue(0L);
     private static final ConfigOption<Long> WATERMARK_MS =
             ConfigOptions.key("watermark-ms").longType().defaultValue(200L);
     private static final ConfigOption<String> FOLDER =
@@ -60,7 +58,7 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
 
     @Override
     public Set<ConfigOption<?>> optionalOptions() {
-        return Set.of(EVENTS, DELAY_US, BLOCK_EVENTS, BASE_MS, PACED, WATERMARK_MS, FOLDER);
+        return Set.of(EVENTS, DELAY_US, BLOCK_EVENTS, BEGAN_MS, WATERMARK_MS, FOLDER);
     }
 
     @Override
@@ -72,7 +70,7 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
         EventSource.Settings settings =
                 new EventSource.Settings(
                         options.get(EVENTS), options.get(DELAY_US), options.get(BLOCK_EVENTS),
-                        options.get(BASE_MS), options.get(PACED), options.get(WATERMARK_MS));
+                        options.get(BEGAN_MS), options.get(WATERMARK_MS));
         String[] columns =
                 context.getCatalogTable().getResolvedSchema().getColumns().stream()
                         .filter(Column::isPhysical)
