@@ -195,7 +195,7 @@ def alternate(
         for job in warm.values():
             there.run(job)
         slots = max((run.slots_of(make()) for make in made.values()), default=1)
-        with run.session(f"local[{slots}]", is_warm=True) as spark:
+        with run.session(f"local[{slots}]") as spark:
             for _ in range(arguments.flink_runs):
                 for name, make in made.items():
                     used = timed(make(), spark, gate)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from clonos.bench import run
 from clonos.bench.flink import sql
 from clonos.bench.flink.cluster import Cluster
 from clonos.bench.flink.process import Installation, Peer, options
@@ -67,6 +68,7 @@ def measure(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str
     """Run, kill, stop; the timeline, and what is missing."""
     flink = Installation.find(arguments.flink_python)
     checkpoint_ms = int(system.removeprefix(FLINK))
+    logs = run.folder(arguments, f"nexmark/recovery/q{query}-{system}")
     with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
         folder = Path(scratch)
         rows = folder / "rows"
@@ -75,16 +77,17 @@ def measure(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str
             "execution.checkpointing.interval": f"{checkpoint_ms} ms",
             "parallelism.default": arguments.parallelism,
         }
-        with Cluster(flink, folder, arguments.parallelism + 1, settings) as cluster:
+        with Cluster(flink, folder, logs, arguments.parallelism + 1, settings) as cluster:
             command = flink.java("nexmark.Driver", *options(cluster.settings), options=["-Xmx512m"])
-            with Peer(command, folder / "client.log") as client:
+            with Peer(command, logs / "client.log") as client:
                 pace = Pace(time.time() + _START_S, arguments.rate)
                 client.start(_job(query, pace, rows))
                 cluster.until(cluster.is_running, PATIENCE_S, "the job runs")
                 _settle(cluster, rows, pace)
+                time.sleep(arguments.flink_pause)
                 kills = [_kill(cluster, rows, arguments) for _ in range(arguments.flink_kills)]
                 until_s = time.time() - _MARGIN_S
-        found, latency = _read(rows, pace, query)
+        found, latency = read(rows, pace, query)
         due, possible = expected(query, pace, until_s), expected(query, pace, time.time())
     missing, again = (due - found).total(), (found - possible).total()
     faults = [f"{missing} rows missing"] if missing else []
@@ -127,7 +130,7 @@ def _kill(cluster: Cluster, rows: Path, arguments: Any) -> float:
     cluster.kill(victim)
     before = _size(rows)
     cluster.until(lambda: _size(rows) > before, PATIENCE_S, "rows come again after a kill")
-    cluster.add_worker()
+    cluster.until_there(cluster.add_worker())
     cluster.until(cluster.is_running, PATIENCE_S, "every task runs again")
     time.sleep(arguments.flink_pause)
     return at_s
@@ -151,7 +154,7 @@ def _late_ms(cells: list[str], pace: Pace) -> float:
     return float(int(cells[1]) - pace.began_s * 1000 - event_ms)
 
 
-def _read(
+def read(
     rows: Path, pace: Pace, query: str
 ) -> tuple[Counter[tuple[int, ...]], list[tuple[float, float]]]:
     """What came, and of the watched task when (s) and how late (ms)."""

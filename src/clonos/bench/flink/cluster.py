@@ -58,6 +58,7 @@ _WORKER_MEMORY: Final[Mapping[str, str]] = {
 }
 _WORKER_HEAP: Final = ("-Xms768m", "-Xmx768m", "-XX:+UseG1GC")
 _LOOK_S: Final = 0.1
+_START_S: Final = 60.0
 
 
 class Cluster:
@@ -66,16 +67,24 @@ class Cluster:
     Parameters
     ----------
     folder
-        For its configuration, checkpoints and logs.
+        For its configuration and checkpoints.
+    logs
+        For its logs.
     settings
         In addition to :data:`SETTINGS`.
     """
 
     def __init__(
-        self, flink: Installation, folder: Path, workers: int, settings: Mapping[str, object]
+        self,
+        flink: Installation,
+        folder: Path,
+        logs: Path,
+        workers: int,
+        settings: Mapping[str, object],
     ) -> None:
         self._flink = flink
         self._folder = folder
+        self._logs = logs
         self._rest = _free_port()
         self._workers = workers
         self._started = 0
@@ -100,10 +109,8 @@ class Cluster:
         (config / "config.yaml").write_text("\n".join(lines) + "\n", "utf-8")
         try:
             self._start("manager", _MANAGER, {}, ("-Xmx512m",))
-            for _ in range(self._workers):
-                self.add_worker()
-            ready = lambda: self._has_workers(self._workers)  # noqa: E731
-            self.until(ready, 60.0, "all task managers are there")
+            for name in [self.add_worker() for _ in range(self._workers)]:
+                self.until_there(name)
         except BaseException:
             self._stop()
             raise
@@ -117,12 +124,22 @@ class Cluster:
     ) -> None:
         self._stop()
 
-    def add_worker(self) -> None:
-        """One more task manager."""
+    def add_worker(self) -> str:
+        """One more task manager, by name; it is there later."""
         name = f"worker-{self._started}"
         self._started += 1
         more = {**_WORKER_MEMORY, "taskmanager.resource-id": name}
         self._start(name, _WORKER, {**more, "taskmanager.host": "localhost"}, _WORKER_HEAP)
+        return name
+
+    def until_there(self, name: str) -> None:
+        """Wait until a task manager offers its slot."""
+
+        def is_there() -> bool:
+            found = self._get("/taskmanagers").get("taskmanagers", [])
+            return any(each["id"] == name and each["slotsNumber"] for each in found)
+
+        self.until(is_there, _START_S, f"{name} is there")
 
     def kill(self, name: str) -> None:
         """``kill -9`` of a task manager."""
@@ -162,12 +179,9 @@ class Cluster:
             if time.monotonic() > give_up:
                 raise ClonosError(
                     f"Flink: not within {timeout_s:g} s: {what}",
-                    remedy=f"see the logs in {self._folder}",
+                    remedy=f"see the logs in {self._logs}",
                 )
             time.sleep(_LOOK_S)
-
-    def _has_workers(self, count: int) -> bool:
-        return len(self._get("/taskmanagers").get("taskmanagers", [])) >= count
 
     def _job(self) -> Any:
         jobs = self._get("/jobs").get("jobs", [])
@@ -189,7 +203,7 @@ class Cluster:
         arguments = [f"-D{setting}" for setting in options(settings)]
         config = str(self._folder / "conf")
         command = self._flink.java(main, "--configDir", config, *arguments, options=heap)
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self._logs / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _stop(self) -> None:

@@ -25,6 +25,7 @@ DEFAULT_PYTHON: Final = ".venv-flink/bin/python"
 REMEDY: Final = "run scripts/setup_flink.sh, or give --flink-python"
 
 _SOURCES: Final = Path(__file__).with_name("java")
+_LOGGING: Final = Path(__file__).with_name("log4j.properties")
 _LINE_BYTES: Final = 1 << 16
 
 HEAP: Final = ("-Xms3g", "-Xmx3g", "-XX:+UseParallelGC")
@@ -66,11 +67,12 @@ class Installation:
 
         Examples
         --------
-        >>> Installation.find("no/bin/python")
-        Traceback (most recent call last):
-            ...
-        clonos.errors.ClonosError: no Flink at no/bin/python: run scripts/setup_flink.sh, or give --flink-python
-        """  # noqa: E501
+        >>> try:
+        ...     Installation.find("no/bin/python")
+        ... except ClonosError as error:
+        ...     print(error)
+        no Flink at no/bin/python To do: run scripts/setup_flink.sh, or give --flink-python
+        """
         venv = Path(python).absolute().parent.parent
         homes = sorted(venv.glob("lib/python3.*/site-packages/pyflink"))
         jar = venv / "nexmark.jar"
@@ -90,8 +92,7 @@ class Installation:
             "java",
             *options,
             *opened,
-            f"-Dlog4j2.configurationFile={self.home}/conf/log4j-console.properties",
-            "-Dlog4j2.level=warn",
+            f"-Dlog4j.configurationFile={_LOGGING}",
             "-cp",
             f"{self.home}/lib/*:{self.jar}",
             main,
