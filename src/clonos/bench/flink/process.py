@@ -186,7 +186,7 @@ class Peer:
     def _answer(self, wanted: str, give_up: float) -> list[str]:
         """The words behind the one that is waited for; what libraries print is passed over."""
         while True:
-            word, *words = self._line(give_up).split(" ") or [""]
+            word, *words = self._line(give_up).split(" ")
             if word == wanted:
                 return words
             if word == "failed":

@@ -1,15 +1,18 @@
 package nexmark;
 
+import java.util.Arrays;
 import org.apache.flink.table.annotation.DataTypeHint;
+import org.apache.flink.table.annotation.FunctionHint;
 import org.apache.flink.table.data.StringData;
 import org.apache.flink.table.data.TimestampData;
 import org.apache.flink.table.functions.AggregateFunction;
 import org.apache.flink.types.Row;
 
 /** The bids that tie for the highest price. */
+@FunctionHint(output = @DataTypeHint(Highest.BIDS))
 public final class Highest extends AggregateFunction<Row[], Highest.Tied> {
     private static final long serialVersionUID = 1L;
-    private static final String BIDS =
+    static final String BIDS =
             "ARRAY<ROW<auction BIGINT, bidder BIGINT, bid_time TIMESTAMP(3), extra STRING>>";
 
     /** The highest price so far, and its bids. */
@@ -24,7 +27,7 @@ public final class Highest extends AggregateFunction<Row[], Highest.Tied> {
                 price = newPrice;
                 bids = newBids;
             } else if (newPrice == price) {
-                Row[] both = java.util.Arrays.copyOf(bids, bids.length + newBids.length);
+                Row[] both = Arrays.copyOf(bids, bids.length + newBids.length);
                 System.arraycopy(newBids, 0, both, bids.length, newBids.length);
                 bids = both;
             }
@@ -39,9 +42,9 @@ public final class Highest extends AggregateFunction<Row[], Highest.Tied> {
     /** Called by Flink for every bid: only what is kept is turned into objects. */
     public void accumulate(
             Tied tied,
-            long price,
-            long auction,
-            long bidder,
+            Long price,
+            Long auction,
+            Long bidder,
             @DataTypeHint(value = "TIMESTAMP(3)", bridgedTo = TimestampData.class)
                     TimestampData time,
             @DataTypeHint(value = "STRING", bridgedTo = StringData.class) StringData extra) {
@@ -59,7 +62,6 @@ public final class Highest extends AggregateFunction<Row[], Highest.Tied> {
     }
 
     @Override
-    @DataTypeHint(BIDS)
     public Row[] getValue(Tied tied) {
         return tied.bids;
     }
