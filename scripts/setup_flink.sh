@@ -39,7 +39,8 @@ if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/stamp" 2>/dev/null)" != "$pack
 fi
 
 jar=$venv/nexmark.jar
-if [ ! -e "$jar" ] || [ -n "$(find "$java" -newer "$jar" -print -quit)" ]; then
+sources=$(find "$java" -type f | LC_ALL=C sort | xargs cat | sha256sum | cut -d ' ' -f 1)
+if [ "$(cat "$jar.sha256" 2>/dev/null)" != "$sources" ]; then
     ensure_compiler
     say "compiling $java"
     libraries=$(echo "$venv"/lib/python3.*/site-packages/pyflink/lib)
@@ -49,5 +50,6 @@ if [ ! -e "$jar" ] || [ -n "$(find "$java" -newer "$jar" -print -quit)" ]; then
         -cp "$libraries/*" "$java"/nexmark/*.java
     cp -r "$java/META-INF" "$classes"
     jar --create --file "$jar" -C "$classes" .
+    echo "$sources" >"$jar.sha256"
 fi
 say "done: $venv/bin/python"

@@ -7,6 +7,7 @@ begun and when its sinks have ended. It stays, so that its virtual machine is wa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -63,7 +64,7 @@ class Installation:
         Raises
         ------
         ClonosError
-            There is no Flink, or what was compiled is older than its source.
+            There is no Flink, or what was compiled there is another source.
 
         Examples
         --------
@@ -76,11 +77,11 @@ class Installation:
         venv = Path(python).absolute().parent.parent
         homes = sorted(venv.glob("lib/python3.*/site-packages/pyflink"))
         jar = venv / "nexmark.jar"
-        if not homes or not jar.exists():
+        stamp = venv / "nexmark.jar.sha256"
+        if not homes or not jar.exists() or not stamp.exists():
             raise ClonosError(f"no Flink at {python}", remedy=REMEDY)
-        newest = max(path.stat().st_mtime for path in _SOURCES.rglob("*"))
-        if jar.stat().st_mtime < newest:
-            raise ClonosError(f"{jar} is older than its source", remedy=REMEDY)
+        if stamp.read_text("ascii").strip() != _digest(_SOURCES):
+            raise ClonosError(f"{jar} is of another source than this one", remedy=REMEDY)
         return cls(Path(python).absolute(), homes[-1], jar)
 
     def java(self, main: str, *arguments: str, options: Sequence[str] = HEAP) -> list[str]:
@@ -208,6 +209,12 @@ class Peer:
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode(errors="replace").strip()
+
+
+def _digest(folder: Path) -> str:
+    """Of all files, one behind the other in the order of their names."""
+    paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=str)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def tree_cpu_seconds(pid: int) -> float:
