@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from clonos.bench.processes import descendants
+from clonos.bench.processes import CpuMeter, descendants
 from clonos.errors import ClonosError
 
 DEFAULT_PYTHON: Final = ".venv-flink/bin/python"
@@ -27,6 +27,8 @@ REMEDY: Final = "run scripts/setup_flink.sh, or give --flink-python"
 
 _SOURCES: Final = Path(__file__).with_name("java")
 _LOGGING: Final = Path(__file__).with_name("log4j.properties")
+_LOOK_S: Final = 0.25
+"""Between looks at what processes have used: each goes through all processes there are."""
 _LINE_BYTES: Final = 1 << 16
 
 HEAP: Final = ("-Xms3g", "-Xmx3g", "-XX:+UseParallelGC")
@@ -141,6 +143,7 @@ class Peer:
         self._environment = {**os.environ, **(environment or {})}
         self._job_s = job_s
         self._unread = b""
+        self._meter = CpuMeter()
 
     def __enter__(self) -> Peer:
         with self._log.open("ab") as log:
@@ -173,16 +176,22 @@ class Peer:
         self.start(job)
         give_up = time.monotonic() + self._job_s
         self._answer("began", give_up)
-        before_s = tree_cpu_seconds(self._process.pid)
+        self._meter = CpuMeter()
+        self._look()
         seconds, rows = self._answer("done", give_up)
-        cpu_s = tree_cpu_seconds(self._process.pid) - before_s
-        return Ran(float(seconds), cpu_s, int(rows))
+        self._look()
+        return Ran(float(seconds), self._meter.seconds, int(rows))
 
     def start(self, job: str) -> None:
         """Start a job, given in one line, and wait for nothing."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{job}\n".encode())
         self._process.stdin.flush()
+
+    def _look(self) -> None:
+        """At what all processes have used: Python workers are gone when their job has ended."""
+        pid = self._process.pid
+        self._meter.look([pid, *descendants(pid)])
 
     def _answer(self, wanted: str, give_up: float) -> list[str]:
         """The words behind the one that is waited for; what libraries print is passed over."""
@@ -197,7 +206,10 @@ class Peer:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, give_up - time.monotonic()))
+            ready, _, _ = select.select([pipe], [], [], _LOOK_S)
+            self._look()
+            if not ready and time.monotonic() < give_up:
+                continue
             if not ready:
                 raise ClonosError(
                     f"a job of Flink has not ended after {self._job_s:g} s",
@@ -215,25 +227,6 @@ def _digest(folder: Path) -> str:
     """Of all files, one behind the other in the order of their names."""
     paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=str)
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-
-
-def tree_cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of all below it, also of those that have ended.
-
-    Examples
-    --------
-    >>> tree_cpu_seconds(os.getpid()) > 0
-    True
-    """
-    ticks = 0
-    for each in [pid, *descendants(pid)]:
-        try:
-            text = Path(f"/proc/{each}/stat").read_text("ascii")
-        except OSError:
-            continue
-        # Own time and that of children that were waited for; the name may contain blanks.
-        ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def options(settings: Mapping[str, object]) -> list[str]:
