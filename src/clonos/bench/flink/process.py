@@ -38,6 +38,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "execution.runtime-mode": "STREAMING",
     "execution.checkpointing.mode": "EXACTLY_ONCE",
     "pipeline.object-reuse": "true",
+    "restart-strategy.type": "disable",
     "state.backend.type": "hashmap",
     "table.exec.mini-batch.enabled": "true",
     "table.exec.mini-batch.allow-latency": "1 s",
