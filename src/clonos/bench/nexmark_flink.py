@@ -72,14 +72,11 @@ class Way:
 
 
 WAYS: Final[Mapping[str, Way]] = {
-    "q1 by row; udf, process": Way("q1 by row", "q1", "row", "process"),
-    "q1 by row; udf, thread": Way("q1 by row", "q1", "row", "thread"),
+    "q1 by row; udf": Way("q1 by row", "q1", "row", "process"),
     "q1 by batch; pandas udf": Way("q1 by batch", "q1", "pandas", "process"),
-    "q13 by row; udf, process": Way("q13 by row", "q13", "row", "process"),
-    "q13 by row; udf, thread": Way("q13 by row", "q13", "row", "thread"),
+    "q13 by row; udf": Way("q13 by row", "q13", "row", "process"),
     "q13 by batch; pandas udf": Way("q13 by batch", "q13", "pandas", "process"),
-    "state by row; process": Way("state by row", "state", "row", "process"),
-    "state by row; thread": Way("state by row", "state", "row", "thread"),
+    "state by row; KeyedProcessFunction": Way("state by row", "state", "row", "process"),
 }
 
 

@@ -112,7 +112,8 @@ def main() -> None:
         try:
             run(json.loads(line), settings)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other side is told
-            say("failed " + " ".join(str(error).split())[:2000])
+            cause = str(error).rpartition("Caused by: ")[2]  # the deepest
+            say("failed " + " ".join(cause.split())[:1000])
 
 
 if __name__ == "__main__":
