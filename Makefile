@@ -39,13 +39,16 @@ format:   setup ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix
 	@.venv/bin/ruff format
 
-lock:     setup ## resolve requirements.lock anew
+lock:     setup ## resolve the locks anew
 	@$(PY) -m pip install -q uv
 	@$(PY) -m uv pip compile pyproject.toml --extra demo --extra bench --extra causal --extra postgres --extra tls --group dev \
 	    --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --custom-compile-command "make lock" --upgrade -q -o requirements.lock
+	@$(PY) -m uv pip compile scripts/flink.in --universal --python-version 3.10 --generate-hashes \
+	    --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	    --upgrade -q -o scripts/flink.lock
 
 clean:    ## remove everything that was made
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist out \
+	@rm -rf .venv .venv-flink .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist out \
 	    spark-warehouse metastore_db artifacts derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

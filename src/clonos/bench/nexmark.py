@@ -19,6 +19,8 @@ recovery
     The join of queries 3 and 8 killed again and again (:mod:`.nexmark_recovery`).
 growth
     How costs grow with the job (:mod:`.nexmark_growth`).
+flink
+    The queries in Flink SQL, the functions in PyFlink (:mod:`.nexmark_flink`).
 
 Every query is run on the same events; what it gives is counted where it comes out, not carried to
 the driver. "Events" are those of all kinds, also of those that a query does not read.
@@ -39,6 +41,7 @@ import clonos
 from clonos.bench import (
     jobs,
     nexmark_files,
+    nexmark_flink,
     nexmark_functions,
     nexmark_growth,
     nexmark_overhead,
@@ -61,7 +64,7 @@ ENGINE_AIM: Final = Aim(1e6, at_least=True)
 
 _AIMED: Final = ("0", "1", "2", "3", "8", "12")
 _RATES: Final = ("generator", "plain", "engine", "spark")
-_PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth")
+_PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth", "flink")
 SOURCE_ALONE: Final = "source alone"
 _BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
@@ -83,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     nexmark_overhead.add_arguments(parser)
     nexmark_recovery.add_arguments(parser)
     nexmark_growth.add_arguments(parser)
+    nexmark_flink.add_arguments(parser)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -119,6 +123,7 @@ _COMPARISONS: Final[
     "overhead": nexmark_overhead.measure,
     "recovery": nexmark_recovery.measure,
     "growth": nexmark_growth.measure,
+    "flink": nexmark_flink.measure,
 }
 
 

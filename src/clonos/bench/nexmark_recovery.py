@@ -5,7 +5,8 @@ Event n exists from ``began + n / rate`` on. The worker of the join's first task
 the event that completes a row to that row's delivery, the oldest row of each delivered batch
 counts. What comes out is a :class:`~clonos.bench.timelines.Timeline` per system and query, of the
 partition behind the killed task: ours with sharing depth 1 and full, Structured Streaming
-(:mod:`clonos.bench.nexmark_spark_recovery`), and what others have written in the same shape
+(:mod:`clonos.bench.nexmark_spark_recovery`), Flink (:mod:`clonos.bench.nexmark_flink_recovery`;
+"flink-5000" takes checkpoints every 5,000 ms), and what others have written in the same shape
 (``--beside``). The rows that were delivered are compared with those that the events give.
 """
 
@@ -47,7 +48,9 @@ JOINS: Final[Mapping[str, Callable[[Auctions], clonos.Stream]]] = {
     "8": new_sellers,
 }
 DEPTHS: Final = ("1", "full")
-SYSTEMS: Final = (*DEPTHS, "spark")
+FLINK: Final = "flink-"
+"""Of the names of systems: Flink; behind it, the ms between its checkpoints."""
+SYSTEMS: Final = (*DEPTHS, "spark", f"{FLINK}5000", f"{FLINK}1000")
 START_S: Final = 5.0
 """Events begin so long after the job is asked for: starting processes takes that."""
 FOR_EVER: Final = 1 << 40
@@ -72,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pause", type=float, default=2.0, help="seconds of normal work before each kill")
     add("--spark-kills", type=int, default=6, help="executors of Spark (recovery)")
     add("--spark-pause", type=float, default=12.0, help="seconds from one to the next")
-    add("--systems", default=",".join(SYSTEMS), help=f"out of {','.join(SYSTEMS)} (recovery)")
+    add("--systems", default=",".join(SYSTEMS[:3]), help=f"out of {','.join(SYSTEMS)} (recovery)")
     add("--joins", default=",".join(JOINS), help="queries whose join is killed (recovery)")
     add("--beside", nargs="*", default=[], help=f"*{SUFFIX} files of other systems (recovery)")
 
@@ -91,7 +94,8 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
             timeline, faults = _run(query, system, arguments)
             timeline.save(out, f"q{query}-{system}")
             timelines.append(timeline)
-            verdict = "; ".join(faults) or "every row once"
+            remarks = timeline.settings.get("remarks", [])
+            verdict = "; ".join([*faults, *remarks]) or "every row once"
             report.notes.append(f"q{query}, {timeline.system}: {verdict}")
             report.ok = report.ok and not faults
         timelines += [other for other in others if other.query == query]
@@ -129,6 +133,10 @@ def _run(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]:
             f"no join of query {query} in {system!r}",
             remedy=f"use --joins {','.join(JOINS)} --systems {','.join(SYSTEMS)}",
         )
+    if system.startswith(FLINK):
+        from clonos.bench import nexmark_flink_recovery
+
+        return nexmark_flink_recovery.measure(query, system, arguments)
     if system == "spark":
         from clonos.bench import nexmark_spark_recovery
 

@@ -1,0 +1,1 @@
+"""Apache Flink as a peer: the same events and queries, in processes of its own."""
