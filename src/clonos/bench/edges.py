@@ -40,8 +40,6 @@ WAYS: Final = ("clonos", "Spark alone")
 COLUMNS: Final = "id long, answer long"
 AT_ONCE: Final = 1e15
 """Rows per second so that all are there when the first is."""
-LEAD_S: Final = 10.0
-"""So long before the first row everything is started."""
 QUERIES: Final = 2
 """Cores for Spark's own queries, beside the slots."""
 LOOK_S: Final = 0.1
@@ -117,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-rows", type=int, default=250_000, help="of a micro-batch, for the throughput")
     add("--runs", type=int, default=2, help="runs of each way, for the throughput")
     add("--standbys", type=int, default=1)
+    add("--lead", type=float, default=10.0, help="seconds from the start to the first row")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -157,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def _run(spark: Any, way: str, load: Load, arguments: argparse.Namespace) -> Run:
-    began_s = time.time() + LEAD_S
+    began_s = time.time() + arguments.lead
     counter, meter = Counter(began_s, load.rate), CpuMeter()
     with (
         tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch,
@@ -169,7 +168,8 @@ def _run(spark: Any, way: str, load: Load, arguments: argparse.Namespace) -> Run
             started, watch = undo.enter_context(run.running(job, spark))
             rows = spark.readStream.format(FORMAT).load(f"{scratch}/table")
             live = partial(run.all_live, started)
-            run.until(started, watch, live, LEAD_S, "all tasks are live before the first row")
+            what = "all tasks are live before the first row (see --lead)"
+            run.until(started, watch, live, arguments.lead, what)
         else:
             rows = rows.mapInArrow(answers, COLUMNS)
         writer = rows.writeStream.foreachBatch(counter)
