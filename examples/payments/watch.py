@@ -55,11 +55,11 @@ class Pipeline:
             self.process = subprocess.Popen(
                 self.command, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
-    def _listen(self, lines: Any) -> None:
-        for line in lines:
-            if line.startswith("{"):
+    def _listen(self, process: Any) -> None:
+        for line in process.stdout:
+            if line.startswith("{") and process is self.process:
                 self.said = json.loads(line)
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
