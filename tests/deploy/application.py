@@ -47,7 +47,9 @@ def main(folder: Path) -> None:
     counted.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark, tls=True)
     until = time.monotonic() + 60
-    while running.observer.floors < 1 and running.is_running and time.monotonic() < until:
+    while running.is_running and time.monotonic() < until:
+        if running.observer.floors and len({slot.executor for slot in running.slots()}) == 2:
+            break
         time.sleep(0.05)
     slots, address = running.slots(), running._plane.address
     victim = next(slot.executor_pid for slot in slots if slot.runs == "count[0]")
