@@ -41,6 +41,8 @@ from clonos.transport.plane import Plane
 
 STEPS_PER_TURN: Final = 32
 """After so many steps the loop looks into its inbox again, however much there is to do."""
+TURN_S: Final = 0.01
+"""The same in time: a fence waits for one long step, not for many."""
 STATISTICS_S: Final = 0.25
 """How often a running task tells how it is doing."""
 SWITCH_S: Final = 0.0005
@@ -171,18 +173,22 @@ class SlotLoop:
 
     def _steps(self, machine: TaskMachine) -> None:
         self._busy = False
+        until = time.monotonic() + TURN_S
         for _ in range(STEPS_PER_TURN):
             actions = machine.step(self._world.clock_ms())
             if actions is None:
                 return
             self._perform(actions)
-            if time.monotonic() >= self._next_flush:
+            now = time.monotonic()
+            if now >= self._next_flush:
                 self._plane.flush()
-                self._next_flush = time.monotonic() + FLUSH_S
+                self._next_flush = now + FLUSH_S
             if machine.born_ms:
                 self._latency_ms = max(self._latency_ms, self._world.clock_ms() - machine.born_ms)
             if machine.spec.is_source:
                 self._offer_rows(machine)
+            if now >= until:
+                break
         self._busy = True
 
     def _offer_rows(self, machine: TaskMachine) -> None:
