@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
-from clonos.bench import nexmark, nexmark_flink_recovery
-from clonos.bench.flink.process import Peer
+from clonos.bench import nexmark, nexmark_flink, nexmark_flink_recovery
+from clonos.bench.flink.process import Installation, Peer, Ran
 from clonos.bench.nexmark_flink import WAYS
 from clonos.bench.nexmark_functions import CASES
 from clonos.bench.nexmark_recovery import Pace, expected
@@ -99,3 +100,29 @@ def test_what_a_cluster_wrote_is_read_back(tmp_path, query):
     assert found == rows
     assert len(latency) == half
     assert {round(late_ms) for _, late_ms in latency} == {5, 6}
+
+
+def test_both_sides_are_a_line_of_the_table(tmp_path, monkeypatch):
+    jobs: list[str] = []
+
+    def alternate(queries, sizes, there, given, arguments):
+        jobs.extend(job for each in given for job in each.values())
+        ours = {name: [Ran(1.0, 2.0, 3)] for name in queries}
+        return ours, {name: [Ran(4.0, 6.0, 3)] for name in queries}
+
+    nowhere = Installation(tmp_path / "python", tmp_path, tmp_path / "jar")
+    monkeypatch.setattr(Installation, "find", lambda python: nowhere)
+    monkeypatch.setattr(nexmark_flink, "peer", lambda *_: nullcontext())
+    monkeypatch.setattr(nexmark_flink, "python_peer", lambda *_: nullcontext())
+    monkeypatch.setattr(nexmark_flink, "alternate", alternate)
+    parser = argparse.ArgumentParser()
+    nexmark.add_arguments(parser)
+    given = ["--parts", "flink", "--queries", "0,6,9", "--events", "1000000"]
+    report = nexmark.measure(parser.parse_args([*given, "--out", str(tmp_path)]))
+    (part,) = report.parts
+    assert [line[0] for line in part.lines] == ["q0", "q9", *WAYS]
+    assert part.lines[0] == ("q0", "1,000,000", "2.00", "250,000", "6.00", "4.00")
+    assert part.lines[1][1] == "200,000"
+    assert part.notes[-1] == "not in Flink SQL: q6"
+    assert len(jobs) == 2 * (2 + len(WAYS))
+    assert (report.save(tmp_path, {})).exists()
