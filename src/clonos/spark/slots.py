@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import threading
@@ -388,8 +389,12 @@ def _slot_failed(where: str, failure: BaseException) -> ClonosError:
 
 def cancelled(where: str, failure: BaseException) -> JobCancelled:
     """What a job is told whose Spark jobs somebody has cancelled."""
+    text = in_short(failure)
+    if CANCELLED not in text:  # a query wraps it in what went wrong because of it
+        text = str(failure)
+    found = re.search(rf"\[{CANCELLED}\] (.*?) *(?:SQLSTATE.*)?$", text, re.MULTILINE)
     return JobCancelled(
-        f"somebody has cancelled it in Spark: {in_short(failure)}",
+        f"somebody has cancelled it in Spark: {found[1] if found else in_short(failure)}",
         where=where,
         remedy="start the job again: with a checkpoint_dir it goes on where it was",
     )
