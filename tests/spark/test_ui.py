@@ -52,7 +52,7 @@ def test_slots_lives_and_rows(spark, tmp_path):
     spark.range(0, ROWS, 1, 1).withColumnRenamed("id", "n").write.parquet(str(tmp_path / "in"))
     frame = spark.read.parquet(str(tmp_path / "in"))
     job = clonos.Job("shown", standbys=0, checkpoint_interval="200 ms")
-    rows = job.source(frame, name="rows", rows_per_second=ROWS)
+    rows = job.source(frame, name="rows", rows_per_second=ROWS / 5)
     work = rows.map(lambda row: row.n, "n long", name="work", parallelism=2)
     out = str(tmp_path / "out")
     work.sink(clonos.sinks.spark_write(lambda df: df.write.parquet(out)), name="out", parallelism=1)
@@ -62,7 +62,8 @@ def test_slots_lives_and_rows(spark, tmp_path):
     running = job.start(spark)
     context.setLocalProperty("spark.scheduler.pool", None)
     context.clearJobTags()
-    until(lambda: running.observer.floors)
+    until(lambda: not running.is_running or {task.phase for task in running.tasks()} == {"live"})
+    assert running.is_running, running.wait(0)
     (pid,) = [slot.pid for slot in running.slots() if slot.runs == "work[1]"]
     os.kill(pid, signal.SIGKILL)
     running.wait(WAIT_S)
