@@ -100,7 +100,8 @@ def test_slots_lives_and_rows(spark, tmp_path):
         ids = [i for j in jobs if j["description"] == description for i in j["stageIds"]]
         return sum(stages[i][what] for i in ids if i in stages)
 
-    assert total("shown: slot 3 (rows[0] or its standby)", "inputRecords") == ROWS
+    read = total("shown: slot 3 (rows[0] or its standby)", "inputRecords")
+    assert read >= ROWS  # what Spark has read for it, of which it may have read some twice
     assert total("shown: write the rows of out", "outputRecords") == ROWS
     source = [i for j in jobs if "slot 3" in j["description"] for i in j["stageIds"]]
     assert {stages[i]["schedulingPool"] for i in source} == {"streams"}
