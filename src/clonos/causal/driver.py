@@ -195,15 +195,19 @@ class _Queries:
     def __init__(self, spark: Any) -> None:
         self._spark = spark
         self._judged: dict[str, int] = {}
+        self._executions: dict[str, str] = {}
 
     def __call__(self, scope: str, batch: int) -> None:
         """Refuse a query whose next batch begins before the commit of the last is durable.
 
-        The option is only seen in the class that Spark chooses to execute the query.
+        The option is only seen in the class that Spark chooses to execute the query. Tasks may
+        outlive a query that has failed: what it was, they are judged by.
         """
         if self._judged.get(scope) == batch:
             return
-        if "AsyncProgressTracking" in self._execution(scope):
+        execution = self._execution(scope) or self._executions.get(scope, "")
+        self._executions[scope] = execution
+        if "AsyncProgressTracking" in execution:
             raise UnsupportedQuery(
                 f"the streaming query {scope} runs with asyncProgressTrackingEnabled: Spark begins "
                 "a batch before the commit of the last one is durable, so answers could be "
@@ -219,7 +223,7 @@ class _Queries:
             java_id = self._spark._jvm.java.util.UUID.fromString(str(query))  # noqa: SLF001
             return str(active.get(java_id).getClass().getSimpleName())
         except (ValueError, AttributeError, TypeError, Py4JError, OSError):
-            return ""  # Spark Connect, another version of Spark, or Spark has stopped
+            return ""  # Spark Connect, another version of Spark, or Spark or the query is over
 
 
 def _check_place(directory: str | Path | None, store: str | None) -> None:
