@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _INK: Final = "#1f5a93"
 _KILL: Final = "#c0152f"
 _AIM: Final = "#3f8f4f"
+_DECADE: Final = 10.0
 _POINTS: Final = 2000
 """A line of more points is drawn by the worst of each of so many steps."""
 
@@ -41,7 +42,7 @@ def _figure(rows: int, height: float, *, one_time: bool = False) -> tuple[Figure
 def timeline(
     path: Path, series: Mapping[str, tuple[Series, Series]], kills: Sequence[float], title: str
 ) -> None:
-    """Latency over time, a panel per partition; kills are lines.
+    """Latency over time, a panel per partition; kills are lines. Logarithmic if it varies much.
 
     Parameters
     ----------
@@ -53,12 +54,17 @@ def timeline(
     figure, panels = _figure(len(series), 1.0 + 2.2 * len(series), one_time=True)
     starts = [float(times[0]) for times, _ in series.values() if len(times)]
     start = min(starts, default=0.0)
+    every = np.concatenate([latencies for _, latencies in series.values()])
+    is_wide = len(every) > 0 and float(every.max()) > _DECADE * max(float(every.min()), 1e-9)
     for axes, (name, (times, latencies)) in zip(panels, series.items(), strict=True):
         seconds, worst = worst_of_steps(times - start, latencies)
         axes.plot(seconds, worst, color=_INK, linewidth=0.9)
         for kill in kills:
             axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
-        axes.set_yscale("log")
+        if is_wide:
+            axes.set_yscale("log")
+        elif len(every):
+            axes.set_ylim(0.0, 1.1 * float(every.max()))  # one scale: panels can be compared
         axes.set_ylabel(f"{name}\nlatency (ms)")
     panels[-1].set_xlabel("seconds")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
