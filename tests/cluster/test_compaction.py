@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clonos.cluster.compaction import CHAIN_MAX, SHARE, Compactor, CompactorDied, choose
+from clonos.cluster.layers import Layers
 from clonos.core.layer import decode_layer, encode_layer, layer_path
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.operators.state import Changes, decode_delta, encode_delta
 from clonos.storage.layers import LayerStore
+from clonos.transport.inbox import Inbox
 
 FIRST = Incarnation(1, 0)
 NAMES = ["state"]
@@ -95,3 +99,33 @@ def test_a_dead_process_is_replaced(store: LayerStore, compactor: Compactor) -> 
     with pytest.raises(CompactorDied):
         compactor.merge(chain, chain)
     assert content(store, compactor.merge(chain, chain)) == {b"a": b"2"}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_process_that_dies_is_worth_a_word_unless_the_job_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_running: bool,
+) -> None:
+    begun, dies = threading.Event(), threading.Event()
+
+    def merge(*_: object) -> None:
+        begun.set()
+        dies.wait()
+        raise CompactorDied("it has died")
+
+    monkeypatch.setattr(Compactor, "merge", merge)
+    monkeypatch.setattr(Compactor, "close", lambda _: dies.set())
+    inbox = Inbox()
+    layers = Layers(str(tmp_path), "process", inbox)
+    layers.after_floor({0: tuple(refs([10] * (CHAIN_MAX + 1)))})
+    assert begun.wait(10)
+    until = time.monotonic() + 10
+    while is_running and not caplog.records:
+        dies.set()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    layers.close()
+    inbox.close()
+    assert len(caplog.records) == is_running

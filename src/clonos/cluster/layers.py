@@ -37,6 +37,7 @@ class Layers:
         self._inbox = inbox
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
         self._compacting: set[int] = set()
+        self._closed = False
         self._garbage: list[tuple[float, str]] = []
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
@@ -58,7 +59,8 @@ class Layers:
         try:
             merged = self._compactor.merge(chain, chosen)
         except CompactorDied as error:
-            _LOG.warning("%s; the layers of task %d are merged another time", error, task)
+            if not self._closed:
+                _LOG.warning("%s; the layers of task %d are merged another time", error, task)
             self._inbox.put(lambda: self._compacting.discard(task))
         except ClonosError as error:
             self._inbox.put(error)
@@ -76,6 +78,7 @@ class Layers:
 
     def close(self) -> None:
         """Break off what has begun."""
+        self._closed = True
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._compactor.close()
         self._worker.shutdown(wait=True)
