@@ -126,17 +126,7 @@ class VersionedLookUpOperator(LookUpOperator):
     newest version is state: what was looked up before a failure is found again behind it.
     """
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        on: Sequence[str],
-        table: pa.RecordBatch | SideTable,
-        table_on: Sequence[str],
-        *,
-        is_left: bool,
-    ) -> None:
-        super().__init__(schema, on, table, table_on, is_left=is_left)
-        self._shown: int | None = None
+    _shown: int | None = None  # the version that is being looked up in
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         if self.services.port == 1:
