@@ -112,8 +112,8 @@ def test_workers_come_and_go(kit, cluster, session, tmp_path):
     after = {slot.executor_pid for slot in running.slots()}
     assert len(before & after) == 1
     cluster.kill("second")
+    kit.wait_for(lambda: {slot.executor_pid for slot in running.slots()} == after - before)
     kit.wait_for(lambda: all(task.phase == "live" for task in running.tasks()))
-    assert {slot.executor_pid for slot in running.slots()} == after - before
     kit.open_tap(tmp_path)
     result = running.wait(90)
     kit.check(result.table(), 4_000)
@@ -134,6 +134,7 @@ def test_executors_on_demand(kit, session, tmp_path):
     job = kit.build(kit.gated(tmp_path, 4_000), checkpoint_dir=str(tmp_path / "job"))
     running = job.start(spark, tls=True)
     kit.wait_quiet(running)
+    kit.wait_for(lambda: len(running.slots()) == running.pool.size)
     executors = Counter(slot.executor for slot in running.slots())
     assert len(executors) > 1
     floors = running.observer.floors
