@@ -1,37 +1,21 @@
-"""Streams between planes, in one process and (where something is killed) in two."""
+"""Streams between planes: what they carry, and whom they refuse."""
 
 from __future__ import annotations
 
-import multiprocessing as mp
-import os
-import signal
 import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from clonos.core.messages import Credit, Data, Hello, Item, Kind, Live, Stop
-from clonos.core.plan import Incarnation
-from clonos.core.program import Batch
+from clonos.core.messages import Credit, Data, Hello
 from clonos.errors import MalformedMessage
 from clonos.transport import (
     AuthenticationFailed,
     CannotConnect,
     ChannelClosed,
     ChannelOpened,
-    ControlLost,
-    ControlOpened,
-    Heartbeat,
-    Identity,
     Inbox,
     Incoming,
     JobSecret,
@@ -39,130 +23,25 @@ from clonos.transport import (
     PeerUnreachable,
     PlaintextRefused,
     Plane,
-    Register,
     SchemaMismatch,
 )
-from clonos.transport.certificates import Authority
 from clonos.transport.events import WIRE, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
 
-LOOPBACK = "127.0.0.1"
-WAIT_S = 10.0
-A, B = Incarnation(1, 1), Incarnation(1, 2)
-SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.dictionary(pa.int32(), pa.string()))])
-SECRET = JobSecret.new()
-AUTHORITY = Authority("job")
-CHANNEL = 5
-
-
-class Node:
-    """A plane whose loop is a thread of the test."""
-
-    def __init__(
-        self, secret: JobSecret = SECRET, job: str = "job", identity: Identity | None = None
-    ) -> None:
-        self.events: SimpleQueue[Any] = SimpleQueue()
-        self.plane = Plane(LOOPBACK, secret, job, inbox := Inbox(), identity=identity)
-        self.plane.pin(CHANNEL, SCHEMA)
-        self._inbox = inbox
-        self._stop = False
-        self._thread = threading.Thread(target=self._loop)
-        self._thread.start()
-
-    def _loop(self) -> None:
-        while not self._stop:
-            for thing in self.plane.poll(1.0):
-                thing() if callable(thing) else self.events.put(thing)
-
-    def do(self, act: Callable[[], Any]) -> Any:
-        """Let the loop's thread do something."""
-        done: SimpleQueue[Any] = SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((act(), None))
-            except Exception as error:  # noqa: BLE001 - raised in the test
-                done.put((None, error))
-
-        self._inbox.put(run)
-        result, error = done.get(timeout=WAIT_S)
-        if error is not None:
-            raise error
-        return result
-
-    def connect(self, peer: Node, channel: int = CHANNEL, schema: Any = SCHEMA) -> Outgoing:
-        return self.connect_to(peer.plane.address, channel, schema)
-
-    def connect_to(self, address: str, channel: int = CHANNEL, schema: Any = SCHEMA) -> Outgoing:
-        outgoing: Outgoing = self.do(lambda: self.plane.connect(address, channel, A, B, schema))
-        return outgoing
-
-    def send(self, outgoing: Outgoing, *messages: Any) -> None:
-        self.do(lambda: deque(map(outgoing.send, messages), 0))
-
-    def reply(self, incoming: Incoming, *messages: Any) -> None:
-        self.do(lambda: deque(map(incoming.reply, messages), 0))
-
-    def take(self, kind: type, count: int = 1) -> list[Any]:
-        """The next `count` events or messages, all of this kind."""
-        found = []
-        for _ in range(count):
-            entry = self.events.get(timeout=WAIT_S)
-            found.append(entry[1] if isinstance(entry, tuple) else entry)
-        assert [type(entry) for entry in found] == [kind] * count
-        return found
-
-    def next(self, kind: type) -> Any:
-        return self.take(kind)[0]
-
-    def stop(self) -> None:
-        """End the loop: from now on this plane does nothing."""
-        self._stop = True
-        self._inbox.ring()
-        self._thread.join()
-
-    def shutdown(self, deadline_s: float = 3.0) -> None:
-        self.stop()
-        self.plane.shutdown(deadline_s)
-
-
-@pytest.fixture
-def plain() -> Iterator[Callable[..., Node]]:
-    nodes: list[Node] = []
-
-    def make(*args: Any, **settings: Any) -> Node:
-        nodes.append(Node(*args, **settings))
-        return nodes[-1]
-
-    yield make
-    for made in nodes:
-        made.shutdown(deadline_s=0.2)
-
-
-@pytest.fixture(params=["plain", "tls"])
-def node(plain: Callable[..., Node], request: pytest.FixtureRequest) -> Callable[..., Node]:
-    """Makes nodes whose streams are encrypted, or not."""
-    return plain if request.param == "plain" else partial(plain, identity=AUTHORITY.issue("slot-3"))
-
-
-def batch_of(values: list[int], words: list[str], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    columns = [pa.array(values, pa.int64()), pa.array(words).dictionary_encode()]
-    return pa.record_batch(columns, schema=schema)
-
-
-def data(seq: int, payload: pa.RecordBatch | None = None) -> Data:
-    if payload is None:
-        return Data(CHANNEL, A, Item(seq, Kind.WATERMARK, 0, seq, None, {}, seq), ())
-    batch = Batch(payload, payload.num_rows, payload.nbytes, seq)
-    return Data(CHANNEL, A, Item(seq, Kind.BATCH, 0, 0, batch, {}, seq), ())
-
-
-def opened(sender: Node, receiver: Node) -> tuple[Outgoing, Incoming]:
-    outgoing = sender.connect(receiver)
-    event = receiver.next(ChannelOpened)
-    assert (event.channel, event.sender_incarnation, event.receiver_incarnation) == (CHANNEL, A, B)
-    return outgoing, event.incoming
+from .conftest import (
+    CHANNEL,
+    LOOPBACK,
+    SCHEMA,
+    SECRET,
+    WAIT_S,
+    A,
+    B,
+    Node,
+    batch_of,
+    data,
+    opened,
+)
 
 
 def test_a_conversation(node: Callable[..., Node]) -> None:
@@ -407,99 +286,6 @@ def test_the_secret_is_not_shown() -> None:
         JobSecret(b"short")
 
 
-# --- encrypted ---
-
-
-@pytest.mark.parametrize(
-    "identity", [Authority("job").issue("slot-3"), None], ids=["other authority", "none"]
-)
-@pytest.mark.parametrize("stranger_serves", [True, False])
-def test_only_certificates_of_the_job_are_taken(
-    plain: Callable[..., Node], identity: Identity | None, stranger_serves: bool
-) -> None:
-    """... and the others, who hold the secret, go on among themselves."""
-    mine, other = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
-    stranger = plain(identity=identity)
-    sender, receiver = (mine, stranger) if stranger_serves else (stranger, mine)
-    name = "slot-3@" if receiver.plane.address.startswith("tls") else ""
-    port = receiver.plane.address.rpartition(":")[2]
-    sender.connect_to(f"tls://{name or 'slot-3@'}{LOOPBACK}:{port}")
-    error = sender.next(ChannelClosed).error
-    assert isinstance(error, AuthenticationFailed if sender.plane._keys else PeerUnreachable)
-    assert receiver.events.empty()
-    if receiver is mine:
-        wait_for(lambda: mine.plane.strangers_refused == 1)
-    outgoing, _ = opened(other, mine)
-    other.send(outgoing, data(1))
-    assert mine.next(Data) == data(1)
-
-
-def test_a_client_checks_whom_it_has_reached(plain: Callable[..., Node]) -> None:
-    sender, receiver = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
-    sender.connect_to(receiver.plane.address.replace("slot-4", "driver"))
-    error = sender.next(ChannelClosed).error
-    assert isinstance(error, AuthenticationFailed)
-    assert "CERTIFICATE_VERIFY_FAILED" in str(error)
-    wait_for(lambda: receiver.plane.strangers_refused == 1)
-
-
-def test_a_slot_registers_under_the_name_in_its_certificate(plain: Callable[..., Node]) -> None:
-    driver = plain(identity=AUTHORITY.issue("driver"))
-    slot = plain(identity=AUTHORITY.issue("slot-3"))
-    for number, kind in ((4, ControlLost), (3, type(None))):
-        register = register_of(number, slot.plane.address)
-        slot.do(partial(slot.plane.control, driver.plane.address, register, lambda: (0, None)))
-        assert kind is type(None) or "secret" in str(slot.next(kind).error)
-    assert driver.next(ControlOpened).register.slot == 3
-
-
-def test_what_is_said_is_not_seen(
-    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tap between the two hears neither their greetings nor their rows."""
-    sender, receiver = (plain(identity=AUTHORITY.issue(name)) for name in ("slot-3", "slot-4"))
-    outgoing, _ = opened(sender, receiver)
-    sealed = bytearray()
-    append = outgoing._append
-
-    def overhear(piece: Any) -> None:
-        sealed.extend(piece)
-        append(piece)
-
-    monkeypatch.setattr(outgoing, "_append", overhear)
-    payload = batch_of([1], ["confidential"])
-    sender.send(outgoing, data(1, payload))
-    assert receiver.next(Data) == data(1, payload)
-    assert len(sealed) > 100
-    assert b"confidential" not in sealed
-
-
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
-def test_whoever_shakes_no_hands_is_sent_away(
-    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.3)
-    receiver = plain(identity=AUTHORITY.issue("slot-4"))
-    host, _, port = receiver.plane.address.rpartition("@")[2].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
-        client.sendall(said)
-        while client.recv(4096):  # an alert
-            pass
-        sender = plain(identity=AUTHORITY.issue("slot-3"))
-        outgoing, _ = opened(sender, receiver)
-        sender.send(outgoing, data(1))
-        assert receiver.next(Data) == data(1)
-
-
-def test_the_key_is_not_shown() -> None:
-    identity = AUTHORITY.issue("slot-3")
-    assert "KEY" not in repr(identity)
-    assert b"PRIVATE KEY" in identity.key
-
-
-# --- machines that do not answer ---
-
-
 def test_a_silent_machine_is_not_waited_for(
     plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,156 +302,3 @@ def test_a_silent_machine_is_not_waited_for(
     assert sender.plane.address in error.what
     assert f":{port}" in error.what
     assert "ports" in error.remedy or "port" in error.remedy
-
-
-# --- control ---
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def register_of(slot: int, address: str) -> Register:
-    return Register(slot, 1, "nonce", LOOPBACK, "0", 1, os.getpid(), address, {"Python": "3"})
-
-
-def test_control(node: Callable[..., Node]) -> None:
-    driver, slot = node(), node()
-    register = register_of(3, slot.plane.address)
-    link = slot.do(
-        lambda: slot.plane.control(driver.plane.address, register, lambda: (7, 99), 0.01)
-    )
-    event = driver.next(ControlOpened)
-    assert event.register == register
-    assert driver.next(Heartbeat) == Heartbeat("nonce", 7, 99)
-    driver.reply(event.incoming, Stop("done"))
-    assert slot.next(Stop) == Stop("done")
-    slot.send(link, Live(0, A, 12))
-    while (message := driver.events.get(timeout=WAIT_S)[1]) != Live(0, A, 12):
-        assert isinstance(message, Heartbeat)
-    slot.do(link.close)
-    assert slot.next(ControlLost) == ControlLost(3, link.conn_id)
-    while not isinstance(lost := driver.events.get(timeout=WAIT_S), ControlLost):
-        pass
-    assert lost.conn_id == event.conn_id
-
-
-def test_a_heart_beats_while_the_loop_is_busy(plain: Callable[..., Node]) -> None:
-    driver, slot = plain(), plain()
-    register = register_of(3, slot.plane.address)
-    slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None), 0.02))
-    driver.next(ControlOpened)
-    driver.next(Heartbeat)  # the stream is open
-    slot.stop()
-    assert driver.take(Heartbeat, 5)
-
-
-# --- two processes ---
-
-
-def _slot(driver: str, key: bytes, pipe: Connection, *, has_child: bool) -> None:
-    plane = Plane(LOOPBACK, JobSecret(key), "job", Inbox())
-    plane.pin(CHANNEL, SCHEMA)
-    plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=0.1)
-    pipe.send(plane.address)
-    if has_child and not os.fork():  # it holds all that is open until it is killed, too
-        pipe.send(os.getpid())
-        signal.pause()
-    while not any(isinstance(thing, ControlLost) for thing in plane.poll(1.0)):
-        pass
-    pipe.send("lost")
-
-
-@contextmanager
-def other_process(
-    driver: Node, *, has_child: bool = False
-) -> Iterator[tuple[int, str, Connection]]:
-    mine, theirs = mp.Pipe()
-    process = mp.get_context("spawn").Process(
-        target=_slot,
-        args=(driver.plane.address, SECRET.key, theirs),
-        kwargs={"has_child": has_child},
-        daemon=True,
-    )
-    process.start()
-    try:
-        assert process.pid is not None
-        yield process.pid, mine.recv(), mine
-    finally:
-        process.kill()
-        process.join()
-
-
-def test_a_killed_process_is_noticed_at_once(plain: Callable[..., Node]) -> None:
-    driver = plain()
-    with other_process(driver) as (pid, address, _):
-        driver.next(ControlOpened)
-        outgoing = driver.connect_to(address)
-        driver.send(outgoing, data(1))
-        time.sleep(0.2)
-        os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        events: set[type] = set()
-        while not {ControlLost, ChannelClosed} <= events:
-            events.add(type(driver.events.get(timeout=WAIT_S)))
-        assert time.monotonic() - killed < 1
-
-
-def test_a_killed_process_is_noticed_although_its_child_holds_its_files(
-    plain: Callable[..., Node],
-) -> None:
-    driver = plain()
-    with other_process(driver, has_child=True) as (pid, _, pipe):
-        driver.next(ControlOpened)
-        child = pipe.recv()
-        try:
-            driver.take(Heartbeat, 2)
-            os.kill(pid, signal.SIGKILL)
-            while type(driver.events.get(timeout=WAIT_S)) is not ControlLost:
-                pass
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:
-    before = pulses()
-    driver, slot = node(), node()
-    register = register_of(3, slot.plane.address)
-    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
-    driver.next(ControlOpened)
-    mine = pulses() - before
-    assert len(mine) == 1
-    slot.do(link.close)
-    mine.pop().join(WAIT_S)
-    assert not pulses() - before
-
-
-def pulses() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "clonos-pulse"}
-
-
-def test_a_frozen_process_blocks_nobody(plain: Callable[..., Node]) -> None:
-    driver = plain()
-    with other_process(driver) as (pid, address, _):
-        driver.next(ControlOpened)
-        outgoing = driver.connect_to(address)
-        time.sleep(0.2)
-        os.kill(pid, signal.SIGSTOP)
-        payload = batch_of(list(range(10_000)), ["x"] * 10_000)
-        driver.send(outgoing, *[data(seq, payload) for seq in range(300)])
-        assert outgoing.unsent_bytes > 10_000_000
-        started = time.monotonic()
-        driver.shutdown(deadline_s=1.0)
-        assert time.monotonic() - started < 1.5
-
-
-def test_a_slot_notices_the_end_of_its_coordinator() -> None:
-    driver = Node()
-    with other_process(driver) as (_, _, pipe):
-        driver.next(ControlOpened)
-        driver.shutdown()
-        assert pipe.poll(WAIT_S)
-        assert pipe.recv() == "lost"

@@ -1,0 +1,172 @@
+"""Control streams and their pulse, also of processes that are killed or frozen."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+from clonos.core.messages import Live, Stop
+from clonos.transport import (
+    ChannelClosed,
+    ControlLost,
+    ControlOpened,
+    Heartbeat,
+    Inbox,
+    JobSecret,
+    Plane,
+)
+
+from .conftest import (
+    CHANNEL,
+    LOOPBACK,
+    SCHEMA,
+    SECRET,
+    WAIT_S,
+    A,
+    Node,
+    batch_of,
+    data,
+    register_of,
+)
+
+
+def test_control(node: Callable[..., Node]) -> None:
+    driver, slot = node(), node()
+    register = register_of(3, slot.plane.address)
+    link = slot.do(
+        lambda: slot.plane.control(driver.plane.address, register, lambda: (7, 99), 0.01)
+    )
+    event = driver.next(ControlOpened)
+    assert event.register == register
+    assert driver.next(Heartbeat) == Heartbeat("nonce", 7, 99)
+    driver.reply(event.incoming, Stop("done"))
+    assert slot.next(Stop) == Stop("done")
+    slot.send(link, Live(0, A, 12))
+    while (message := driver.events.get(timeout=WAIT_S)[1]) != Live(0, A, 12):
+        assert isinstance(message, Heartbeat)
+    slot.do(link.close)
+    assert slot.next(ControlLost) == ControlLost(3, link.conn_id)
+    while not isinstance(lost := driver.events.get(timeout=WAIT_S), ControlLost):
+        pass
+    assert lost.conn_id == event.conn_id
+
+
+def test_a_heart_beats_while_the_loop_is_busy(plain: Callable[..., Node]) -> None:
+    driver, slot = plain(), plain()
+    register = register_of(3, slot.plane.address)
+    slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None), 0.02))
+    driver.next(ControlOpened)
+    driver.next(Heartbeat)  # the stream is open
+    slot.stop()
+    assert driver.take(Heartbeat, 5)
+
+
+def _slot(driver: str, key: bytes, pipe: Connection, *, has_child: bool) -> None:
+    plane = Plane(LOOPBACK, JobSecret(key), "job", Inbox())
+    plane.pin(CHANNEL, SCHEMA)
+    plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=0.1)
+    pipe.send(plane.address)
+    if has_child and not os.fork():  # it holds all that is open until it is killed, too
+        pipe.send(os.getpid())
+        signal.pause()
+    while not any(isinstance(thing, ControlLost) for thing in plane.poll(1.0)):
+        pass
+    pipe.send("lost")
+
+
+@contextmanager
+def other_process(
+    driver: Node, *, has_child: bool = False
+) -> Iterator[tuple[int, str, Connection]]:
+    mine, theirs = mp.Pipe()
+    process = mp.get_context("spawn").Process(
+        target=_slot,
+        args=(driver.plane.address, SECRET.key, theirs),
+        kwargs={"has_child": has_child},
+        daemon=True,
+    )
+    process.start()
+    try:
+        assert process.pid is not None
+        yield process.pid, mine.recv(), mine
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_killed_process_is_noticed_at_once(plain: Callable[..., Node]) -> None:
+    driver = plain()
+    with other_process(driver) as (pid, address, _):
+        driver.next(ControlOpened)
+        outgoing = driver.connect_to(address)
+        driver.send(outgoing, data(1))
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        events: set[type] = set()
+        while not {ControlLost, ChannelClosed} <= events:
+            events.add(type(driver.events.get(timeout=WAIT_S)))
+        assert time.monotonic() - killed < 1
+
+
+def test_a_killed_process_is_noticed_although_its_child_holds_its_files(
+    plain: Callable[..., Node],
+) -> None:
+    driver = plain()
+    with other_process(driver, has_child=True) as (pid, _, pipe):
+        driver.next(ControlOpened)
+        child = pipe.recv()
+        try:
+            driver.take(Heartbeat, 2)
+            os.kill(pid, signal.SIGKILL)
+            while type(driver.events.get(timeout=WAIT_S)) is not ControlLost:
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:
+    before = pulses()
+    driver, slot = node(), node()
+    register = register_of(3, slot.plane.address)
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
+    driver.next(ControlOpened)
+    mine = pulses() - before
+    assert len(mine) == 1
+    slot.do(link.close)
+    mine.pop().join(WAIT_S)
+    assert not pulses() - before
+
+
+def pulses() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "clonos-pulse"}
+
+
+def test_a_frozen_process_blocks_nobody(plain: Callable[..., Node]) -> None:
+    driver = plain()
+    with other_process(driver) as (pid, address, _):
+        driver.next(ControlOpened)
+        outgoing = driver.connect_to(address)
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGSTOP)
+        payload = batch_of(list(range(10_000)), ["x"] * 10_000)
+        driver.send(outgoing, *[data(seq, payload) for seq in range(300)])
+        assert outgoing.unsent_bytes > 10_000_000
+        started = time.monotonic()
+        driver.shutdown(deadline_s=1.0)
+        assert time.monotonic() - started < 1.5
+
+
+def test_a_slot_notices_the_end_of_its_coordinator() -> None:
+    driver = Node()
+    with other_process(driver) as (_, _, pipe):
+        driver.next(ControlOpened)
+        driver.shutdown()
+        assert pipe.poll(WAIT_S)
+        assert pipe.recv() == "lost"
