@@ -86,7 +86,7 @@ def server(tmp_path: Path) -> Iterator[LogServer]:
 
 def connection_to(server: LogServer, **changed: Any) -> Connection:
     options = {"run": "run", "term": "term", "patience_s": 60.0, **changed}
-    return Connection(address=server.address, job=server.job, secret=server.secret, **options)
+    return server.reached_by(Connection(**options))
 
 
 class Attempt:

@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -33,9 +34,9 @@ class Log:
     """
 
     def __init__(
-        self, spark_context: Any, run: str, server: LogServer | None, connection: Connection
+        self, spark_context: Any, server: LogServer | None, connection: Connection
     ) -> None:
-        self.run = run
+        self.run = connection.run
         self._spark_context = spark_context
         self._server = server
         self._holder = connection.holder()
@@ -121,33 +122,29 @@ def start(
     spark
         The running session.
     directory
-        On a local disk of the driver that survives it. Started again with the same directory, a
-        run or query goes on with the answers that are there.
+        On a disk that survives the driver. Started again with it, a run or query goes on with the
+        answers that are there.
     store
         Instead of `directory`: ``"postgresql://..."``. Executors talk to the database directly.
     run
-        What batch jobs' answers are kept under, such as the day that is computed; the
-        application's name, if not given. Streaming queries have their own id.
+        What batch jobs' answers are kept under (the application's name). Streaming queries have
+        an id of their own.
     host
-        Address at which executors reach the driver. Loopback for local masters, else the
-        driver's.
+        At which executors reach the driver. Loopback for local masters, else the driver's.
     bytes_max
         Of answers that are not committed yet; beyond it calls are refused.
     durability
         ``"fsync"``: answers survive the machine. ``"process"``: the death of processes.
     patience_s
-        How long a speculative copy of a task waits for the other one if that lives and gets no
-        answers.
+        How long a speculative copy of a task waits for another that lives and gets no answers.
     tls
-        Encrypt what executors say to the log, with certificates made for it alone. Default: if
-        `host` is not a loopback address. False lets it leave the machine unencrypted.
+        Encrypt what executors say to the log. Default: if `host` is not a loopback address.
 
     Raises
     ------
     UnsupportedSession
-        It is no session, or one of Spark Connect without `run` and `host`: the log is beside the
-        client then. Functions work as ever; :meth:`Log.batch`, and calls that a ``foreachBatch``
-        function itself makes, need a classic session.
+        It is no session, or one of Spark Connect (the log is beside the client) without `run` and
+        `host`, or for :meth:`Log.batch`.
     JournalInUse
         Another driver uses this directory.
 
@@ -163,11 +160,9 @@ def start(
     _check_place(directory, store)
     if context is None:
         host = _connect_host(spark, run, LOOPBACK if store else host)
-    name = run or context.appName
-    term = secrets.token_hex(4)
+    connection = Connection(run or context.appName, secrets.token_hex(4), patience_s)
     if store is not None:
-        connection = Connection(name, term, patience_s, dsn=store, bytes_max=bytes_max)
-        return Log(context, name, None, connection)
+        return Log(context, None, replace(connection, dsn=store, bytes_max=bytes_max))
     assert directory is not None
     server = LogServer(
         directory,
@@ -177,16 +172,7 @@ def start(
         tls=tls,
         judge=_Queries(spark),
     )
-    connection = Connection(
-        name,
-        term,
-        patience_s,
-        address=server.address,
-        job=server.job,
-        secret=server.secret,
-        identity=server.identity,
-    )
-    return Log(context, name, server, connection)
+    return Log(context, server, server.reached_by(connection))
 
 
 class _Queries:

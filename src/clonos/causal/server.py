@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from clonos.causal import messages as m
 from clonos.causal.entries import encode_chunk
 from clonos.causal.errors import LogBroken
 from clonos.causal.keeper import SEED_BYTES, Keeper, TaskLog
+from clonos.causal.place import Connection
 from clonos.causal.sever import sever
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.storage.files import Durability
@@ -288,6 +290,13 @@ class LogServer:
             if self._closing or not ours or greeting.nonce in self._nonces:
                 raise refused()
             self._nonces.add(greeting.nonce)
+
+    def reached_by(self, connection: Connection) -> Connection:
+        """Say in `connection` how executors reach this server."""
+        address, identity = self.address, self.identity
+        return replace(
+            connection, address=address, job=self.job, secret=self.secret, identity=identity
+        )
 
     def close(self) -> None:
         """Answer nobody any more, and give the directory back."""
