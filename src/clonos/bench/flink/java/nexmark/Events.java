@@ -64,10 +64,14 @@ final class Events {
     }
 
     /** One column of a batch: of what it consists and how it is made. */
-    private interface Column {
-        ColumnVector vector();
+    private record Column(ColumnVector vector, Filler filler) {}
 
+    private interface Filler {
         void fill(long[] ids, long firstRow, int rows);
+    }
+
+    private interface OneFiller {
+        void fill(int i, long id);
     }
 
     private interface LongOfId {
@@ -97,7 +101,7 @@ final class Events {
             ids[i] = kind.id(firstRow + i);
         }
         for (Column column : columns) {
-            column.fill(ids, firstRow, rows);
+            column.filler().fill(ids, firstRow, rows);
         }
         batch.setNumRows(rows);
     }
@@ -140,19 +144,7 @@ final class Events {
 
     private static Column longs(LongOfId make, int capacity) {
         HeapLongVector made = new HeapLongVector(capacity);
-        return new Column() {
-            @Override
-            public ColumnVector vector() {
-                return made;
-            }
-
-            @Override
-            public void fill(long[] ids, long firstRow, int rows) {
-                for (int i = 0; i < rows; i++) {
-                    made.vector[i] = make.of(ids[i]);
-                }
-            }
-        };
+        return new Column(made, each((i, id) -> made.vector[i] = make.of(id)));
     }
 
     private static Column times(LongOfId make, int capacity) {
@@ -169,82 +161,58 @@ final class Events {
                         return false;
                     }
                 };
-        return new Column() {
-            @Override
-            public ColumnVector vector() {
-                return vector;
-            }
-
-            @Override
-            public void fill(long[] ids, long firstRow, int rows) {
-                for (int i = 0; i < rows; i++) {
-                    made[i] = make.of(ids[i]);
-                }
-            }
-        };
+        return new Column(vector, each((i, id) -> made[i] = make.of(id)));
     }
 
     private static Column pooled(Pool pool, int number, int shift, int capacity) {
         HeapBytesVector made = pointing(pool.text, capacity);
-        return new Column() {
-            @Override
-            public ColumnVector vector() {
-                return made;
-            }
-
-            @Override
-            public void fill(long[] ids, long firstRow, int rows) {
-                for (int i = 0; i < rows; i++) {
-                    int chosen = pool.choose(draw(ids[i], number) >>> shift);
+        OneFiller fill =
+                (i, id) -> {
+                    int chosen = pool.choose(draw(id, number) >>> shift);
                     made.start[i] = pool.start[chosen];
                     made.length[i] = pool.start[chosen + 1] - pool.start[chosen];
-                }
-            }
-        };
+                };
+        return new Column(made, each(fill));
     }
 
     private static Column built(TextOfId make, int capacity) {
         HeapBytesVector made = new HeapBytesVector(capacity);
-        return new Column() {
-            @Override
-            public ColumnVector vector() {
-                return made;
-            }
-
-            @Override
-            public void fill(long[] ids, long firstRow, int rows) {
-                made.reset();
-                for (int i = 0; i < rows; i++) {
-                    byte[] text = make.of(ids[i]).getBytes(StandardCharsets.US_ASCII);
+        OneFiller fill =
+                (i, id) -> {
+                    if (i == 0) {
+                        made.reset();
+                    }
+                    byte[] text = make.of(id).getBytes(StandardCharsets.US_ASCII);
                     made.appendBytes(i, text, 0, text.length);
-                }
-            }
-        };
+                };
+        return new Column(made, each(fill));
     }
 
     /** Text of the given mean length, cut out of one long text. */
     private static Column filled(int mean, int salt, int capacity) {
         HeapBytesVector made = pointing(FILLER, capacity);
-        return new Column() {
-            @Override
-            public ColumnVector vector() {
-                return made;
-            }
+        Filler fill =
+                (ids, firstRow, rows) -> {
+                    long start = cut(firstRow, mean, salt);
+                    for (int i = 0; i < rows; i++) {
+                        long next = cut(firstRow + i + 1, mean, salt);
+                        made.start[i] = (int) (start % PERIOD);
+                        made.length[i] = (int) (next - start);
+                        start = next;
+                    }
+                };
+        return new Column(made, fill);
+    }
 
-            @Override
-            public void fill(long[] ids, long firstRow, int rows) {
-                long start = start(firstRow);
-                for (int i = 0; i < rows; i++) {
-                    long next = start(firstRow + i + 1);
-                    made.start[i] = (int) (start % PERIOD);
-                    made.length[i] = (int) (next - start);
-                    start = next;
-                }
-            }
+    private static long cut(long row, int mean, int salt) {
+        long jitter = mix(row + ((long) salt << 48));
+        return row * mean + Long.remainderUnsigned(jitter, Math.max(1, mean / 5));
+    }
 
-            private long start(long row) {
-                long jitter = mix(row + ((long) salt << 48));
-                return row * mean + Long.remainderUnsigned(jitter, Math.max(1, mean / 5));
+    private static Filler each(OneFiller one) {
+        return (ids, firstRow, rows) -> {
+            for (int i = 0; i < rows; i++) {
+                one.fill(i, ids[i]);
             }
         };
     }
