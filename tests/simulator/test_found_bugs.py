@@ -6,6 +6,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Input, Verdict
 from clonos.core.determinants import Order, Source, encode_record
+from clonos.core.fences import Fences, Trust
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependency, Item, Kind, Run
@@ -124,3 +125,29 @@ def test_what_waited_for_a_resolution_is_journaled():
     again = keeper()
     again.recover(house_keeper.take_records())
     assert again.length(1) == house_keeper.length(1) == 1
+
+
+def test_a_welcome_goes_to_the_receiver_that_waits_for_one_and_to_no_later_life():
+    """The later one has read a log instead, and takes the items from its floor on."""
+    rows = batch_of(((1, 1),))
+    log = Run(0, OLD, 1, (encode_record([Source(1, rows.digest, None)]),))
+    task = machine(0, (log,))
+    task.handle(msg.Connect(msg.Peer(0, OLD, "a")))
+    task.handle(ev.Answered(0, 1, msg.Hello(0, OLD, 9, 9, {}, msg.Resume.RESET)))
+    task.handle(msg.Connect(msg.Peer(0, NEW, "b")))
+    task.handle(ev.Answered(0, 2, msg.Hello(0, NEW, 1, 0, {})))
+    task.handle(ev.SourceRows(rows))
+    (sent,) = [a.data for a in task.step(0) if isinstance(a, ev.Send)]
+    assert sent.item.seq == 1
+
+
+def test_a_loss_that_was_forgiven_stays_so_when_the_task_is_cut_again():
+    house_keeper = keeper()
+    for incarnation, reset in ((NEW, True), (NEWER, False)):
+        house_keeper.fence(0, incarnation)
+        house_keeper.resolve(msg.Resolve(0, incarnation, 24, 1, reset))
+    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()})
+    later = Fences()
+    for cut in house_keeper.resolved:
+        later.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
+    assert later.judge({0: Dependency(OLD, 25)}) is Trust.VALID

@@ -15,12 +15,16 @@ def test_every_mistake_is_found(name):
     mutation = MUTATIONS[name]
     with mutation.active():
         for seed in range(mutation.near, mutation.near + SEEDS):
-            if simulate(seed, harsh=mutation.harsh).verdict == "violation":
+            result = simulate(seed, harsh=mutation.harsh, availability=mutation.availability)
+            if result.verdict == "violation":
                 return
     pytest.fail(f"not found within {SEEDS} seeds: {name}, which breaks {mutation.breaks!r}")
 
 
 def test_without_a_mistake_nothing_is_found():
-    seeds = {(m.near + i, m.harsh) for m in MUTATIONS.values() for i in range(20)}
-    results = [simulate(seed, harsh=harsh) for seed, harsh in sorted(seeds)]
+    seeds = {(m.near + i, m.harsh, m.availability) for m in MUTATIONS.values() for i in range(20)}
+    results = [
+        simulate(seed, harsh=harsh, availability=availability)
+        for seed, harsh, availability in sorted(seeds, key=str)
+    ]
     assert not [result for result in results if result.verdict == "violation"]

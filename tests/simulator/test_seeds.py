@@ -49,6 +49,16 @@ def test_the_command_reports_coverage(capsys):
     assert "checkpoint" in said
 
 
+def test_the_command_says_of_which_kind_a_failing_seed_is(capsys):
+    mutation = ("--mutation", "the delta is not stored")
+    assert run("--seeds", "20", "--jobs", "1", "--harsh", "--availability", *mutation) == 1
+    assert "clonos sim --harsh --availability --seed" in capsys.readouterr().out
+
+
+def test_no_seed_violates_an_invariant_where_neighbourhoods_die_and_orphans_go_on():
+    assert main(300, jobs=1, kind=command.Kind(harsh=True, availability=True)) == 0
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out

@@ -194,6 +194,9 @@ class Output:
         The receiver replays, aligns or is away: what is unsent does not count as backlog.
     settled
         World channels: outputs up to this one have their effect, durably.
+    unanswered
+        Of a receiver that starts over (availability): what it said, until we are live and can
+        tell it where we continue. Void with its connection: who comes next may have all of it.
     """
 
     def __init__(self, plan: Plan, spec: ChannelSpec, last: int, chain: int) -> None:
@@ -210,11 +213,13 @@ class Output:
         self.relaxed = True
         self.released = last
         self.settled = last
+        self.unanswered: Hello | None = None
         self._shared: dict[int, int] = {}
 
     def down(self) -> None:
         self.connected = False
         self.relaxed = True
+        self.unanswered = None
 
     def greet(self, hello: Hello) -> None:
         """The receiver has said what it has: continue from there."""
@@ -228,6 +233,7 @@ class Output:
         """Availability: the receiver continues behind item `last`, whatever it had."""
         self.connected = True
         self.relaxed = not self.to_world
+        self.unanswered = None
         self._shared = dict(hello.lengths)
         self.log.renumber(last)
 

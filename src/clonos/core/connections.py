@@ -54,7 +54,6 @@ class Connections:
             self._remember_fence(fence)
         self._future: msg.Dependencies = {}  # of the log still to be replayed
         self._resume_at: dict[int, tuple[int, int]] = {}
-        self._reset_hellos: dict[int, msg.Hello] = {}
         self._actions: list[ev.Action] = []
         self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
 
@@ -156,7 +155,7 @@ class Connections:
         message = event.message
         if isinstance(message, msg.Hello):
             if message.resume is msg.Resume.RESET:
-                self._reset_hellos[event.channel] = message
+                output.unanswered = message
                 self._answer_reset(output)
             else:
                 output.greet(message)
@@ -175,10 +174,9 @@ class Connections:
 
     def _answer_reset(self, output: Output) -> None:
         """Availability: once live, continue the channel behind the cut log."""
-        hello = self._reset_hellos.get(output.spec.id)
+        hello = output.unanswered
         if hello is None or self.phase is not Phase.LIVE:
             return
-        del self._reset_hellos[output.spec.id]
         last, chain = self._resume_at[output.spec.id]
         output.restart(hello, last)
         welcome = msg.Welcome(output.spec.id, self.incarnation, last + 1, chain)

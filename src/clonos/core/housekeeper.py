@@ -393,11 +393,21 @@ class HouseKeeper:
         self._write("floor", epoch, positions, refs)
         for task, position in positions.items():
             self.book.truncate(task, position)
+        self.resolved = self._cuts_still_needed()
+
+    def _cuts_still_needed(self) -> list[msg.Resolve]:
+        """The newest of each task; those above the floor, to judge what lies beyond them; and
+        the newest that was forgiven: what depends on that loss must not count as an orphan when
+        the same task is cut again.
+        """
         newest = {command.task: command for command in self.resolved}
-        self.resolved = [  # a cut above the floor is still needed to judge what lies beyond it
+        forgiven = {command.task: command for command in self.resolved if command.reset}
+        return [
             command
             for command in self.resolved
-            if command is newest[command.task] or command.length > positions[command.task]
+            if command is newest[command.task]
+            or command is forgiven.get(command.task)
+            or command.length > self.positions[command.task]
         ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
+from typing import NamedTuple
 
 from clonos.simulator.coverage import Coverage, table
 from clonos.simulator.mutations import MUTATIONS
@@ -18,6 +19,19 @@ from clonos.simulator.seeds import Result, simulate
 
 CHUNK = 20
 """Seeds that a process runs before it reports."""
+
+
+class Kind(NamedTuple):
+    """Which kind of simulations: what :func:`simulate` is told besides the seed."""
+
+    harsh: bool = False
+    availability: bool | None = None
+
+    def flags(self) -> str:
+        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
+
+
+AS_THE_SEED_SAYS = Kind()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, metavar="S", help="run only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: say all that happens")
+    parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
+    parser.add_argument(
+        "--availability", action="store_true", default=None, help="orphans are always forgiven"
+    )
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this mistake built in")
 
 
@@ -36,13 +54,19 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
+        kind = Kind(args.harsh, args.availability)
         if args.seed is not None:
-            return _run_one(args.seed, trace=args.trace)
-        return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs)
+            return _run_one(args.seed, kind, trace=args.trace)
+        return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs, kind=kind)
 
 
 def main(
-    seeds: int, first_seed: int | None = None, seconds: float | None = None, *, jobs: int = 1
+    seeds: int,
+    first_seed: int | None = None,
+    seconds: float | None = None,
+    *,
+    jobs: int = 1,
+    kind: Kind = AS_THE_SEED_SAYS,
 ) -> int:
     """Run `seeds` simulations, print how it went; 0 if no invariant was violated."""
     gc.freeze()  # what is there now stays: a tenth of the time goes into looking at it
@@ -51,14 +75,14 @@ def main(
     coverage: Coverage = Counter()
     verdicts: Counter[str] = Counter()
     failures: list[Result] = []
-    for result in _results(seeds, first_seed or 0, seconds, jobs):
+    for result in _results(seeds, first_seed or 0, seconds, jobs, kind):
         coverage.update(result.coverage)
         verdicts[result.verdict] += 1
         done = verdicts.total()
         if result.verdict == "violation":
             failures.append(result)
             _say(f"seed {result.seed}: {result.failure}")
-            _say(f"  to see it again: clonos sim --seed {result.seed} --trace")
+            _say(f"  to see it again: clonos sim{kind.flags()} --seed {result.seed} --trace")
         elif done % 500 == 0:
             _say(f"{done} seeds, {done / (time.monotonic() - started):.0f} seeds/s")
     elapsed = time.monotonic() - started
@@ -69,7 +93,9 @@ def main(
     return 1 if failures else 0
 
 
-def _results(seeds: int, first: int, seconds: float | None, jobs: int) -> Iterator[Result]:
+def _results(
+    seeds: int, first: int, seconds: float | None, jobs: int, kind: Kind
+) -> Iterator[Result]:
     deadline = time.monotonic() + seconds if seconds is not None else float("inf")
     chunks = [range(s, min(s + CHUNK, first + seeds)) for s in range(first, first + seeds, CHUNK)]
     if jobs <= 1:
@@ -77,23 +103,23 @@ def _results(seeds: int, first: int, seconds: float | None, jobs: int) -> Iterat
             for seed in chunk:
                 if time.monotonic() > deadline:
                     return
-                yield simulate(seed)
+                yield simulate(seed, **kind._asdict())
         return
     with ProcessPoolExecutor(jobs) as pool:
         remaining = iter(chunks)
-        running = deque(pool.submit(_chunk, chunk) for chunk in islice(remaining, 2 * jobs))
+        running = deque(pool.submit(_chunk, chunk, kind) for chunk in islice(remaining, 2 * jobs))
         while running:
             yield from running.popleft().result()
             more = islice(remaining, 1 if time.monotonic() < deadline else 0)
-            running.extend(pool.submit(_chunk, chunk) for chunk in more)
+            running.extend(pool.submit(_chunk, chunk, kind) for chunk in more)
 
 
-def _chunk(seeds: range) -> list[Result]:
-    return [simulate(seed) for seed in seeds]
+def _chunk(seeds: range, kind: Kind) -> list[Result]:
+    return [simulate(seed, **kind._asdict()) for seed in seeds]
 
 
-def _run_one(seed: int, *, trace: bool) -> int:
-    result = simulate(seed, trace=trace)
+def _run_one(seed: int, kind: Kind, *, trace: bool) -> int:
+    result = simulate(seed, trace=trace, **kind._asdict())
     _say(f"seed {seed}: {result.verdict}, {result.steps} steps, {result.events} events")
     if result.failure:
         _say(result.failure)

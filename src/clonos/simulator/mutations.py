@@ -15,7 +15,7 @@ from typing import Any
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core import task as task_module
-from clonos.core.channels import Input
+from clonos.core.channels import Input, Output
 from clonos.core.connections import Connections
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
@@ -38,13 +38,15 @@ Patch = tuple[Any, str, Callable[[Any], Any]]
 class Mutation:
     """What is done wrong.
 
-    ``near``: a seed from which on the simulator soon finds it, among the ``harsh`` ones or not.
+    ``near``: a seed from which on the simulator soon finds it, among the ``harsh`` ones or not,
+    where orphans are forgiven (``availability``) or not, or as the seed says.
     """
 
     breaks: str
     patches: tuple[Patch, ...]
     near: int = 0
     harsh: bool = False
+    availability: bool | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -66,9 +68,10 @@ def mutation(
     *more: Patch,
     near: int = 0,
     harsh: bool = False,
+    availability: bool | None = None,
 ) -> Mutation:
     """A mutation of one function, or of `more`."""
-    return Mutation(breaks, ((owner, name, make), *more), near, harsh)
+    return Mutation(breaks, ((owner, name, make), *more), near, harsh, availability)
 
 
 def constant(value: Any) -> Callable[[Any], Any]:
@@ -277,6 +280,27 @@ def _cut_nothing(original: Any) -> Any:
     return resolve
 
 
+def _answer_whoever_comes(original: Any) -> Any:
+    def down(self: Output) -> None:
+        unanswered = self.unanswered
+        original(self)
+        self.unanswered = unanswered
+
+    return down
+
+
+def _forget_what_was_forgiven(original: Any) -> Any:
+    def needed(self: HouseKeeper) -> list[msg.Resolve]:
+        newest = {cut.task: cut for cut in self.resolved}
+        return [
+            cut
+            for cut in original(self)
+            if cut is newest[cut.task] or cut.length > self.positions[cut.task]
+        ]
+
+    return needed
+
+
 def _newest_layer(_: Any) -> Any:
     return staticmethod(lambda deltas, **_: deltas[-1])
 
@@ -354,6 +378,20 @@ MUTATIONS: dict[str, Mutation] = {
     "orphans are left alone": mutation("log before effect", Coordinator, "_orphans", constant([])),
     "logs are not cut to what is consistent": mutation(
         "equivalence", co, "consistent_cut", _lengths_only, near=130, harsh=True
+    ),
+    "a receiver's successor is told where it shall go on": mutation(
+        "equivalence",
+        Output,
+        "down",
+        _answer_whoever_comes,
+        near=103_751,
+    ),
+    "a forgiven loss is forgotten at the floor": mutation(
+        "bounded memory and liveness",
+        HouseKeeper,
+        "_cuts_still_needed",
+        _forget_what_was_forgiven,
+        near=144_205,
     ),
     "merging keeps the newest layer only": mutation("equivalence", Job, "merge", _newest_layer),
     "sources that wait are forgotten": mutation(

@@ -100,12 +100,18 @@ def _toy_job(random: Random) -> tuple[Job, bool]:
 
 
 def simulate(
-    seed: int, *, trace: bool = False, arrow: bool | None = None, harsh: bool = False
+    seed: int,
+    *,
+    trace: bool = False,
+    arrow: bool | None = None,
+    harsh: bool = False,
+    availability: bool | None = None,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
+    `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     """
     if arrow is None:
         arrow = seed % 50 == 49
@@ -126,6 +132,8 @@ def simulate(
         options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
+    if availability is not None and not is_poisoned:
+        options.availability = availability
     return simulate_job(
         seed, job, options, random, trace=trace, harsh=harsh, is_poisoned=is_poisoned
     )[0]
