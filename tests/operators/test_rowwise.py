@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos
-from clonos.errors import CallError, Divergence, OperatorError
+from clonos.errors import (
+    BadSchema,
+    CallError,
+    Divergence,
+    OperatorError,
+    UnknownColumn,
+    WrongType,
+)
 from clonos.operators.rows import row_type, values_of
 from clonos.operators.schema import parse_type
 from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
@@ -43,6 +50,26 @@ def test_map_results_by_position_name_and_value():
     assert run(lambda s: s.map(lambda r: r, "b string, a int"), given, schema)[0] == ("x", 1)
 
 
+def test_map_sees_what_was_changed_in_place_and_what_only_passes():
+    schema = "a int, b string, l array<int>"
+    given = [(1, "x", [1]), (2, None, [2])]
+
+    def change(row):
+        row.l.append(row.a)
+        return row
+
+    assert run(lambda s: s.map(change, schema), given, schema) == [
+        (1, "x", [1, 1]),
+        (2, None, [2, 2]),
+    ]
+    swapped = run(
+        lambda s: s.map(lambda r: (r.a, r.b, r.b), "a long, b string, c string"), given, schema
+    )
+    assert swapped == [(1, "x", "x"), (2, None, None)]
+    with pytest.raises(OperatorError, match="null in column 'b'"):
+        run(lambda s: s.map(lambda r: r, "a int, b string not null, l array<int>"), given, schema)
+
+
 def test_flat_map_and_filter():
     def split(row):
         yield from row.value.split()
@@ -53,6 +80,64 @@ def test_flat_map_and_filter():
     result = run(lambda s: s.filter(lambda r: r.value), given, "value string")
     assert result == [("to be",), ("or",)]
     assert run(lambda s: s.flat_map(lambda r: None, "word string"), given, "value string") == []
+
+
+def test_with_column_replaces_or_adds_one():
+    schema, given = "a int, b string", [(1, "x"), (2, None)]
+
+    def of(*args):
+        return run(lambda s: s.with_column(*args), given, schema)
+
+    assert of("a", lambda a: a + 1, "a") == [(2, "x"), (3, None)]
+    assert of("b long", lambda a: a * 2, "a") == [(1, 2), (2, 4)]
+    assert of("c string", lambda b, a: f"{b}{a}", "b", "a") == [(1, "x", "x1"), (2, None, "None2")]
+    assert of("c int", lambda: 7) == [(1, "x", 7), (2, None, 7)]
+    assert of("c boolean", lambda a, ctx: ctx.watermark is None, "a")[0] == (1, "x", True)
+
+
+def test_with_column_calls_its_function_once_per_row_even_behind_bad_ones():
+    seen = []
+
+    def inverse(n):
+        seen.append(n)
+        return 60 // n
+
+    given = [(n,) for n in (1, 0, 2, 3, 0, 4)]
+    result = run(
+        lambda s: s.with_column("m long", inverse, "n"), given, "n long", on_bad_record="drop"
+    )
+    assert result == [(1, 60), (2, 30), (3, 20), (4, 15)]
+    assert seen == [1, 0, 2, 3, 0, 4]
+
+
+def test_with_column_keeps_a_stream_keyed_unless_it_makes_the_key():
+    job = clonos.Job("test")
+    keyed = job.source(clonos.sources.from_batches([], "k int, v int")).key_by("k")
+    assert isinstance(keyed.with_column("v", abs, "v"), clonos.KeyedStream)
+    assert not isinstance(keyed.with_column("k", abs, "k"), clonos.KeyedStream)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "said"),
+    [
+        (("c long", abs, "d"), UnknownColumn, "no column 'd'"),
+        (("c long, d long", abs, "a"), WrongType, "several columns"),
+        (("c", abs, "a"), BadSchema, "type"),
+        (("c long", lambda: 1, "a"), WrongType, r"write it as fn\(a\) or fn\(a, ctx\)"),
+        (
+            (
+                "c long",
+                lambda a, b: 1,
+            ),
+            WrongType,
+            r"write it as fn\(\) or fn\(ctx\)",
+        ),
+    ],
+)
+def test_with_column_says_what_is_wrong_with_its_arguments(args, error, said):
+    stream = clonos.Job("test").source(clonos.sources.from_batches([], "a int"))
+    with pytest.raises(error, match=said):
+        stream.with_column(*args)
 
 
 def test_map_batches():
@@ -76,6 +161,10 @@ def test_map_batches():
         lambda s: s.map(lambda r: {"n": r.n} if r.n else {"m": 1}, "n long", name="bad"),
         lambda s: s.map(lambda r: (r.n,) if r.n else (1, 2), "n long", name="bad"),
         lambda s: s.map(lambda r: (r.n or None,), "n long not null", name="bad"),
+        lambda s: s.with_column("n", lambda n: 10 // n, "n", name="bad"),
+        lambda s: s.with_column("n", lambda n: n or "zero", "n", name="bad"),
+        lambda s: s.with_column("n", lambda n: n or next(iter(())), "n", name="bad"),
+        lambda s: s.with_column("n long not null", lambda n: n or None, "n", name="bad"),
         lambda s: s.flat_map(lambda r: [r.n] if r.n else "zero", "n long", name="bad"),
         lambda s: s.flat_map(lambda r: [10 // r.n], "n long", name="bad"),
         lambda s: s.filter(lambda r: 10 // r.n, name="bad"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clonos.core.canonical import encode
 from clonos.errors import StateMismatch
 from clonos.operators.state import (
     Changes,
@@ -81,9 +82,31 @@ def test_facts_and_stores_report_what_changed_only():
     store.put(b"k", 3, b"2")
     store.put(b"l", 3, b"2")
     store.roll_back()
-    assert store.values == {b"k": b"1"}
-    assert dict(zip(*store.changes()[1:], strict=True)) == {b"k": b"1", b"l": None}
+    assert (store.get(b"k"), store.get(b"l")) == (b"1", None)
+    assert b"l" not in store
+    assert dict(zip(*store.changes()[1:], strict=True)) == {b"k": encode(b"1"), b"l": None}
     assert not store.changes().keys
+
+
+@pytest.mark.parametrize("value", [True, 2**70, -0.5, "text\ud800", b"bytes", [1, {"a": (2,)}]])
+def test_a_store_gives_back_what_was_put_now_and_after_a_restore(value):
+    store, other = KeyedStore(), KeyedStore()
+    store.put(b"k", 3, value)
+    assert store.get(b"k") == value
+    assert type(store.get(b"k")) is type(value)
+    other.restore(*store.changes()[1:])
+    assert other.get(b"k") == value
+    assert type(other.get(b"k")) is type(value)
+    other.put(b"k", 3, other.get(b"k"))
+    assert other.changes().values == [encode(value)]
+
+
+def test_what_is_put_is_a_copy():
+    store, given = KeyedStore(), [1]
+    store.put(b"k", 3, given)
+    given.append(2)
+    store.get(b"k").append(3)
+    assert store.get(b"k") == [1]
 
 
 def test_large_state_is_quick():
@@ -96,5 +119,5 @@ def test_large_state_is_quick():
     other = KeyedStore()
     for _, _, keys, values in decode_delta(NAMES, delta):
         other.restore(keys.to_pylist(), values.to_pylist())
-    assert other.values == store.values
+    assert all(other.get(b"%d" % i) == noise for i in range(200_000))
     assert time.process_time() - start < 5

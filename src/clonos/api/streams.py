@@ -32,6 +32,7 @@ from clonos.operators.schema import parse_schema, require_columns
 from clonos.operators.specs import SinkSpec
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window
+from clonos.operators.with_column import WithColumnOperator
 
 if TYPE_CHECKING:
     from clonos.api.job import Job
@@ -82,6 +83,50 @@ class Stream:
         takes_context(fn, name or "filter")
         make = partial(FilterOperator, fn)
         return self._like_this(self._add("filter", name, self.schema, parallelism, make))
+
+    def with_column(
+        self,
+        column: str,
+        fn: Function,
+        *of: str,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """``fn(value, ...)`` of the columns `of` makes a column; the others pass as they are.
+
+        Only the values that the function asks for become Python's, and what it returns: of rows
+        with many columns this is several times as fast as :meth:`map`.
+
+        Parameters
+        ----------
+        column
+            Name and type of what is made (``"price long"``), or the name of a column whose type
+            stays. It replaces the column of this name, or comes last.
+        fn
+            Takes the values of one row, and ``ctx`` behind them if it wants it.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> bids = clonos.Job().source(clonos.sources.from_batches([], "price long, note string"))
+        >>> euros = bids.with_column("price", lambda price: price * 89 // 100, "price")
+        >>> euros.with_column("words int", lambda note: len(note.split()), "note").schema.names
+        ['price', 'note', 'words']
+        """
+        where = name or "with_column"
+        require_columns(self.schema, of, where)
+        takes_context(fn, where, of)
+        is_known = column in self.schema.names
+        (field, *more) = [self.schema.field(column)] if is_known else parse_schema(column)
+        if more:
+            remedy = "make one after the other, or use map"
+            raise WrongType(f"{column!r} are several columns", where=where, remedy=remedy)
+        at = self.schema.get_field_index(field.name)
+        schema = self.schema.append(field) if at < 0 else self.schema.set(at, field)
+        make = partial(WithColumnOperator, fn, of, field.name, schema)
+        node = self._add("with_column", name, schema, parallelism, make)
+        is_key = field.name in self._edge.keys
+        return Stream(self._job, node) if is_key else self._like_this(node)
 
     def map_batches(
         self,

@@ -72,11 +72,16 @@ class Way:
 
 
 WAYS: Final[Mapping[str, Way]] = {
-    "q1 by row; udf": Way("q1 by row", "q1", "row", "process"),
+    "q1 by value; udf": Way("q1 by value", "q1", "row", "process"),
     "q1 by batch; pandas udf": Way("q1 by batch", "q1", "pandas", "process"),
-    "q13 by row; udf": Way("q13 by row", "q13", "row", "process"),
+    "q1 by value; udf, thread mode": Way("q1 by value", "q1", "row", "thread"),
+    "q13 by value; udf": Way("q13 by value", "q13", "row", "process"),
+    "q13 by value; udf, thread mode": Way("q13 by value", "q13", "row", "thread"),
     "q13 by batch; pandas udf": Way("q13 by batch", "q13", "pandas", "process"),
     "state by row; KeyedProcessFunction": Way("state by row", "state", "row", "process"),
+    "state by row; KeyedProcessFunction, thread mode": Way(
+        "state by row", "state", "row", "thread"
+    ),
 }
 
 
@@ -151,9 +156,10 @@ def settings(arguments: Any) -> dict[str, str]:
 @contextlib.contextmanager
 def peer(flink: Installation, arguments: Any, out: Path) -> Iterator[Peer]:
     """Flink in one virtual machine, without Python."""
-    command = flink.java("nexmark.Driver", *options(settings(arguments)))
-    with Peer(command, out / "flink.log") as started:
-        yield started
+    with checkpoints() as folder:
+        command = flink.java("nexmark.Driver", *options({**settings(arguments), **folder}))
+        with Peer(command, out / "flink.log") as started:
+            yield started
 
 
 @contextlib.contextmanager
@@ -167,10 +173,23 @@ def python_peer(flink: Installation, arguments: Any, out: Path) -> Iterator[Peer
         "python.fn-execution.arrow.batch.size": 10_000,
     }
     script = str(Path(functions.__file__).absolute())
-    command = [str(flink.python), script, *options({**settings(arguments), **more})]
-    environment = {"JVM_ARGS": "-Xmx3g -XX:+UseParallelGC", "PYTHONPATH": ""}
-    with Peer(command, out / "pyflink.log", environment=environment) as started:
-        yield started
+    # Python within the virtual machine knows nothing of virtual environments.
+    environment = {
+        "JVM_ARGS": "-Xmx3g -XX:+UseParallelGC",
+        "PYTHONPATH": str(flink.home.parent),
+    }
+    with checkpoints() as folder:
+        more |= folder
+        command = [str(flink.python), script, *options({**settings(arguments), **more})]
+        with Peer(command, out / "pyflink.log", environment=environment) as started:
+            yield started
+
+
+@contextlib.contextmanager
+def checkpoints() -> Iterator[dict[str, str]]:
+    """They go into files, as ours do (what is the default has room for 5 MB)."""
+    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder:
+        yield {"execution.checkpointing.dir": Path(folder).as_uri()}
 
 
 def alternate(

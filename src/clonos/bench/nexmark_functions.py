@@ -1,8 +1,9 @@
 """Functions in Python over Nexmark's bids, here and in PySpark's Structured Streaming.
 
-The same function, as each engine runs it best: row by row (a ``map`` here; a ``udf``, pickled and
-with Arrow, there), batch by batch (``map_batches``; ``pandas_udf`` and ``mapInArrow``), and with
-state per key (a ``Process``; ``transformWithState`` row by row and ``transformWithStateInPandas``).
+The same function, as each engine runs it best: of a value (``with_column`` here; a ``udf``, pickled
+and with Arrow, there), of a row (``map``; a ``udf`` of a struct), of a batch (``map_batches``;
+``pandas_udf`` and ``mapInArrow``), and with state per key (a ``Process``; ``transformWithState``
+row by row and ``transformWithStateInPandas``).
 Both read the same files and drop their results where they come out; sessions of the two
 alternate. Ours is exactly once, logs travel all the way.
 """
@@ -28,7 +29,7 @@ from clonos.bench.nexmark_spark_queries import Streams
 from clonos.bench.report import Aim, Report
 from clonos.bench.statistics import percentile
 from clonos.nexmark import Generator, side_input
-from clonos.nexmark.queries import ROW_QUERIES, Auctions
+from clonos.nexmark.queries import Auctions
 from clonos.nexmark.source import SIDE_ROWS
 
 AIM: Final = Aim(5.0, at_least=True)
@@ -51,6 +52,16 @@ def euros(price: int) -> int:
 def value_of(bidder: int) -> str:
     """Query 13, of one value."""
     return str(_BY_KEY[bidder % SIDE_ROWS])
+
+
+def in_euros_by_row(row: Any) -> tuple[Any, ...]:
+    """Query 1, of a row."""
+    return row.auction, row.bidder, row.price * 89 // 100, row.date_time, row.extra
+
+
+def enriched_by_row(row: Any) -> tuple[Any, ...]:
+    """Query 13, of a row."""
+    return row.auction, row.bidder, row.price, row.date_time, value_of(row.bidder)
 
 
 def enriched(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -83,7 +94,8 @@ class Count(clonos.Process):
 
 def counted(house: Auctions) -> clonos.Stream:
     """Every bid with its number among its bidder's: a function with state, row by row."""
-    return house.bids.key_by("bidder").process(Count(), COUNTED, name="count")
+    bids = house.bids.select("bidder", "auction")
+    return bids.key_by("bidder").process(Count(), COUNTED, name="count")
 
 
 # --- the same in PySpark --------------------------------------------------------------------------
@@ -101,6 +113,19 @@ def _udf(
 
         applied = udf(function, returns, useArrow=arrow == "Arrow")
         return stream("bid").withColumn(target, applied(column))
+
+    return query
+
+
+def _row_udf(function: Callable[[Any], tuple[Any, ...]], arrow: str) -> Spark:
+    """The function of a whole row."""
+
+    def query(stream: Streams) -> Any:
+        from pyspark.sql.functions import struct, udf
+
+        applied = udf(function, _BID, useArrow=arrow == "Arrow")
+        bids = stream("bid")
+        return bids.select(applied(struct(*bids.columns)).alias("row")).select("row.*")
 
     return query
 
@@ -153,19 +178,28 @@ class Case:
     theirs: Mapping[str, Spark]
 
 
-_EUROS: Final = {
-    f"udf, {how}": _udf(euros, "long", "price", "price", how) for how in ("pickled", "Arrow")
-}
-_VALUE: Final = {
-    f"udf, {how}": _udf(value_of, "string", "bidder", "extra", how) for how in ("pickled", "Arrow")
-}
+_HOW: Final = ("pickled", "Arrow")
 CASES: Final[Mapping[str, Case]] = {
-    "q1 by row": Case(ROW_QUERIES[1], _EUROS),
+    "q1 by value": Case(
+        lambda house: house.bids.with_column("price", euros, "price", name="q1"),
+        {f"udf, {how}": _udf(euros, "long", "price", "price", how) for how in _HOW},
+    ),
+    "q1 by row": Case(
+        lambda house: house.bids.map(in_euros_by_row, _BID, name="q1"),
+        {f"udf of a struct, {how}": _row_udf(in_euros_by_row, how) for how in _HOW},
+    ),
     "q1 by batch": Case(
         lambda house: house.bids.map_batches(in_euros, name="q1"),
         {"pandas_udf": _pandas_euros, "mapInArrow": _in_arrow(in_euros)},
     ),
-    "q13 by row": Case(ROW_QUERIES[13], _VALUE),
+    "q13 by value": Case(
+        lambda house: house.bids.with_column("extra", value_of, "bidder", name="q13"),
+        {f"udf, {how}": _udf(value_of, "string", "bidder", "extra", how) for how in _HOW},
+    ),
+    "q13 by row": Case(
+        lambda house: house.bids.map(enriched_by_row, _BID, name="q13"),
+        {f"udf of a struct, {how}": _row_udf(enriched_by_row, how) for how in _HOW},
+    ),
     "q13 by batch": Case(
         lambda house: house.bids.map_batches(enriched, _BID, name="q13"),
         {"pandas_udf": _pandas_value, "mapInArrow": _in_arrow(enriched)},

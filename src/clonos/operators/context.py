@@ -6,7 +6,7 @@ Everything here gives the same answers when a step is replayed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,7 +16,6 @@ from clonos.errors import WrongType
 from clonos.operators.base import Operator
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_FUNCTION_ARGUMENTS_MAX = 2
 
 
 def from_ms(ms: int) -> datetime:
@@ -95,8 +94,10 @@ class Context:
         return None if ms is None else from_ms(ms)
 
 
-def takes_context(fn: Callable[..., Any], where: str) -> bool:
+def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("row",)) -> bool:
     """Whether a user function wants ``(row, ctx)`` rather than ``(row)``; decided once.
+
+    `values`: what it is given besides the context, if that is not a row.
 
     Raises
     ------
@@ -107,6 +108,8 @@ def takes_context(fn: Callable[..., Any], where: str) -> bool:
     --------
     >>> takes_context(lambda row: row, ""), takes_context(lambda row, ctx: row, "")
     (False, True)
+    >>> takes_context(lambda price, rate, ctx: price, "", ["price", "rate"])
+    True
     """
     if not callable(fn):
         raise WrongType(f"{fn!r} is not a function", where=where, remedy="pass a function")
@@ -118,11 +121,12 @@ def takes_context(fn: Callable[..., Any], where: str) -> bool:
     required = [p for p in positional if p.default is p.empty]
     required += [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(required) > _FUNCTION_ARGUMENTS_MAX or not (positional or any_number):
+    count = len(values)
+    if len(required) > count + 1 or not (len(positional) >= count or any_number):
         raise WrongType(
             f"the function takes {len(required)} arguments",
             where=where,
-            remedy="write it as fn(row) or fn(row, ctx)",
+            remedy=f"write it as fn({', '.join(values)}) or fn({', '.join([*values, 'ctx'])})",
         )
-    second = positional[1] if len(positional) > 1 else None
-    return second is not None and (second.default is second.empty or second.name == "ctx")
+    extra = positional[count] if len(positional) > count else None
+    return extra is not None and (extra.default is extra.empty or extra.name == "ctx")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.operators.rows import RowBuilder, rows_of
+from clonos.operators.rows import Given, RowBuilder
 from clonos.operators.rowwise import UserFunctionOperator
 
 
@@ -21,9 +21,10 @@ class MapOperator(UserFunctionOperator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         results = []
         call, as_tuple = self._call, self._builder.as_tuple
-        for row in rows_of(batch):
+        given = Given(batch)
+        for row in given.rows:
             try:
                 results.append(as_tuple(call(row)))
             except Exception as error:  # noqa: BLE001 - user code
                 self.reject(error, row)
-        return self._builder.build(results, self.reject)
+        return self._builder.build(results, self.reject, given)

@@ -17,7 +17,7 @@ from clonos.operators.context import Context, to_ms
 from clonos.operators.keys import DistinctKeys, distinct_keys
 from clonos.operators.rows import RowBuilder, results_of, rows_of
 from clonos.operators.schema import parse_type
-from clonos.operators.state import Changes, KeyedStore
+from clonos.operators.state import PLAIN, Changes, KeyedStore
 from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 
 _STATE = b"s"
@@ -81,32 +81,28 @@ class ValueState:
 
     def get(self, default: Any = None) -> Any:
         """The current key's value, or `default` if it has none."""
-        value = self._operator.store.get(self._prefix + self._operator.encoded_key)
-        return default if value is None else decode(value)
+        operator = self._operator
+        value = operator.store.get(self._prefix + operator.encoded_key)
+        return default if value is None else value
 
     def set(self, value: Any) -> None:
         """Replace the current key's value (None clears it)."""
-        if value is None:
-            self.clear()
-            return
-        encoded = encode(value)
-        if self._classes is not None and not isinstance(decode(encoded), self._classes):
-            wanted = " or ".join(cls.__name__ for cls in self._classes)
-            raise WrongType(
-                f"state {self._name!r} is set to a {type(value).__name__}, not {wanted}",
-                where=self._operator.place.where,
-                remedy="set what was declared in ctx.state(name, type)",
-            )
-        self._put(encoded)
+        if self._classes is not None and value is not None:
+            kept = value if type(value) in PLAIN else decode(encode(value))
+            if not isinstance(kept, self._classes):
+                wanted = " or ".join(cls.__name__ for cls in self._classes)
+                raise WrongType(
+                    f"state {self._name!r} is set to a {type(value).__name__}, not {wanted}",
+                    where=self._operator.place.where,
+                    remedy="set what was declared in ctx.state(name, type)",
+                )
+        operator = self._operator
+        operator.store.put(self._prefix + operator.encoded_key, operator.key_group, value)
 
     def clear(self) -> None:
         """Forget the current key's value."""
-        if self._prefix + self._operator.encoded_key in self._operator.store.values:
-            self._put(None)
-
-    def _put(self, encoded: bytes | None) -> None:
-        operator = self._operator
-        operator.store.put(self._prefix + operator.encoded_key, operator.key_group, encoded)
+        if self._prefix + self._operator.encoded_key in self._operator.store:
+            self.set(None)
 
 
 class Timers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import is_
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,6 +18,9 @@ from clonos.errors import ClonosError
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
 """The years from 1 to 9999, in microseconds: what Python's datetimes can hold."""
+
+UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow says of a value that is none of a column's type."""
 
 
 class Row(tuple[Any, ...]):
@@ -71,8 +75,35 @@ def row_type(names: tuple[str, ...]) -> type[Row]:
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     """The rows of a batch, in order."""
-    cls = row_type(tuple(batch.schema.names))
-    return list(map(cls, zip(*map(values_of, batch.columns), strict=True)))
+    return Given(batch).rows
+
+
+class Given:
+    """A batch and its rows as user functions are given them."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._columns = [(column, values_of(column)) for column in batch.columns]
+        cls = row_type(tuple(batch.schema.names))
+        self.rows: list[Row] = list(
+            map(cls, zip(*(values for _, values in self._columns), strict=True))
+        )
+
+    def column_with(self, field: pa.Field, values: Sequence[Any]) -> pa.Array | None:
+        """The column with just these objects, if there is one: most values pass as they are.
+
+        Not of lists and maps: they are the same objects also when somebody has changed them.
+        """
+        for column, originals in self._columns:
+            if (
+                column.type == field.type
+                and len(originals) == len(values)
+                and originals[0] is values[0]
+                and not pa.types.is_nested(field.type)
+                and (field.nullable or not column.null_count)
+                and all(map(is_, originals, values))
+            ):
+                return column
+        return None
 
 
 def values_of(column: pa.Array) -> list[Any]:
@@ -100,6 +131,17 @@ def values_of(column: pa.Array) -> list[Any]:
             zone = column[0].as_py().tzinfo
             return [instant.replace(tzinfo=zone) for instant in instants]
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def column_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    """A column of Python's values. Raises `ValueError` if one does not fit."""
+    try:
+        column = pa.array(values, field.type)
+    except UNFIT as error:
+        raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
+    if not field.nullable and column.null_count:
+        raise ValueError(f"null in column {field.name!r}, which is not nullable")
+    return column
 
 
 class RowBuilder:
@@ -139,33 +181,34 @@ class RowBuilder:
         self,
         rows: Sequence[tuple[Any, ...]],
         on_bad: Callable[[Exception, tuple[Any, ...]], None],
+        made_of: Given | None = None,
     ) -> pa.RecordBatch | None:
-        """A batch of `rows`; those that do not fit are given to `on_bad` and left out."""
+        """A batch of `rows`; those that do not fit are given to `on_bad` and left out.
+
+        `made_of`: from where values may have been passed on as they are.
+        """
         if not rows:
             return None
         try:
-            return self._build(rows)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return self._build(rows, made_of)
+        except UNFIT:
             good = []
             for row in rows:
                 try:
                     self._build([row])
-                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                except UNFIT as error:
                     on_bad(error, row)
                 else:
                     good.append(row)
             return self._build(good) if good else None
 
-    def _build(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    def _build(
+        self, rows: Sequence[tuple[Any, ...]], made_of: Given | None = None
+    ) -> pa.RecordBatch:
         columns = []
         for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
-            try:
-                column = pa.array(values, field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"column {field.name!r} ({field.type}): {error}") from error
-            if not field.nullable and column.null_count:
-                raise ValueError(f"null in column {field.name!r}, which is not nullable")
-            columns.append(column)
+            column = made_of.column_with(field, values) if made_of is not None else None
+            columns.append(column_of(field, values) if column is None else column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

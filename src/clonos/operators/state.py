@@ -36,6 +36,9 @@ _SCHEMA = pa.schema(
 )
 _NAMES = b"clonos.operators"
 
+PLAIN = frozenset({bool, int, float, str})
+"""Exactly these, no subclasses: what comes back from bytes as it went in, and cannot change."""
+
 
 class Changes(NamedTuple):
     """New values of keys (null: gone), as columns: lists, or Arrow arrays of large binary."""
@@ -89,26 +92,42 @@ class Facts:
 
 
 class KeyedStore:
-    """Encoded values by encoded key, with a record of what changed since the last delta."""
+    """Values by encoded key, with a record of what changed since the last delta.
+
+    What is kept is a copy: plain numbers and texts, which nobody can change, are encoded only when
+    a layer is made of them; all else at once.
+    """
 
     def __init__(self) -> None:
-        self.values: dict[bytes, bytes] = {}
+        self._kept: dict[bytes, Any] = {}  # bytes: encoded
         self._dirty: dict[bytes, int] = {}
-        self._undo: list[tuple[bytes, int, bytes | None]] | None = None
+        self._undo: list[tuple[bytes, int, Any]] | None = None
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of `key`."""
-        return self.values.get(key)
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
 
-    def put(self, key: bytes, group: int, value: bytes | None) -> None:
-        """Set a value; None removes it."""
+    def get(self, key: bytes) -> Any:
+        """The value of `key`; None if it has none."""
+        kept = self._kept.get(key)
+        if type(kept) is not bytes:
+            return kept
+        value = decode(kept)
+        if type(value) in PLAIN:
+            self._kept[key] = value
+        return value
+
+    def put(self, key: bytes, group: int, value: Any) -> None:
+        """Set a value; None removes it. Raises `UnencodableValue`."""
+        self._put(key, group, value if value is None or type(value) in PLAIN else encode(value))
+
+    def _put(self, key: bytes, group: int, kept: Any) -> None:
         if self._undo is not None:
-            self._undo.append((key, group, self.values.get(key)))
+            self._undo.append((key, group, self._kept.get(key)))
         self._dirty[key] = group
-        if value is None:
-            self.values.pop(key, None)
+        if kept is None:
+            self._kept.pop(key, None)
         else:
-            self.values[key] = value
+            self._kept[key] = kept
 
     def begin(self) -> None:
         """From here on, be able to :meth:`roll_back`."""
@@ -121,24 +140,27 @@ class KeyedStore:
     def roll_back(self) -> None:
         """Forget what was put since :meth:`begin`."""
         undo, self._undo = self._undo or [], None
-        for key, group, value in reversed(undo):
-            self.put(key, group, value)
+        for key, group, kept in reversed(undo):
+            self._put(key, group, kept)
 
     def changes(self) -> Changes:
         """What changed since the last call."""
         dirty, self._dirty = self._dirty, {}
-        return Changes(list(dirty.values()), list(dirty), list(map(self.values.get, dirty)))
+        values = [
+            encode(kept) if type(kept) in PLAIN else kept for kept in map(self._kept.get, dirty)
+        ]
+        return Changes(list(dirty.values()), list(dirty), values)
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take values from a delta."""
         if None not in values:
-            self.values.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
+            self._kept.update(zip(keys, values, strict=True))
             return
         for key, value in zip(keys, values, strict=True):
             if value is None:
-                self.values.pop(key, None)
+                self._kept.pop(key, None)
             else:
-                self.values[key] = value
+                self._kept[key] = value
 
 
 class Delta:

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from clonos.core.canonical import decode, encode
+from clonos.core.canonical import decode
 from clonos.operators.state import Facts, KeyedStore
 
 PROCESSING_TIME: Final = b"p"
@@ -47,17 +47,17 @@ class TimerTable:
     def set(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Register a timer, unless it is there already."""
         address = _address(kind, due, encoded_key)
-        if address in self._store.values:
+        if address in self._store:
             return
         number = self._facts.get("timers", 0) + 1
         self._facts.set("timers", number)
-        self._store.put(address, group, encode([number, group]))
+        self._store.put(address, group, [number, group])
         heapq.heappush(self._heaps[kind], Timer(due, number, address, group))
 
     def delete(self, kind: bytes, due: int, encoded_key: bytes, group: int) -> None:
         """Forget a timer, if it is there."""
         address = _address(kind, due, encoded_key)
-        if address in self._store.values:
+        if address in self._store:
             self._store.put(address, group, None)
 
     def next_due(self, kind: bytes) -> int | None:
@@ -95,7 +95,7 @@ class TimerTable:
 
     def _is_live(self, timer: Timer) -> bool:
         value = self._store.get(timer.address)
-        return value is not None and decode(value)[0] == timer.id
+        return value is not None and bool(value[0] == timer.id)
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:

@@ -1,0 +1,90 @@
+"""with_column: one column made of values of others; the rest of a row stays in Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat, starmap
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.operators.base import Operator, Place, Services
+from clonos.operators.context import Context, takes_context
+from clonos.operators.rows import UNFIT, column_of, rows_of, values_of
+
+
+class WithColumnOperator(Operator):
+    """Calls ``fn(value, ...)`` with the values of some columns, row after row."""
+
+    def __init__(
+        self, fn: Callable[..., Any], of: Sequence[str], column: str, schema: pa.Schema
+    ) -> None:
+        super().__init__()
+        self._fn = fn
+        self._of = tuple(of)
+        self._schema = schema
+        self._field = schema.field(column)
+        self._call: Callable[..., Any]
+
+    def open(self, place: Place, services: Services) -> None:
+        super().open(place, services)
+        if takes_context(self._fn, place.where, self._of):
+            fn, ctx = self._fn, Context(self)
+            self._call = lambda *values: fn(*values, ctx)
+        else:
+            self._call = self._fn
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        values, bad = self._called(batch)
+        if bad:
+            values, batch = _without(values, batch, bad)
+        try:
+            column = column_of(self._field, values)
+        except ValueError:
+            values, batch = _without(values, batch, self._unfit(values, batch))
+            column = column_of(self._field, values)
+        if not batch.num_rows:
+            return None
+        names = self._schema.names
+        columns = [column if n == self._field.name else batch.column(n) for n in names]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _called(self, batch: pa.RecordBatch) -> tuple[list[Any], list[int]]:
+        """What the function made of each row, and the rows of which it could make nothing."""
+        call = self._call
+        given = [values_of(batch.column(name)) for name in self._of]
+        made = map(call, *given) if given else starmap(call, repeat((), batch.num_rows))
+        values: list[Any] = []
+        bad: list[int] = []
+        while len(values) < batch.num_rows:  # goes on behind each row that fails
+            try:
+                values.extend(made)
+                if len(values) < batch.num_rows:
+                    raise RuntimeError("the function raised StopIteration")
+            except Exception as error:  # noqa: BLE001 - user code
+                self._reject(error, batch, len(values))
+                bad.append(len(values))
+                values.append(None)
+        return values, bad
+
+    def _unfit(self, values: Sequence[Any], batch: pa.RecordBatch) -> list[int]:
+        """The rows whose value is none of the column's type."""
+        bad = []
+        for i, value in enumerate(values):
+            try:
+                column_of(self._field, [value])
+            except UNFIT as error:
+                self._reject(error, batch, i)
+                bad.append(i)
+        return bad
+
+    def _reject(self, error: Exception, batch: pa.RecordBatch, row: int) -> None:
+        self.reject(error, rows_of(batch.slice(row, 1))[0])
+
+
+def _without(
+    values: list[Any], batch: pa.RecordBatch, bad: Sequence[int]
+) -> tuple[list[Any], pa.RecordBatch]:
+    left_out = set(bad)
+    good = [i for i in range(len(values)) if i not in left_out]
+    return [values[i] for i in good], batch.take(pa.array(good, pa.int64()))
