@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Input, Verdict
@@ -86,6 +88,10 @@ def test_no_hello_while_a_log_on_the_channel_is_being_cut():
     assert any(isinstance(a, ev.Reply) for a in actions)
 
 
+def sent(actions) -> list[Any]:
+    return [action.data for action in actions if isinstance(action, ev.Send)]
+
+
 def keeper():
     made = HouseKeeper(JOB.plan, JOB.encode, JOB.decode)
     made.begin_term(1)
@@ -133,12 +139,11 @@ def test_a_welcome_goes_to_the_receiver_that_waits_for_one_and_to_no_later_life(
     log = Run(0, OLD, 1, (encode_record([Source(1, rows.digest, None)]),))
     task = machine(0, (log,))
     task.handle(msg.Connect(msg.Peer(0, OLD, "a")))
-    task.handle(ev.Answered(0, 1, msg.Hello(0, OLD, 9, 9, {}, msg.Resume.RESET)))
+    task.handle(ev.Answered(0, 1, msg.Hello(0, OLD, 9, 9, {}, 0)))
     task.handle(msg.Connect(msg.Peer(0, NEW, "b")))
     task.handle(ev.Answered(0, 2, msg.Hello(0, NEW, 1, 0, {})))
     task.handle(ev.SourceRows(rows))
-    (sent,) = [a.data for a in task.step(0) if isinstance(a, ev.Send)]
-    assert sent.item.seq == 1
+    assert [data.item.seq for data in sent(task.step(0))] == [1]
 
 
 def test_a_loss_that_was_forgiven_stays_so_when_the_task_is_cut_again():
@@ -151,3 +156,80 @@ def test_a_loss_that_was_forgiven_stays_so_when_the_task_is_cut_again():
     for cut in house_keeper.resolved:
         later.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
     assert later.judge({0: Dependency(OLD, 25)}) is Trust.VALID
+
+
+def source_with_log(*steps):
+    """The source task, live after a log of so many rows per step."""
+    rows = [batch_of(((number, count),)) for number, count in enumerate(steps)]
+    records = tuple(encode_record([Source(1, batch.digest, None)]) for batch in rows)
+    task = machine(0, (Run(0, OLD, 1, records),))
+    for batch in rows:
+        task.handle(ev.SourceRows(batch))
+        task.step(0)
+    return task
+
+
+def test_who_starts_over_gets_all_that_was_made_since_the_cut_also_by_a_later_life():
+    """The cut was at step 2; the life that made step 3 died before it could say welcome."""
+    task = source_with_log(1, 1, 1)
+    task.handle(msg.Connect(msg.Peer(0, OLD, "a")))
+    welcome, *data = sent(task.handle(ev.Answered(0, 1, msg.Hello(0, OLD, 9, 9, {}, 2))))
+    assert welcome.next_seq == 3
+    assert [each.item.seq for each in data] == [3]
+
+
+def test_a_later_cut_does_not_move_where_a_receiver_starts_over():
+    channel = Input(JOB.plan, JOB.plan.channels[0], 0, 0)
+    channel.start_over(10)
+    channel.start_over(12)
+    assert channel.hello(OLD, LogBook()).reset_at == 10
+    channel.start_over(8)
+    assert channel.hello(OLD, LogBook()).reset_at == 8
+
+
+def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
+    task = machine(1)
+    task.handle(ev.Opened(0, 1, OLD))
+    run = Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))
+    task.handle(ev.Received(0, 1, msg.Data(0, OLD, item(1, {0: Dependency(OLD, 3)}), (run,))))
+    assert task.step(0) is not None
+    task.handle(msg.Fence(0, NEW))
+    task.handle(msg.Resolve(0, NEW, 2, 1, reset=True))
+    task.handle(ev.Opened(0, 2, NEW))
+    task.handle(ev.Received(0, 2, msg.Welcome(0, NEW, 3, 0)))
+    task.handle(msg.Fence(0, NEWER))
+    task.handle(msg.Resolve(0, NEWER, 3, 2, reset=True))
+    assert task.inputs[0].reset_at is None
+
+
+def test_of_two_forgiven_losses_both_stay_forgiven():
+    fences = Fences()
+    fences.resolve(0, NEW, 10, forgive=True)
+    fences.resolve(0, NEWER, 20, forgive=True)
+    fences.resolve(0, Incarnation(1, 3), 12)
+    assert fences.judge({0: Dependency(OLD, 15)}) is Trust.VALID
+    assert fences.judge({0: Dependency(NEWER, 15)}) is Trust.ORPHAN
+
+
+def test_a_cut_at_the_floor_is_still_needed():
+    """An entry above the floor says that it took what was lost right behind it."""
+    house_keeper = keeper()
+    for incarnation, length, reset in ((NEW, 24, True), (NEWER, 30, True)):
+        house_keeper.fence(0, incarnation)
+        house_keeper.resolve(msg.Resolve(0, incarnation, length, 1, reset))
+    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()})
+    assert [cut.length for cut in house_keeper.resolved if cut.task == 0] == [24, 30]
+
+
+def test_what_is_journaled_of_an_output_is_what_it_counts_as_depending_on():
+    house_keeper = keeper()
+    (world,) = JOB.plan.tasks[2].outputs
+    house_keeper.handle(ev.Opened(world, 1, OLD))
+    house_keeper.fence(0, NEW)
+    house_keeper.resolve(msg.Resolve(0, NEW, 0, 1, reset=True))
+    dep = {0: Dependency(OLD, 5)}
+    house_keeper.handle(ev.Received(world, 1, msg.Data(world, OLD, item(1, dep), ())))
+    again = keeper()
+    again.recover(house_keeper.take_records())
+    assert again.world_dep == house_keeper.world_dep
+    assert not again.depends_on_lost(0, NEWER, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,13 +13,13 @@ import pyarrow as pa
 
 import clonos
 from clonos.bench import run
-from clonos.bench.processes import CpuMeter, resident_bytes
+from clonos.bench.processes import machine_cpu_seconds, resident_bytes
 from clonos.errors import ClonosError
 from clonos.operators.readers import BaseReader, Reader
 from clonos.operators.specs import SourceSpec
 
 LOOK_S: Final = 0.05
-"""Between looks at what processes have used: reading it costs the driver time, too."""
+"""Between looks at what processes keep in memory."""
 LIVE_S: Final = 120.0
 RUN_S: Final = 900.0
 
@@ -76,9 +75,9 @@ def _gated(source: SourceSpec, gate: str, index: int, parallelism: int) -> Gated
 class Timed:
     """One run, from when the sources were let go until the last output was delivered.
 
-    ``cpu_s``: of all slots, standbys included, and of the driver's Python. ``memory_bytes``: the
-    most that all slots together kept resident. ``counters``: per operator, what its tasks said
-    last, added up.
+    ``cpu_s``: of the whole machine, until the job has ended. ``memory_bytes``: the most that all
+    slots together kept resident. ``counters``: per operator, what its tasks said last, added
+    up. ``checkpoints``: that were completed.
     """
 
     wall_s: float
@@ -86,29 +85,30 @@ class Timed:
     memory_bytes: int
     rows_out: int
     counters: Mapping[str, Mapping[str, int]]
+    events: int = 1
+    checkpoints: int = 0
 
     def total(self, counter: str) -> int:
         """Of all operators."""
         return sum(each.get(counter, 0) for each in self.counters.values())
 
 
-def timed(job: clonos.Job, spark: Any, gate: Path, **options: Any) -> Timed:
+def timed(job: clonos.Job, spark: Any, gate: Path, *, events: int = 1, **options: Any) -> Timed:
     """Start a job, let its gated sources go when all tasks are live, and measure until its end."""
-    meter, memory = CpuMeter(), 0
+    memory = 0
     with run.running(job, spark, **options) as (started, watch):
         live = lambda: all(t.phase == "live" for t in started.tasks())  # noqa: E731
         run.until(started, watch, live, LIVE_S, "all tasks are live")
-        pids = [os.getpid(), *(slot.pid for slot in started.slots())]
-        meter.look(pids)
-        began = time.monotonic()
+        pids = [slot.pid for slot in started.slots()]
+        used, began = machine_cpu_seconds(), time.monotonic()
         gate.touch()
         while started.is_running:
             time.sleep(LOOK_S)
-            meter.look(pids)
             watch.drain()
-            memory = max(memory, sum(map(resident_bytes, pids[1:])))
+            memory = max(memory, sum(map(resident_bytes, pids)))
             if time.monotonic() - began > RUN_S:
                 raise ClonosError(f"a run has not ended after {RUN_S:g} s", remedy="--events less")
+        used = machine_cpu_seconds() - used
         started.wait(0)
         watch.drain()
     gate.unlink()
@@ -116,8 +116,12 @@ def timed(job: clonos.Job, spark: Any, gate: Path, **options: Any) -> Timed:
         raise ClonosError("the job has delivered nothing", remedy="give it more --events")
     last = max(float(watch.series(task)[0][-1]) for task in watch.tasks())
     counters: dict[str, dict[str, int]] = {}
+    epochs = [0]
     for sample in {sample.task: sample for sample in started.observer.samples()}.values():
         of = counters.setdefault(started.plan.tasks[sample.task].operator, {})
+        epochs.append(sample.counters.get("epoch", 0))
         for name, value in sample.counters.items():
             of[name] = of.get(name, 0) + value
-    return Timed(last - began, meter.seconds, memory, watch.counted, counters)
+    return Timed(
+        last - began, used, memory, watch.counted, counters, events, checkpoints=max(epochs)
+    )

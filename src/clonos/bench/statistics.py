@@ -173,22 +173,40 @@ class Interval:
     high: float
 
 
-def paired_ratio(
-    pairs: Sequence[tuple[float, float]], *, level: float = 0.95, rounds: int = 10_000
-) -> Interval:
-    """How many times larger the first of each pair is: geometric mean, with a bootstrap interval.
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
+    """How many times larger the first of each pair is: geometric mean, 95 % interval.
 
-    Pairs are resampled, not values, so what changes slowly on the machine cancels out.
+    What changes slowly on the machine cancels out within a pair. The interval is Student's, of the
+    logarithms; of fewer than two pairs it is unknown.
 
     Examples
     --------
     >>> paired_ratio([(2.0, 1.0), (4.0, 2.0)])
     Interval(value=2.0, low=2.0, high=2.0)
     """
-    if not pairs:
+    return mean_ratio([pairs])
+
+
+def mean_ratio(groups: Sequence[Sequence[tuple[float, float]]]) -> Interval:
+    """:func:`paired_ratio` over several groups of pairs, each of which counts as much.
+
+    The groups (queries, say) are those that were chosen: the interval tells how exactly their mean
+    is known, not what other groups would give.
+    """
+    logs = [np.log(np.array([a / b for a, b in pairs], float)) for pairs in groups if pairs]
+    if not logs:
         return Interval(math.nan, math.nan, math.nan)
-    logs = np.log(np.array([a / b for a, b in pairs]))
-    random = np.random.default_rng(0)
-    means = logs[random.integers(0, len(logs), (rounds, len(logs)))].mean(axis=1)
-    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)])
-    return Interval(*(round(float(np.exp(x)), 12) for x in (logs.mean(), low, high)))
+    value = float(np.mean([each.mean() for each in logs]))
+    freedom = min(len(each) for each in logs) - 1
+    if freedom < 1:
+        return Interval(round(math.exp(value), 12), math.nan, math.nan)
+    squared = sum(float(each.var(ddof=1)) / len(each) for each in logs)
+    freedom = sum(len(each) - 1 for each in logs)
+    reach = _student(freedom) * math.sqrt(squared) / len(logs)
+    return Interval(*(round(math.exp(x), 12) for x in (value, value - reach, value + reach)))
+
+
+def _student(freedom: int) -> float:
+    """The 97.5th percentile of Student's t, by a million draws (within 1 % from 2 on)."""
+    draws = np.random.default_rng(0).standard_t(freedom, 1_000_000)
+    return float(np.percentile(draws, 97.5))

@@ -13,7 +13,7 @@ from enum import Enum
 
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
-from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Resume, Run
+from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Run
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.errors import ProtocolError
 
@@ -44,6 +44,8 @@ class Input:
         What that item depends on (nothing that can be lost, if a layer already contains it).
     queue
         Received (log entries stored), not yet taken.
+    reset_at
+        Availability: we start over with what the sender makes after this step of its own.
     """
 
     def __init__(self, plan: Plan, spec: ChannelSpec, consumed: int, chain: int) -> None:
@@ -51,7 +53,7 @@ class Input:
         self.logs = plan.forwarded_logs(spec)
         self.conn: int | None = None
         self.greeted = False
-        self.reset = False
+        self.reset_at: int | None = None
         self.consumed = consumed
         self.consumed_chain = chain
         self.consumed_dep: Dependencies = {}
@@ -86,7 +88,7 @@ class Input:
             self._next_seq,
             self._chain,
             {task: book.length(task) for task in self.logs},
-            Resume.RESET if self.reset else Resume.EXACT,
+            self.reset_at,
         )
 
     def take(self, data: Data, book: LogBook) -> Verdict:
@@ -142,12 +144,13 @@ class Input:
         self.queue.clear()
         self._next_seq, self._chain = self.consumed + 1, self.consumed_chain
 
-    def start_over(self) -> None:
-        """Availability: the sender makes something else of what we have; wait for its welcome.
+    def start_over(self, position: int) -> None:
+        """Availability: the sender makes something else after its step `position`; wait for its
+        welcome, or that of a later life.
 
         If it has sent END, that was not the last one.
         """
-        self.reset = True
+        self.reset_at = position if self.reset_at is None else min(self.reset_at, position)
         self.ended = False
         self.queue.clear()
         self._held.clear()
@@ -155,7 +158,7 @@ class Input:
     def restart(self, last_seq: int, chain: int) -> None:
         """Availability: the sender continues behind `last_seq`."""
         self.queue.clear()
-        self.reset = False
+        self.reset_at = None
         self._next_seq, self._chain = last_seq + 1, chain
         self.consumed, self.consumed_chain = last_seq, chain
         self._credited = last_seq
@@ -170,7 +173,7 @@ class Input:
 
     def credit(self, *, relaxed: bool, force: bool = False) -> Credit | None:
         """Progress worth telling the sender."""
-        if not self.greeted or self.reset:  # after a reset the old numbers mean nothing
+        if not self.greeted or self.reset_at is not None:  # the old numbers mean nothing any more
             return None
         due = (
             self.consumed - self._credited >= CREDIT_ITEMS or self._uncredited_bytes >= CREDIT_BYTES

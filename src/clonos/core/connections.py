@@ -52,8 +52,8 @@ class Connections:
             self.inputs[channel].ended = True
         for fence in activate.fences:
             self._remember_fence(fence)
+        self.dep = self.fences.clamp(self.dep)
         self._future: msg.Dependencies = {}  # of the log still to be replayed
-        self._resume_at: dict[int, tuple[int, int]] = {}
         self._actions: list[ev.Action] = []
         self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
 
@@ -97,7 +97,7 @@ class Connections:
         if isinstance(event.data, msg.Welcome):
             channel_input.restart(event.data.next_seq - 1, event.data.chain)
             return
-        if channel_input.reset:
+        if channel_input.reset_at is not None:
             return  # sent before the sender knew that we start over
         if channel_input.take(event.data, self.book) is Verdict.REFUSED:
             self._refuse(channel_input)
@@ -154,7 +154,7 @@ class Connections:
             return
         message = event.message
         if isinstance(message, msg.Hello):
-            if message.resume is msg.Resume.RESET:
+            if message.reset_at is not None:
                 output.unanswered = message
                 self._answer_reset(output)
             else:
@@ -173,14 +173,18 @@ class Connections:
                 self._pump(other)
 
     def _answer_reset(self, output: Output) -> None:
-        """Availability: once live, continue the channel behind the cut log."""
+        """Availability: once live, continue the channel behind where our log was cut.
+
+        That may have been in an earlier life: what we have made since is still owed.
+        """
         hello = output.unanswered
-        if hello is None or self.phase is not Phase.LIVE:
+        if hello is None or hello.reset_at is None or self.phase is not Phase.LIVE:
             return
-        last, chain = self._resume_at[output.spec.id]
+        last, chain = output.log.made_until(self.id, hello.reset_at)
         output.restart(hello, last)
         welcome = msg.Welcome(output.spec.id, self.incarnation, last + 1, chain)
         self._do(ev.Send(output.attempt, welcome))
+        self._settle(output)
         self._pump(output)
 
     def _pump(self, output: Output) -> None:
@@ -303,9 +307,11 @@ class Connections:
         for channel_input in self.inputs.values():
             from_lost = channel_input.spec.sender == task
             if command.reset and from_lost and lost(channel_input.consumed_dep):
-                channel_input.start_over()
+                channel_input.start_over(length)
             elif (from_lost or not command.reset) and channel_input.drop_orphans(void):
                 self._refuse(channel_input)
+            if command.reset:
+                channel_input.consumed_dep = self.fences.clamp(channel_input.consumed_dep)
             if channel_input.release_held(self.book) is Verdict.REFUSED:
                 self._refuse(channel_input)
             self._greet(channel_input)

@@ -35,6 +35,7 @@ from clonos.core.decisions import (
     SlotLost,
     SlotReady,
 )
+from clonos.core.determinants import Marker, decode_record
 from clonos.core.fences import depends_on_lost
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
@@ -133,7 +134,7 @@ class Coordinator:
         self.acks: dict[int, dict[int, LayerRef]] = {}  # by epoch, then by task
         self._pressed: dict[int, int] = {}  # bytes in flight, by task
         self._throttled = False
-        self._is_mixed = False  # the next epoch has layers from before and after a reset
+        self._mixed_until = 0  # epochs with layers from before and after a reset: no floors
         self.failed = False
         self.done = False
         self.reading: set[int] = set()
@@ -361,13 +362,20 @@ class Coordinator:
         reset = bool(self.availability and (orphans or lost_output))
         generation = self.keeper.generation + reset
         if reset:
-            self._is_mixed = self._is_mixed or bool(self.pending_epoch)
+            self._mixed_until = self._newest_epoch()
             self._do(Note("generation", value=generation))
         self._in_round = False
         for task in failed:
             self._settle(task, lengths[task.id], generation, reset=reset)
         self._activate_waiting()
         self._feed_standbys()
+
+    def _newest_epoch(self) -> int:
+        """The newest that anybody may have begun: of an earlier term, its marker is in a log."""
+        runs = (run for task in self.plan.tasks for run in self.keeper.book.runs(task.id, 1))
+        causes = (decode_record(record)[0] for run in runs for record in run.records)
+        markers = (cause.epoch for cause in causes if isinstance(cause, Marker))
+        return max([self.pending_epoch, *self.acks, *markers])
 
     def _surviving(self, failed: list[TaskState]) -> dict[int, int]:
         keeper = self.keeper
@@ -494,19 +502,23 @@ class Coordinator:
             return
         # The marker may be in the logs from an earlier term: no matter who has injected it.
         self.acks.setdefault(report.epoch, {})[task.id] = report.ref
-        self._complete_epoch()
+        while self._complete_epoch():
+            pass  # of an earlier term there may be several that wait for the same layer
 
-    def _complete_epoch(self) -> None:
-        """Deltas build on each other: every layer since the last floor is needed."""
+    def _complete_epoch(self) -> bool:
+        """Deltas build on each other: every layer since the last floor is needed.
+
+        Returns whether the next epoch has got all that it needs.
+        """
         epoch = self.next_epoch
         acks = [self.acks.get(e, {}) for e in range(self.keeper.epoch + 1, epoch + 1)]
         if any(len(of_epoch) < len(self.tasks) for of_epoch in acks):
-            return
+            return False
         self.next_epoch += 1
-        self.pending_epoch = 0
-        if self._is_mixed:
-            self._is_mixed = False  # channels may be numbered differently at their two ends
-            return
+        if self.pending_epoch <= epoch:
+            self.pending_epoch = 0
+        if epoch <= self._mixed_until:
+            return True  # channels may be numbered differently at their two ends
         positions = {task: ref.position for task, ref in acks[-1].items()}
         layers = {t: (*self.keeper.layers[t], *(a[t] for a in acks)) for t in self.tasks}
         self.acks = {e: of_epoch for e, of_epoch in self.acks.items() if e > epoch}
@@ -517,6 +529,7 @@ class Coordinator:
         for slot in self.slots.values():
             for task_id in slot.standbys:
                 self._do(Order(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
+        return True
 
     def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
         """A task says how much it keeps for its receivers: past the high mark, sources wait."""

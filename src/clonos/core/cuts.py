@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from clonos.core.determinants import Order, decode_record
+from clonos.core.fences import Cut
 from clonos.core.messages import Resolve, Run
-from clonos.core.plan import Incarnation, Plan
-
-Fence = tuple[Incarnation, int]
-"""(incarnation, length): what lives below the incarnation wrote after `length` is lost."""
+from clonos.core.plan import Plan
 
 
 def valid_length(
-    plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[int, Iterable[Fence]]
+    plan: Plan, runs: Iterable[Run], length: int, fences: Mapping[int, Iterable[Cut]]
 ) -> int:
     """The longest prefix of a log whose entries took only items that still exist.
 
@@ -47,7 +45,7 @@ def valid_length(
 def consistent_cut(
     plan: Plan,
     logs: Mapping[int, list[Run]],
-    fences: Mapping[int, Fence],
+    fences: Mapping[int, Cut],
     earlier: Iterable[Resolve] = (),
 ) -> dict[int, int]:
     """Lengths to which the logs of tasks that failed together must be cut.
@@ -62,14 +60,14 @@ def consistent_cut(
         Cuts of earlier failures: a loss that was forgiven then (availability) still voids the
         entries that were spared.
     """
-    known: dict[int, list[Fence]] = {}
+    known: dict[int, list[Cut]] = {}
     for cut in earlier:
         known.setdefault(cut.task, []).append((cut.incarnation, cut.length))
     lengths = {task: length for task, (_, length) in fences.items()}
     changed = True
     while changed:
         changed = False
-        now: dict[int, list[Fence]] = dict(known)
+        now: dict[int, list[Cut]] = dict(known)
         for task, fence in fences.items():
             now[task] = [*known.get(task, ()), (fence[0], lengths[task])]
         for task, runs in logs.items():

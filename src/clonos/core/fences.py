@@ -7,10 +7,27 @@ such items wait.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from clonos.core.messages import Dependencies, Dependency
 from clonos.core.plan import Incarnation
+
+Cut = tuple[Incarnation, int]
+"""(incarnation, length): what lives below the incarnation wrote after `length` is lost."""
+
+
+def still_needed(cuts: list[Cut], floor: int) -> list[Cut]:
+    """Cuts of one task, of those below its floor only the newest: what others judge is past.
+
+    Examples
+    --------
+    >>> first, second, third = ((Incarnation(1, n), 10 * n) for n in (1, 2, 3))
+    >>> still_needed([first, second, third], floor=25) == [second, third]
+    True
+    """
+    passed = [cut for cut in cuts if cut[1] < floor]
+    return [cut for cut in cuts if cut[1] >= floor or cut is passed[-1]]
 
 
 class Trust(Enum):
@@ -38,8 +55,8 @@ class Fences:
     def __init__(self) -> None:
         self.current: dict[int, Incarnation] = {}
         self._pending: dict[int, tuple[Incarnation, int]] = {}
-        self._resolved: dict[int, list[tuple[Incarnation, int]]] = {}
-        self._forgiven: dict[int, tuple[Incarnation, int]] = {}
+        self._resolved: dict[int, list[Cut]] = {}
+        self._forgiven: dict[int, list[Cut]] = {}
 
     def refuses(self, task: int, incarnation: Incarnation) -> bool:
         """Whether this life of the task is over."""
@@ -63,12 +80,18 @@ class Fences:
         if pending is not None and pending[0] <= incarnation:
             del self._pending[task]
         if forgive:
-            self._forgiven[task] = (incarnation, length)
+            self._forgiven.setdefault(task, []).append((incarnation, length))
             self._resolved.pop(task, None)
             return
         known = self._resolved.setdefault(task, [])
         if (incarnation, length) not in known:
             known.append((incarnation, length))
+
+    def truncate(self, positions: Mapping[int, int]) -> None:
+        """These are floors now."""
+        for known in (self._resolved, self._forgiven):
+            for task, cuts in known.items():
+                known[task] = still_needed(cuts, positions.get(task, 0))
 
     def judge(self, dep: Dependencies) -> Trust:
         if not self._pending and not self._resolved:
@@ -89,10 +112,10 @@ class Fences:
         if not self._forgiven:
             return dep
         result = dict(dep)
-        for task, (fence, length) in self._forgiven.items():
-            known = dep.get(task)
-            if known is not None and known.incarnation < fence and known.position > length:
-                result[task] = Dependency(fence, length)
+        for task, forgiven in self._forgiven.items():
+            for fence, length in forgiven:
+                if depends_on_lost(task, fence, length, result):
+                    result[task] = Dependency(fence, length)
         return result
 
 

@@ -149,7 +149,7 @@ class HouseKeeper:
                 self._write_run(run)
         for channel, i in self.inputs.items():
             dep = _dep_fields(self.world_dep[channel])
-            state = (i.consumed, i.consumed_chain, i.ended, i.reset)
+            state = (i.consumed, i.consumed_chain, i.ended, i.reset_at)
             self._write("world", channel, *state, dep)
         head, self._records = self._records, pending
         return head
@@ -199,7 +199,7 @@ class HouseKeeper:
 
     def _read_world(self, channel: int, consumed: int, chain: int, *rest: Any) -> None:
         i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], consumed, chain)
-        i.ended, i.reset, dep = rest
+        i.ended, i.reset_at, dep = rest
         self.world_dep[channel] = _dep(dep)
 
     def _read_resolve(self, task: int, term: int, n: int, length: int, *rest: Any) -> None:
@@ -254,7 +254,7 @@ class HouseKeeper:
         if isinstance(data, msg.Welcome):
             channel_input.restart(data.next_seq - 1, data.chain)
             return
-        if channel_input.reset:
+        if channel_input.reset_at is not None:
             return
         lengths = {run.task: self.book.length(run.task) for run in data.runs}
         verdict = channel_input.take(data, self.book)
@@ -288,11 +288,11 @@ class HouseKeeper:
                 i.consume(1)
                 i.ended = item.kind is Kind.END
                 merge(self.world_dep[channel], dep)
-                self._write_item(channel, item)
+                self._write_item(channel, item, dep)
                 self._delivered.append(Deliver(channel, i.spec.sender, self.generation, item))
                 self._credit_due.add(channel)
 
-    def _write_item(self, channel: int, item: Item) -> None:
+    def _write_item(self, channel: int, item: Item, dep: Dependencies) -> None:
         batch = item.batch
         self._write(
             "item",
@@ -304,7 +304,7 @@ class HouseKeeper:
             batch.rows if batch else 0,
             batch.digest if batch else 0,
             item.chain,
-            _dep_fields(item.dep),
+            _dep_fields(dep),
             self._encode(batch) if batch else b"",
         )
 
@@ -367,7 +367,7 @@ class HouseKeeper:
         for channel, i in self.inputs.items():
             from_lost = i.spec.sender == task
             if command.reset and from_lost and lost(self.world_dep[channel]):
-                i.start_over()
+                i.start_over(command.length)
             elif (from_lost or not command.reset) and i.drop_orphans(lost):
                 self._refuse(i)
             if command.reset:
@@ -393,10 +393,11 @@ class HouseKeeper:
         self._write("floor", epoch, positions, refs)
         for task, position in positions.items():
             self.book.truncate(task, position)
+        self.fences.truncate(positions)
         self.resolved = self._cuts_still_needed()
 
     def _cuts_still_needed(self) -> list[msg.Resolve]:
-        """The newest of each task; those above the floor, to judge what lies beyond them; and
+        """The newest of each task; those not below the floor, to judge what lies beyond them; and
         the newest that was forgiven: what depends on that loss must not count as an orphan when
         the same task is cut again.
         """
@@ -407,7 +408,7 @@ class HouseKeeper:
             for command in self.resolved
             if command is newest[command.task]
             or command is forgiven.get(command.task)
-            or command.length > self.positions[command.task]
+            or command.length >= self.positions[command.task]
         ]
 
 

@@ -135,6 +135,13 @@ class InFlightLog:
             self.cursor += 1
             yield item
 
+    def made_until(self, task: int, position: int) -> tuple[int, int]:
+        """Number and digest of the last item that `task` made in its first `position` steps."""
+        for item in reversed(self._items):
+            if item.dep[task].position <= position:
+                return item.seq, item.chain
+        return self.first - 1, self._base_chain
+
     def renumber(self, last: int) -> None:
         """Availability: the receiver continues behind item `last`, whatever it had."""
         self.cursor = last + 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from clonos.core.fences import Cut, still_needed
 from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
@@ -110,7 +111,7 @@ class LogBook:
 
     def __init__(self) -> None:
         self._logs: dict[int, Log] = {}
-        self._fences: dict[int, list[tuple[Incarnation, int]]] = {}  # resolved
+        self._fences: dict[int, list[Cut]] = {}  # resolved
         self._pending: dict[int, tuple[Incarnation, int]] = {}
 
     def length(self, task: int) -> int:
@@ -191,8 +192,14 @@ class LogBook:
         log = self._logs.get(task)
         return list(log.runs(task, start, stable)) if log else []
 
+    def pass_by(self, task: int, position: int) -> None:
+        """`position` is the floor of a task whose log is not held here."""
+        if task in self._fences:
+            self._fences[task] = still_needed(self._fences[task], position)
+
     def truncate(self, task: int, position: int) -> None:
         """`position` is the task's floor now."""
+        self.pass_by(task, position)
         log = self._logs.get(task)
         if log is None:
             log = self._logs[task] = Log(position)

@@ -87,28 +87,25 @@ class Data:
     runs: tuple[Run, ...]
 
 
-class Resume(IntEnum):
-    """How a channel continues after a reconnection."""
-
-    EXACT = 0  # from next_seq on, checked by digest
-    RESET = 1  # availability: from the first item the sender produced after its cut log
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Receiver to sender on (re)connection: what it has, and so what it needs."""
+    """Receiver to sender on (re)connection: what it has, and so what it needs.
+
+    The channel continues from ``next_seq`` on, checked by digest; or (availability) with what the
+    sender makes after its step ``reset_at``, where its log was cut, whatever the receiver has had.
+    """
 
     channel: int
     incarnation: Incarnation
     next_seq: int
     chain: int
     lengths: dict[int, int]
-    resume: Resume = Resume.EXACT
+    reset_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Sender to receiver after a RESET hello: the number and digest the channel continues with."""
+    """Sender to receiver that starts over: the number and digest the channel continues with."""
 
     channel: int
     incarnation: Incarnation
@@ -347,7 +344,8 @@ class Layer:
     """A task's state changes between two floors, and where the task stood when it was sealed.
 
     ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
-    produced. ``delta`` is the program's.
+    produced. ``ended``: the inputs that have; ``end_is_out``: all had, once (availability: one may
+    have begun again). ``delta`` is the program's.
     """
 
     task: int
@@ -363,3 +361,4 @@ class Layer:
     source_rows: int
     source_ended: bool
     delta: bytes
+    end_is_out: bool = False

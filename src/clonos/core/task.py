@@ -101,7 +101,7 @@ class TaskMachine(Connections):
         self._turn = 0
         self._sealed: dict[int, tuple[Layer, msg.LayerRef | None]] = {}
         self._finished_told = False
-        self._end_is_out = self.ended
+        self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Opened: self._on_opened,
@@ -205,8 +205,6 @@ class TaskMachine(Connections):
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
         for channel_input in self.inputs.values():
             self._credit(channel_input, force=True)
-        for output in self.outputs.values():
-            self._resume_at[output.spec.id] = (output.log.last, output.log.chain)
         self._if_finished()
 
     def _if_finished(self) -> None:
@@ -239,6 +237,9 @@ class TaskMachine(Connections):
         for task, position in command.positions.items():
             if task == self.id or task in self.plan.distances[self.id]:
                 self.book.truncate(task, position)
+            else:
+                self.book.pass_by(task, position)
+        self.fences.truncate(command.positions)
         if sealed is None:
             return
         for channel, (seq, _) in sealed[0].outs.items():
@@ -529,6 +530,7 @@ class TaskMachine(Connections):
             source_rows=self.source_rows,
             source_ended=self.source_ended,
             delta=b"",
+            end_is_out=self._end_is_out,
         )
         self._sealed[epoch] = (layer, None)
         self._do(ev.StoreLayer(layer, self.program.delta()))

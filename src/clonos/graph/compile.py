@@ -27,7 +27,8 @@ class TaskCode:
     """Everything that a slot needs to run a task; shipped in Spark's closure.
 
     ``schemas`` gives the schema of each of the task's channels, as both ends must see it;
-    ``ports`` says by which input channels come, where that is not the first.
+    ``ports`` says by which input channels come, where that is not the first; ``digests``, whether
+    what a task makes is ever compared with what it made before.
     """
 
     task: TaskSpec
@@ -41,6 +42,7 @@ class TaskCode:
     source: SourceSpec | None = None
     sink: SinkSpec | None = None
     ports: Mapping[int, int] = field(default_factory=dict)
+    digests: bool = True
 
     def program(self) -> ChainProgram:
         """A fresh program, with no state."""
@@ -48,7 +50,7 @@ class TaskCode:
             Link(make(), self._place(number, name))
             for number, (name, make) in enumerate(self.operators)
         ]
-        return ChainProgram(links, self.task.inputs, self.outputs, self.ports)
+        return ChainProgram(links, self.task.inputs, self.outputs, self.ports, digests=self.digests)
 
     def _place(self, number: int, name: str) -> Place:
         return Place(
@@ -270,4 +272,5 @@ class _Wiring:
             source=chain.head.source,
             sink=sink,
             ports={c: self._channels[c].port for c in task.inputs if self._channels[c].port},
+            digests=self._graph.options.guarantee == "exactly_once",
         )

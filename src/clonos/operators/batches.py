@@ -17,13 +17,14 @@ _PINNED_SLACK_BYTES = 4096
 """Padding of small batches is no reason to copy them."""
 
 
-def seal(batch: pa.RecordBatch) -> Batch:
+def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:
     """Wrap a batch for the core, with its size and the digest of its content.
 
-    A slice is copied if it keeps much more in memory than it shows.
+    A slice is copied if it keeps much more in memory than it shows. Without `digests` (nothing is
+    ever compared at least once) the digest is 0.
     """
     nbytes = batch.nbytes
-    digest = content_digest(batch)
+    digest = content_digest(batch) if digests else 0
     if _pins_more_than(batch, nbytes):
         batch = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     return Batch(batch, batch.num_rows, nbytes, digest)

@@ -45,6 +45,8 @@ class ChainProgram:
         Where the rows go.
     ports
         By which input of the first operator a channel comes; 0 if it is not mentioned.
+    digests
+        Whether what it makes will ever be compared with what it made before a failure.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class ChainProgram:
         inputs: Sequence[int],
         outputs: Sequence[Output],
         ports: Mapping[int, int] | None = None,
+        *,
+        digests: bool = True,
     ) -> None:
         self._operators = [link.operator for link in links]
         self._names = [link.place.operator for link in links]
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._ports = dict(ports or {})
+        self._seal = partial(seal, digests=digests)
         self._services = Services()
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
@@ -229,9 +234,9 @@ class ChainProgram:
         """End the step: rows, watermark, wake-up."""
         if self._produced:
             batch, self._produced = concat(self._produced), []
-            whole = cache(partial(_sealed, batch, self._given))
+            whole = cache(partial(self._whole, batch, self._given))
             for output in self._outputs:
-                self._batches_out += output.emit(step, batch, whole, self._facts)
+                self._batches_out += output.emit(step, batch, whole, self._seal, self._facts)
         self._given = None
         if self._watermark_out is not None:
             for output in self._outputs:
@@ -241,7 +246,6 @@ class ChainProgram:
         dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
 
-
-def _sealed(batch: pa.RecordBatch, given: Batch | None) -> Batch:
-    """What goes on as it came has its digest already."""
-    return given if given is not None and given.payload is batch else seal(batch)
+    def _whole(self, batch: pa.RecordBatch, given: Batch | None) -> Batch:
+        """What goes on as it came has its digest already."""
+        return given if given is not None and given.payload is batch else self._seal(batch)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from clonos.operators.batches import seal
 from clonos.operators.keys import KEY_GROUPS, key_columns, key_groups, owner_of_group
 from clonos.operators.state import Facts
 
@@ -37,16 +36,21 @@ class Output:
     keys: tuple[str, ...] = ()
 
     def emit(
-        self, step: Step, batch: pa.RecordBatch, whole: Callable[[], Batch], facts: Facts
+        self,
+        step: Step,
+        batch: pa.RecordBatch,
+        whole: Callable[[], Batch],
+        seal: Callable[[pa.RecordBatch], Batch],
+        facts: Facts,
     ) -> int:
         """Put `batch` on these channels; at most one batch on each. Returns on how many.
 
-        ``whole`` seals all of it.
+        ``whole`` gives all of it sealed, ``seal`` seals parts.
         """
         if len(self.channels) == 1:
             step.emit(self.channels[0], whole())
         elif self.routing is Routing.HASH:
-            return self._emit_by_key(step, batch, whole)
+            return self._emit_by_key(step, batch, whole, seal)
         elif self.routing is Routing.ROUND_ROBIN:
             # Keyed by channel: the counter stays right if a task has several outputs.
             turn = facts.get(f"turn {self.channels[0]}", 0)
@@ -58,7 +62,13 @@ class Output:
             return len(self.channels)
         return 1
 
-    def _emit_by_key(self, step: Step, batch: pa.RecordBatch, whole: Callable[[], Batch]) -> int:
+    def _emit_by_key(
+        self,
+        step: Step,
+        batch: pa.RecordBatch,
+        whole: Callable[[], Batch],
+        seal: Callable[[pa.RecordBatch], Batch],
+    ) -> int:
         emitted = 0
         groups = key_groups(key_columns(batch, self.keys))
         owners = owner_of_group(np.arange(KEY_GROUPS), len(self.channels))[groups]

@@ -83,6 +83,8 @@ class Feeder:
     rows_per_s
         Admit no more than that (0: no limit). What a failure delayed is made up for, up to a
         second's worth.
+    digests
+        Whether rows that are read again are compared with those that were read before.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Feeder:
         batch_rows_max: int,
         linger_s: float,
         rows_per_s: float = 0.0,
+        digests: bool = True,
     ) -> None:
         self._reader = reader
         self._stand = -1  # rows behind us; -1: not open
@@ -101,6 +104,7 @@ class Feeder:
         self._size = BatchSize(batch_rows_max)
         self._linger_s = linger_s
         self._rows_per_s = rows_per_s
+        self._digests = digests
         self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._exact: deque[int] = deque()
@@ -201,7 +205,7 @@ class Feeder:
             self._stand += rows.num_rows
             self._wanted = self._stand
             content = None if self._reader.replayable else to_bytes(rows)
-            batch = seal(rows)
+            batch = seal(rows, digests=self._digests)
             if not exact:
                 self._size.learn(batch.rows, batch.nbytes, time.monotonic())
             self._put(SourceRows(batch, content, time.time_ns() // 1_000_000))

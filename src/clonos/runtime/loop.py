@@ -324,6 +324,7 @@ class SlotLoop:
             batch_rows_max=shipment.batch_rows_max,
             linger_s=shipment.linger_ms / 1000,
             rows_per_s=shipment.rates.get(task, 0.0),
+            digests=shipment.plan.causal_log,
         )
 
     def _feed_standby(self, command: msg.Feed) -> None:

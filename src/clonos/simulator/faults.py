@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
     from clonos.simulator.slot import Slot
 
-CRITICAL = frozenset({"detected", "fenced", "fetched", "activated", "restored", "live", "floor"})
+CRITICAL = frozenset(
+    {"detected", "fenced", "fetched", "activated", "restored", "live", "floor", "generation"}
+)
 
 
 KINDS = (
