@@ -9,6 +9,7 @@ import pytest
 
 from clonos.bench.statistics import (
     back_to_normal,
+    mean_ratio,
     output_gap,
     paired_ratio,
     percentile,
@@ -141,5 +142,21 @@ def test_the_interval_is_the_same_each_time():
     assert paired_ratio(pairs) == paired_ratio(pairs)
 
 
-def test_no_pairs_no_ratio():
+def test_no_pairs_no_ratio_and_of_one_no_interval():
     assert math.isnan(paired_ratio([]).value)
+    one = paired_ratio([(2.0, 1.0)])
+    assert (one.value, math.isnan(one.low)) == (2.0, True)
+
+
+def test_the_interval_of_two_pairs_is_students():
+    ratio = paired_ratio([(math.e, 1.0), (math.e**3, 1.0)])  # logarithms 1 and 3
+    assert ratio.value == pytest.approx(math.e**2)
+    assert math.log(ratio.high) - 2 == pytest.approx(12.706, rel=0.02)
+
+
+def test_in_a_mean_every_group_counts_as_much():
+    groups = [[(2.0, 1.0)] * 9, [(8.0, 1.0)] * 3]
+    assert mean_ratio(groups).value == pytest.approx(4.0)
+    noisy = [[(2.0, 1.0), (2.2, 1.0), (1.8, 1.0)], [(2.0, 1.0), (2.2, 1.0), (1.8, 1.0)]]
+    apart = mean_ratio(noisy)
+    assert apart.high - apart.low < paired_ratio(noisy[0]).high - paired_ratio(noisy[0]).low

@@ -32,6 +32,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,10 +51,10 @@ from clonos.bench import (
     run,
 )
 from clonos.bench.gates import Timed, gated, timed
-from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
+from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results, tried_out
 from clonos.bench.plain import SOURCE, PlainLoop
 from clonos.bench.report import Aim, Report
-from clonos.bench.statistics import percentile
+from clonos.bench.statistics import percentile, spread
 from clonos.nexmark import KINDS, Generator, events
 from clonos.nexmark.queries import QUERIES, ROW_QUERIES, Auctions
 from clonos.operators.specs import SourceSpec
@@ -163,9 +164,12 @@ def _query(name: str) -> Callable[[Auctions], clonos.Stream]:
     return found[number]
 
 
-def _line(report: Report, what: str, rate: float, cpu: float | None, rows: int, aim: str) -> None:
+def _line(
+    report: Report, what: str, rates: list[float], cpu: float | None, rows: int, aim: str
+) -> None:
     shown_cpu = "" if cpu is None else f"{cpu:.2f}"
-    report.add(what, f"{rate:,.0f}", f"{1e9 / rate:,.0f}", shown_cpu, f"{rows:,}", aim)
+    per_event = f"{1e9 / percentile(rates, 50):,.0f}"
+    report.add(what, spread(rates), per_event, shown_cpu, f"{rows:,}", aim)
 
 
 def _generator(report: Report) -> dict[str, float]:
@@ -188,7 +192,7 @@ def _generator(report: Report) -> dict[str, float]:
             if kind in ("all kinds", "event")
             else ""
         )
-        _line(report, f"generator, {kind}", rate, None, 0, aim)
+        _line(report, f"generator, {kind}", [rate], None, 0, aim)
     return rates
 
 
@@ -199,16 +203,11 @@ def _plain(
     query(Auctions(job, arguments.events)).sink(clonos.sinks.callback(jobs.nothing), name="out")
     loop = PlainLoop(job.compile(), layer_every=25)
     loop.run()
-    rate = arguments.events / loop.seconds
-    source = loop.costs[SOURCE].seconds / arguments.events * 1e6
-    _line(
-        report,
-        f"q{name}, plain loop",
-        rate,
-        loop.seconds / arguments.events * 1e6,
-        loop.rows_out,
-        "",
-    )
+    source = loop.costs[SOURCE].seconds
+    seconds = loop.seconds + source
+    rate = arguments.events / seconds
+    cpu = seconds / arguments.events * 1e6
+    _line(report, f"q{name}, plain loop", [rate], cpu, loop.rows_out, "")
     dearest = sorted(loop.costs.items(), key=lambda found: -found[1].seconds)[:_SHOWN]
     shares = (f"{what} {cost.seconds / arguments.events * 1e6:.3f}" for what, cost in dearest)
     report.notes.append(f"q{name}, CPU s per million events: {', '.join(shares)}")
@@ -219,7 +218,7 @@ def _plain(
     found = {
         "operators": operators,
         "layer_bytes": loop.layer_bytes,
-        "source_s_per_million": source,
+        "source_s_per_million": source / arguments.events * 1e6,
     }
     return rate, found
 
@@ -231,35 +230,51 @@ def _engine(
     gate = folder / "go"
     variant = VARIANTS[arguments.variant]
 
-    def source(kind: str) -> SourceSpec:
-        if arguments.files:
-            return nexmark_files.source(folder, kind)
-        return events(kind, arguments.events)
+    def job_of(query: Query, size: int) -> clonos.Job:
+        def source(kind: str) -> SourceSpec:
+            rows = nexmark_files.source(folder, kind) if arguments.files else events(kind, size)
+            return gated(rows, gate)
 
-    def job_of(query: Query) -> clonos.Job:
         job = variant.job("nexmark", arguments.parallelism, arguments.checkpoint_ms)
-        house = Auctions(job, arguments.events, source=lambda kind: gated(source(kind), gate))
-        count_results(query(house))
+        count_results(query(Auctions(job, size, source=source)))
         return job
 
     chosen = {SOURCE_ALONE: _source_alone, **chosen}
-    slots = max(run.slots_of(job_of(query)) for query in chosen.values())
+    slots = max(run.slots_of(job_of(query, 1)) for query in chosen.values())
     done: dict[str, list[Timed]] = {name: [] for name in chosen}
     with run.session(f"local[{slots}]") as spark:
+
+        def once(query: Query, size: int) -> Timed:
+            return timed(job_of(query, size), spark, gate, events=size, **variant.options)
+
+        sizes = {}
+        for name, query in chosen.items():
+            if arguments.files:
+                sizes[name] = arguments.events
+                once(query, arguments.events)  # does not count: what is first is slower
+            else:
+                sizes[name] = tried_out(partial(once, query), arguments.run_seconds)
         for _ in range(arguments.runs):
             for name, query in chosen.items():
-                done[name].append(timed(job_of(query), spark, gate, **variant.options))
+                done[name].append(once(query, sizes[name]))
     rates = {}
     for name, runs in done.items():
-        rates[name] = percentile([arguments.events / each.wall_s for each in runs], 50)
-        cpu = percentile([each.cpu_s / arguments.events * 1e6 for each in runs], 50)
+        each = [t.events / t.wall_s for t in runs]
+        rates[name] = percentile(each, 50)
+        cpu = percentile([t.cpu_s / t.events * 1e6 for t in runs], 50)
         aim = f"{ENGINE_AIM} per core: {ENGINE_AIM.judge(1e6 / cpu)}" if name in _AIMED else ""
         what = name if name == SOURCE_ALONE else f"q{name}"
-        _line(report, f"{what}, engine", rates[name], cpu, runs[-1].rows_out, aim)
+        _line(report, f"{what}, engine", each, cpu, runs[-1].rows_out, aim)
     report.notes.append(
         f"engine: {arguments.parallelism} tasks per operator, {arguments.variant}, events from "
-        f"{'files' if arguments.files else 'the generator'}; CPU: seconds of all slots and the "
-        "driver per million events"
+        f"{'files' if arguments.files else 'the generator'}, "
+        + (
+            "all of them"
+            if arguments.files
+            else f"as many as take about {arguments.run_seconds:g} s"
+        )
+        + f"; median [lowest, highest] of {arguments.runs} runs behind one that does not count; "
+        "CPU: seconds of the whole machine per million events"
     )
     return rates
 

@@ -41,6 +41,18 @@ def percentile(values: Sequence[float] | Series, q: float) -> float:
     return float(np.percentile(array, q, method="linear" if np.isfinite(array).all() else "higher"))
 
 
+def spread(values: Sequence[float]) -> str:
+    """Median, lowest and highest, for a table.
+
+    Examples
+    --------
+    >>> spread([1000.0, 3000.0, 2500.0])
+    '2,500 [1,000, 3,000]'
+    """
+    middle, low, high = (percentile(values, q) for q in (50, 0, 100))
+    return f"{middle:,.0f} [{low:,.0f}, {high:,.0f}]" if len(values) > 1 else f"{middle:,.0f}"
+
+
 @dataclass(frozen=True)
 class Summary:
     """A distribution in five numbers, in the unit of its values."""
