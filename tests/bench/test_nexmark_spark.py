@@ -11,7 +11,6 @@ import pytest
 from pyspark import SparkContext
 
 from clonos.bench import nexmark_spark, run
-from clonos.bench.nexmark_files import FILES
 from clonos.bench.report import Report
 
 
@@ -45,12 +44,13 @@ class Conf(dict[str, str]):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The runs that were made: 100 s for all files, and one second in any case."""
-    runs = []
+    """The runs that were made: 96 s for all files; the first of each query takes a minute more."""
+    runs: list[tuple[Any, int, bool]] = []
 
     def run_query(spark, query, folder, files, *, ends):
-        runs.append((files, ends))
-        return nexmark_spark.Ran(1 + 100 * files / FILES, 7.0, 5)
+        is_cold = query not in {known for known, *_ in runs}
+        runs.append((query, files, ends))
+        return nexmark_spark.Ran(2.0 * files + 60 * is_cold, 7.0, 5)
 
     spark = argparse.Namespace(conf=Conf())
     monkeypatch.setattr(nexmark_spark, "session", lambda cores: contextlib.nullcontext(spark))
@@ -66,17 +66,18 @@ def measure(names, **options):
 
 def test_runs_take_as_many_files_as_the_time_allows(made):
     rates, report = measure(["3", "6"], run_seconds=20.0)
-    alone = [(3, False), (8, False), (8, False)]  # a trial, and two runs that count
-    assert made == [*alone, *((files, True) for files, _ in alone)]
-    assert rates["3"] == pytest.approx(8_000 / (1 + 100 * 8 / 48))
-    assert report.data["structured_streaming"]["3"]["events"] == 8_000
+    sizes = [3, 3, 12, 10, 10]  # cold, too short, long enough; two that count
+    assert [files for _, files, _ in made] == sizes * 2
+    assert [ends for *_, ends in made] == [False] * 5 + [True] * 5
+    assert rates == {"source alone": 500.0, "3": 500.0}
+    assert report.data["structured_streaming"]["3"]["events"] == 10_000
     assert report.lines[1][4] == "5"
     assert any("q6 not in" in note for note in report.notes)
 
 
-def test_trials_grow_until_they_say_something_and_end_with_all_files(made):
-    measure([], run_seconds=60.0)
-    assert [files for files, _ in made][:2] == [3, 12]
-    made.clear()
-    measure([], run_seconds=10_000.0)
-    assert [files for files, _ in made] == [3, 12, 48, 48, 48]
+@pytest.mark.parametrize(
+    ("seconds", "sizes"), [(10_000.0, [3, 3, 12, 48, 48, 48]), (0.5, [3, 3, 3, 3])]
+)
+def test_there_is_a_most_and_a_least(made, seconds, sizes):
+    measure([], run_seconds=seconds)
+    assert [files for _, files, _ in made] == sizes
