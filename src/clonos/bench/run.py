@@ -7,7 +7,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,21 +23,47 @@ from clonos.spark.session import get_or_create
 LOOK_S: Final = 0.02
 """How often a measurement looks at its job."""
 
+_END_S: Final = 30
+
 
 @contextlib.contextmanager
-def session(master: str) -> Iterator[Any]:
-    """A Spark session of its own: an earlier one may have too few cores for this job."""
+def session(master: str, *, config: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A Spark session of its own: an earlier one may have too few cores for this job.
+
+    With settings of its own (of the heap, say) it has a virtual machine of its own, too: one that
+    runs cannot be given others, nor should it keep these for who comes next.
+    """
     from pyspark.sql import SparkSession
 
     earlier = SparkSession.getActiveSession()
     if earlier is not None:
         earlier.stop()
-    spark = get_or_create(master, "clonos bench")
+    if config:
+        end_jvm()
+    spark = get_or_create(master, "clonos bench", config=config)
     spark.range(1).count()  # Spark's own start belongs to no measurement
     try:
         yield spark
     finally:
         spark.stop()
+        if config:
+            end_jvm()
+
+
+def end_jvm() -> None:
+    """End the virtual machine that PySpark keeps for the next session, if there is one."""
+    from pyspark import SparkContext
+
+    # Nothing public ends it: PySpark keeps it for as long as Python runs.
+    running, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001
+    if running is not None:
+        running.stop()
+    if gateway is not None:
+        process: Any = getattr(gateway, "proc")  # noqa: B009 - its type knows nothing of it
+        gateway.shutdown()
+        process.stdin.close()  # it leaves when it sees this
+        process.wait(_END_S)
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
 def slots_of(job: clonos.Job, standby_slots: int | None = None) -> int:
