@@ -181,8 +181,11 @@ class Peer:
     def start(self, job: str) -> None:
         """Start a job, given in one line, and wait for nothing."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{job}\n".encode())
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{job}\n".encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
 
     def _done(self, give_up: float) -> list[str]:
         """The words behind "done"; what libraries print is passed over."""
@@ -205,10 +208,13 @@ class Peer:
                 )
             read = os.read(pipe, _LINE_BYTES)
             if not read:
-                raise ClonosError("Flink's process has ended", remedy=f"see {self._log}")
+                raise self._gone()
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode(errors="replace").strip()
+
+    def _gone(self) -> ClonosError:
+        return ClonosError("Flink's process has ended", remedy=f"see {self._log}")
 
 
 def _digest(folder: Path) -> str:

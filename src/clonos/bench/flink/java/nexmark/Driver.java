@@ -33,7 +33,11 @@ public final class Driver {
                 run(job, Configuration.fromMap(options));
             } catch (Exception failure) {
                 failure.printStackTrace();
-                String reason = failure.toString().replace((char) 10, (char) 32);
+                Throwable cause = failure;
+                while (cause.getCause() != null) {
+                    cause = cause.getCause();
+                }
+                String reason = cause.toString().replace((char) 10, (char) 32);
                 System.out.println("failed " + reason);
             }
         }
