@@ -153,6 +153,7 @@ class Peer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
                 env=self._environment,
             )
         return self
@@ -183,7 +184,6 @@ class Peer:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{job}\n".encode())
-            self._process.stdin.flush()
         except BrokenPipeError:
             raise self._gone() from None
 
