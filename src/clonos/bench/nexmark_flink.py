@@ -1,10 +1,10 @@
 """Nexmark in Flink, beside ours: SQL, and functions in Python with PyFlink.
 
 Both are given the same events, made by their sources as they are read, and drop their results where
-they come out. Runs alternate, query by query, round after round, and are measured from when the
-sources begin until the sinks have ended; a virtual machine of Flink's runs all queries, each once
-before it counts. CPU time is that of all processes with all their threads: compiler, garbage
-collector and Python workers there, slots and driver here.
+they come out. Query by query, each with a virtual machine of Flink's own, runs alternate. A run is
+measured from when its sources are let go, which is when all of its tasks are there, until its last
+row is out. How many events it has is tried out first, here and there: as many as take
+``--run-seconds``; rates are compared. CPU time is that of the whole machine during a run.
 
 Flink's settings are in :mod:`clonos.bench.flink.process`, its SQL in :mod:`clonos.bench.flink.sql`.
 """
@@ -15,7 +15,7 @@ import argparse
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from clonos.bench import run
 from clonos.bench.flink import functions, sql
 from clonos.bench.flink.process import (
     DEFAULT_PYTHON,
+    HEAP,
     SETTINGS,
     Installation,
     Peer,
@@ -40,12 +41,17 @@ from clonos.errors import ClonosError
 from clonos.nexmark import events
 from clonos.nexmark.queries import Auctions
 
-SHARES: Final[Mapping[str, float]] = {"4": 0.2, "6": 0.2, "9": 0.2, "11": 0.5, "14": 0.2}
-"""Of the events, for queries that take long."""
+TRIAL_EVENTS: Final = 200_000
+"""Of the first run of all, whose results are compared."""
 
-_FUNCTION_SHARE: Final = 0.1
-_WARM_SHARE: Final = 0.1
-_COLUMNS: Final = ("", "ours, events/s", "CPU", "Flink, events/s", "CPU", "times as fast")
+_FEWEST_EVENTS: Final = 100_000
+_TRIALS: Final = 2
+_WARM_UP_S: Final = 5.0
+"""Of work in a virtual machine before a run counts: its compiler has seen the query by then."""
+_AHEAD_ROWS: Final = 100
+_BY_THE_CLOCK: Final = ("q12",)
+"""How many rows this gives depends on when it runs."""
+_COLUMNS: Final = ("", "ours, 1000 events/s", "CPU", "Flink, 1000 events/s", "CPU", "times as fast")
 _COUNTED: Final = "bidder BIGINT, auction BIGINT, nth BIGINT"
 
 
@@ -61,12 +67,13 @@ class Way:
     def job(self, count: int) -> str:
         """For :mod:`clonos.bench.flink.functions`."""
         columns = _COUNTED if self.case == "state" else sql.QUERIES["0"][0]
+        ahead: dict[str, Any] = {"ahead-rows": _AHEAD_ROWS}
         return json.dumps(
             {
                 "case": self.case,
                 "way": self.way,
                 "mode": self.mode,
-                "tables": sql.tables(columns, count),
+                "tables": sql.tables(columns, count, **ahead),
             }
         )
 
@@ -85,55 +92,78 @@ WAYS: Final[Mapping[str, Way]] = {
 }
 
 
+@dataclass(frozen=True)
+class Contest:
+    """The same work here and there. ``theirs``: the job for so many events."""
+
+    name: str
+    ours: Query
+    theirs: Callable[[int], str]
+    is_python: bool = False
+
+
+@dataclass(frozen=True)
+class Side:
+    """One system's runs, and how many events each had; ``trial``: of :data:`TRIAL_EVENTS`."""
+
+    events: int
+    trial: Ran
+    runs: list[Ran]
+
+    def rates(self) -> list[float]:
+        """Thousands of events per second."""
+        return [self.events / each.wall_s / 1e3 for each in self.runs]
+
+    def cells(self) -> tuple[str, str]:
+        """Of the table: median (least..most), and CPU seconds per million events."""
+        rates = self.rates()
+        cpu = percentile([each.cpu_s / self.events * 1e6 for each in self.runs], 50)
+        rate = f"{percentile(rates, 50):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
+        return rate, f"{cpu:.2f}"
+
+
+Once = Callable[[int], Ran]
+"""Runs so many events."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the parts with Flink."""
     add = parser.add_argument
     add("--flink-python", default=DEFAULT_PYTHON, help="of scripts/setup_flink.sh")
-    add("--flink-runs", type=int, default=2, help="of each query (flink)")
+    add("--flink-runs", type=int, default=3, help="of each query that count (flink)")
+    add("--flink-checkpoint-ms", type=int, default=1000, help="between Flink's checkpoints (flink)")
     add("--flink-kills", type=int, default=5, help="task managers of Flink (recovery)")
     add("--flink-pause", type=float, default=8.0, help="seconds from one to the next")
 
 
-Runs = dict[str, list[Ran]]
-
-
 def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Path) -> Report:
-    """All queries, then all functions, here and there in turn."""
-    report = Report("flink", f"Beside Flink, {arguments.events:,} events", _COLUMNS)
+    """All queries, then all functions; what fails is said, and the rest goes on."""
+    report = Report("flink", "Beside Flink", _COLUMNS)
     try:
         flink = Installation.find(arguments.flink_python)
     except ClonosError as error:
         report.notes.append(f"Flink: skipped: {error}")
         return report
-    known = {name: query for name, query in chosen.items() if name in sql.QUERIES}
-    sizes = {name: round(arguments.events * SHARES.get(name, 1.0)) for name in known}
-    jobs = {name: sql.job(name, sizes[name]) for name in known}
-    warm = {name: sql.job(name, round(sizes[name] * _WARM_SHARE)) for name in known}
-    with peer(flink, arguments, out) as there:
-        ours, theirs = alternate(known, sizes, there, (warm, jobs), arguments)
-    for name, size in sizes.items():
-        _line(report, f"q{name}", size, ours[name], theirs[name])
-    size = round(arguments.events * _FUNCTION_SHARE)
-    cases = {name: CASES[way.ours].ours for name, way in WAYS.items()}
-    python = {name: way.job(size) for name, way in WAYS.items()}
-    few = {name: way.job(round(size * _WARM_SHARE)) for name, way in WAYS.items()}
-    with python_peer(flink, arguments, out) as there:
-        ours_too, theirs_too = alternate(
-            cases, dict.fromkeys(cases, size), there, (few, python), arguments
-        )
-    for name in WAYS:
-        _line(report, name, size, ours_too[name], theirs_too[name])
+    found: dict[str, tuple[Side, Side]] = {}
+    for name, result in compete(contests(chosen), flink, arguments, out):
+        if isinstance(result, ClonosError):
+            report.ok = False
+            report.notes.append(f"{name}: failed: {result}")
+        else:
+            found[name] = result
+            _line(report, name, *result)
     report.data = {
-        "ours": ours | ours_too,
-        "flink": theirs | theirs_too,
-        "events": sizes | dict.fromkeys(WAYS, size),
+        "ours": {name: ours for name, (ours, _) in found.items()},
+        "flink": {name: theirs for name, (_, theirs) in found.items()},
         "flink_version": flink.version(),
         "flink_settings": settings(arguments),
     }
     report.notes.append(
         f"Flink {flink.version()}, {arguments.parallelism} tasks per operator on both sides, "
-        f"checkpoints every {arguments.checkpoint_ms} ms on both sides, median of "
-        f"{arguments.flink_runs} runs; CPU: seconds per million events, of all processes"
+        f"checkpoints every {arguments.checkpoint_ms} ms here and every "
+        f"{arguments.flink_checkpoint_ms} ms there, median of {arguments.flink_runs} runs "
+        f"(least..most) of about {arguments.run_seconds:g} s; CPU: "
+        "seconds per million events, of the whole machine"
     )
     missing = [f"q{name}" for name in chosen if name not in sql.QUERIES]
     if missing:
@@ -141,12 +171,82 @@ def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Pat
     return report
 
 
+def contests(chosen: Mapping[str, Query]) -> list[Contest]:
+    """Of the queries that there are on both sides, and of all functions."""
+
+    def in_sql(name: str) -> Callable[[int], str]:
+        return lambda count: sql.job(name, count)
+
+    queries = [Contest(f"q{n}", q, in_sql(n)) for n, q in chosen.items() if n in sql.QUERIES]
+    python = [Contest(n, CASES[way.ours].ours, way.job, True) for n, way in WAYS.items()]
+    return queries + python
+
+
+def compete(
+    all_: Sequence[Contest], flink: Installation, arguments: Any, out: Path
+) -> Iterator[tuple[str, tuple[Side, Side] | ClonosError]]:
+    """One after the other, in one session of Spark; each with what came of it."""
+    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
+        gate = Path(scratch) / "go"
+
+        def made(contest: Contest, size: int) -> clonos.Job:
+            job = VARIANTS["full"].job("flink", arguments.parallelism, arguments.checkpoint_ms)
+            source = lambda kind: gated(events(kind, size), gate)  # noqa: E731
+            count_results(contest.ours(Auctions(job, size, source=source)))
+            return job
+
+        slots = max(run.slots_of(made(contest, TRIAL_EVENTS)) for contest in all_)
+        with run.session(f"local[{slots}]") as spark:
+            for contest in all_:
+
+                def once(size: int, contest: Contest = contest) -> Ran:
+                    used = timed(made(contest, size), spark, gate)
+                    return Ran(used.wall_s, used.cpu_s, used.rows_out)
+
+                try:
+                    yield contest.name, _compared(contest, once, flink, arguments, out)
+                except ClonosError as error:
+                    gate.unlink(missing_ok=True)
+                    yield contest.name, error
+
+
+def _compared(
+    contest: Contest, here: Once, flink: Installation, arguments: Any, out: Path
+) -> tuple[Side, Side]:
+    with (python_peer if contest.is_python else peer)(flink, arguments, out) as process:
+
+        def there(size: int) -> Ran:
+            return process.run(contest.theirs(size))
+
+        sides = tried(here, arguments.run_seconds, 0.0), tried(there, arguments.run_seconds)
+        for _ in range(arguments.flink_runs):
+            for once, side in zip((here, there), sides, strict=True):
+                side.runs.append(once(side.events))
+    return sides
+
+
+def tried(once: Once, run_s: float, warm_up_s: float = _WARM_UP_S) -> Side:
+    """Runs that do not count, until it is warm and known how many events take `run_s`.
+
+    Examples
+    --------
+    >>> side = tried(lambda size: Ran(size / 1e6, 0.0, size), 2.0)
+    >>> side.events, side.trial.rows_out
+    (2000000, 200000)
+    """
+    size, done = TRIAL_EVENTS, list[Ran]()
+    while len(done) < _TRIALS or sum(each.wall_s for each in done) < warm_up_s:
+        done.append(once(size))
+        size = max(_FEWEST_EVENTS, round(size / done[-1].wall_s * run_s))
+    return Side(size, done[0], [])
+
+
 def settings(arguments: Any) -> dict[str, str]:
     """Flink's, for a run in one process."""
     return {
         **SETTINGS,
         "execution.target": "local",
-        "execution.checkpointing.interval": f"{arguments.checkpoint_ms} ms",
+        "execution.checkpointing.interval": f"{arguments.flink_checkpoint_ms} ms",
         "parallelism.default": str(arguments.parallelism),
         "rest.port": "0",
         "taskmanager.numberOfTaskSlots": str(arguments.parallelism),
@@ -166,16 +266,17 @@ def peer(flink: Installation, arguments: Any, out: Path) -> Iterator[Peer]:
 def python_peer(flink: Installation, arguments: Any, out: Path) -> Iterator[Peer]:
     """PyFlink."""
     more = {
-        "pipeline.jars": flink.jar.as_uri(),
         "python.executable": flink.python,
         "python.client.executable": flink.python,
         "python.fn-execution.bundle.size": 100_000,
         "python.fn-execution.arrow.batch.size": 10_000,
     }
     script = str(Path(functions.__file__).absolute())
-    # Python within the virtual machine knows nothing of virtual environments.
     environment = {
-        "JVM_ARGS": "-Xmx3g -XX:+UseParallelGC",
+        "JVM_ARGS": " ".join(HEAP),
+        # PyFlink lets nothing else than this add to its virtual machine's class path.
+        "HADOOP_CLASSPATH": str(flink.jar),
+        # Python within the virtual machine knows nothing of virtual environments.
         "PYTHONPATH": str(flink.home.parent),
     }
     with checkpoints() as folder:
@@ -192,49 +293,12 @@ def checkpoints() -> Iterator[dict[str, str]]:
         yield {"execution.checkpointing.dir": Path(folder).as_uri()}
 
 
-def alternate(
-    queries: Mapping[str, Query],
-    sizes: Mapping[str, int],
-    there: Peer,
-    jobs: tuple[Mapping[str, str], Mapping[str, str]],
-    arguments: Any,
-) -> tuple[Runs, Runs]:
-    """Runs of ours and theirs in turn; `jobs`: theirs to warm up with, and those that count."""
-    warm, real = jobs
-    ours: Runs = {name: [] for name in queries}
-    theirs: Runs = {name: [] for name in queries}
-    with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
-        gate = Path(scratch) / "go"
-        made: dict[str, Callable[[], clonos.Job]] = {
-            name: _maker(query, sizes[name], gate, arguments) for name, query in queries.items()
-        }
-        for job in warm.values():
-            there.run(job)
-        slots = max((run.slots_of(make()) for make in made.values()), default=1)
-        with run.session(f"local[{slots}]") as spark:
-            for _ in range(arguments.flink_runs):
-                for name, make in made.items():
-                    used = timed(make(), spark, gate)
-                    ours[name].append(Ran(used.wall_s, used.cpu_s, used.rows_out))
-                    theirs[name].append(there.run(real[name]))
-    return ours, theirs
-
-
-def _maker(query: Query, size: int, gate: Path, arguments: Any) -> Callable[[], clonos.Job]:
-    def make() -> clonos.Job:
-        job = VARIANTS["full"].job("flink", arguments.parallelism, arguments.checkpoint_ms)
-        house = Auctions(job, size, source=lambda kind: gated(events(kind, size), gate))
-        count_results(query(house))
-        return job
-
-    return make
-
-
-def _line(report: Report, what: str, size: int, ours: list[Ran], theirs: list[Ran]) -> None:
-    cells = [what]
-    walls = []
-    for runs in (ours, theirs):
-        walls.append(percentile([each.wall_s for each in runs], 50))
-        cpu = percentile([each.cpu_s for each in runs], 50)
-        cells += [f"{size / walls[-1]:,.0f}", f"{cpu / size * 1e6:.2f}"]
-    report.add(*cells, f"{walls[1] / walls[0]:.2f}")
+def _line(report: Report, name: str, ours: Side, theirs: Side) -> None:
+    times = percentile(ours.rates(), 50) / percentile(theirs.rates(), 50)
+    report.add(name, *ours.cells(), *theirs.cells(), f"{times:.2f}")
+    here, there = ours.trial.rows_out, theirs.trial.rows_out
+    if here != there and name not in _BY_THE_CLOCK:
+        report.ok = False
+        report.notes.append(
+            f"{name}: of {TRIAL_EVENTS:,} events ours gives {here:,} rows, Flink {there:,}"
+        )

@@ -1,7 +1,7 @@
 """Flink's processes: where they are installed, how they are started, what they use.
 
-A *peer* is a process that is given jobs, a line each, and says when the sources of a job have
-begun and when its sinks have ended. It stays, so that its virtual machine is warm.
+A *peer* is a process that is given jobs, a line each, and says what they took when they have ended.
+It stays, so that its virtual machine is warm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from clonos.bench.processes import CpuMeter, descendants
+from clonos.bench.processes import descendants
 from clonos.errors import ClonosError
 
 DEFAULT_PYTHON: Final = ".venv-flink/bin/python"
@@ -27,8 +27,6 @@ REMEDY: Final = "run scripts/setup_flink.sh, or give --flink-python"
 
 _SOURCES: Final = Path(__file__).with_name("java")
 _LOGGING: Final = Path(__file__).with_name("log4j.properties")
-_LOOK_S: Final = 0.25
-"""Between looks at what processes have used: each goes through all processes there are."""
 _LINE_BYTES: Final = 1 << 16
 
 HEAP: Final = ("-Xms3g", "-Xmx3g", "-XX:+UseParallelGC")
@@ -111,7 +109,10 @@ class Installation:
 
 @dataclass(frozen=True)
 class Ran:
-    """A job: from when its sources began until its sinks had ended; CPU time of all processes."""
+    """A job: from when its sources were let go until its last row was out.
+
+    ``cpu_s``: what the whole machine's processors were busy for meanwhile.
+    """
 
     wall_s: float
     cpu_s: float
@@ -144,7 +145,6 @@ class Peer:
         self._environment = {**os.environ, **(environment or {})}
         self._job_s = job_s
         self._unread = b""
-        self._meter = CpuMeter()
 
     def __enter__(self) -> Peer:
         with self._log.open("ab") as log:
@@ -153,6 +153,7 @@ class Peer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
                 env=self._environment,
             )
         return self
@@ -175,30 +176,22 @@ class Peer:
     def run(self, job: str) -> Ran:
         """Run a job, given in one line."""
         self.start(job)
-        give_up = time.monotonic() + self._job_s
-        self._answer("began", give_up)
-        self._meter = CpuMeter()
-        self._look()
-        seconds, rows = self._answer("done", give_up)
-        self._look()
-        return Ran(float(seconds), self._meter.seconds, int(rows))
+        seconds, rows, ticks = self._done(time.monotonic() + self._job_s)
+        return Ran(float(seconds), int(ticks) / os.sysconf("SC_CLK_TCK"), int(rows))
 
     def start(self, job: str) -> None:
         """Start a job, given in one line, and wait for nothing."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{job}\n".encode())
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{job}\n".encode())
+        except BrokenPipeError:
+            raise self._gone() from None
 
-    def _look(self) -> None:
-        """At what all processes have used: Python workers are gone when their job has ended."""
-        pid = self._process.pid
-        self._meter.look([pid, *descendants(pid)])
-
-    def _answer(self, wanted: str, give_up: float) -> list[str]:
-        """The words behind the one that is waited for; what libraries print is passed over."""
+    def _done(self, give_up: float) -> list[str]:
+        """The words behind "done"; what libraries print is passed over."""
         while True:
             word, *words = self._line(give_up).split(" ")
-            if word == wanted:
+            if word == "done":
                 return words
             if word == "failed":
                 raise ClonosError(f"Flink: {' '.join(words)}", remedy=f"see {self._log}")
@@ -207,10 +200,7 @@ class Peer:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([pipe], [], [], _LOOK_S)
-            self._look()
-            if not ready and time.monotonic() < give_up:
-                continue
+            ready, _, _ = select.select([pipe], [], [], max(0.0, give_up - time.monotonic()))
             if not ready:
                 raise ClonosError(
                     f"a job of Flink has not ended after {self._job_s:g} s",
@@ -218,10 +208,13 @@ class Peer:
                 )
             read = os.read(pipe, _LINE_BYTES)
             if not read:
-                raise ClonosError("Flink's process has ended", remedy=f"see {self._log}")
+                raise self._gone()
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode(errors="replace").strip()
+
+    def _gone(self) -> ClonosError:
+        return ClonosError("Flink's process has ended", remedy=f"see {self._log}")
 
 
 def _digest(folder: Path) -> str:

@@ -5,19 +5,17 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.table.api.EnvironmentSettings;
 import org.apache.flink.table.api.TableEnvironment;
 import org.apache.flink.table.api.TableResult;
 
 /**
- * Runs SQL in one virtual machine, job after job, so that it is warm.
+ * Runs SQL in one virtual machine, job after job: it is warm from the second on.
  *
  * <p>Arguments are options of Flink, {@code key=value}. Each line of the input is a job: statements
- * separated by semicolons, the last of which writes. Printed: "began" when its sources have begun;
- * in the end "done", the seconds from then until its sinks had ended, and how many rows they got; or
- * "failed" and why.
+ * separated by semicolons, the last of which writes. Printed when it has ended: "done" and what
+ * {@link Gate#run} says of it, or "failed" and why.
  */
 public final class Driver {
     private Driver() {}
@@ -35,14 +33,18 @@ public final class Driver {
                 run(job, Configuration.fromMap(options));
             } catch (Exception failure) {
                 failure.printStackTrace();
-                String reason = failure.toString().replace((char) 10, (char) 32);
+                Throwable cause = failure;
+                while (cause.getCause() != null) {
+                    cause = cause.getCause();
+                }
+                String reason = cause.toString().replace((char) 10, (char) 32);
                 System.out.println("failed " + reason);
             }
         }
     }
 
     private static void run(String job, Configuration options) throws Exception {
-        Marks.clear();
+        Gate.close();
         TableEnvironment tables =
                 TableEnvironment.create(
                         EnvironmentSettings.newInstance().withConfiguration(options).build());
@@ -50,12 +52,6 @@ public final class Driver {
         for (String statement : job.split(";")) {
             last = tables.executeSql(statement);
         }
-        CompletableFuture<?> end = last.getJobClient().get().getJobExecutionResult();
-        while (!Marks.hasBegun() && !end.isDone()) {
-            Thread.sleep(1);
-        }
-        System.out.println("began");
-        end.get();
-        System.out.println("done " + Marks.seconds() + " " + Marks.rows());
+        System.out.println(Gate.run(last.getJobClient().get(), 0));
     }
 }

@@ -25,7 +25,8 @@ import org.apache.flink.table.data.columnar.ColumnarRowData;
  * The rows of one kind. Tasks take blocks of events in turn, as in {@code clonos.nexmark.source}.
  *
  * <p>With a pace, the first event is given out at {@code beganMs}, others as much later as their times
- * are; without (0), as fast as they are taken.
+ * are; without (0), as fast as they are taken, but, a few rows aside, not before the {@link Gate}
+ * is open.
  */
 final class EventSource implements Source<RowData, EventSource.Share, Long> {
     private static final long serialVersionUID = 1L;
@@ -38,7 +39,8 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
 
     /** What the options of a table say. */
     record Settings(
-            long events, long delayUs, long blockEvents, long beganMs, long watermarkMs)
+            long events, long delayUs, long blockEvents, long beganMs, long watermarkMs,
+            long aheadRows)
             implements java.io.Serializable {}
 
     /** What one task reads: which share, and the rows of it that it has given out. */
@@ -199,9 +201,7 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
         }
 
         @Override
-        public void start() {
-            Marks.began();
-        }
+        public void start() {}
 
         @Override
         public void addSplits(List<Share> shares) {
@@ -215,9 +215,14 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
             if (share == null) {
                 return InputStatus.NOTHING_AVAILABLE;
             }
+            boolean isLetGo = settings.beganMs() > 0 || Gate.isOpen();
+            long limit = isLetGo ? BATCH_ROWS : Math.min(BATCH_ROWS, settings.aheadRows() - done);
+            if (limit <= 0) {
+                return nap();
+            }
             long place = done % blockRows;
             long first = (done / blockRows * parallelism + share.index()) * blockRows + place;
-            int count = (int) Math.min(Math.min(BATCH_ROWS, blockRows - place), rows - first);
+            int count = (int) Math.min(Math.min(limit, blockRows - place), rows - first);
             if (count <= 0) {
                 return InputStatus.END_OF_INPUT;
             }
@@ -234,10 +239,14 @@ final class EventSource implements Source<RowData, EventSource.Share, Long> {
             }
             mark(output);
             if (count == 0) {
-                available = CompletableFuture.runAsync(() -> {}, later);
-                return InputStatus.NOTHING_AVAILABLE;
+                return nap();
             }
             return InputStatus.MORE_AVAILABLE;
+        }
+
+        private InputStatus nap() {
+            available = CompletableFuture.runAsync(() -> {}, later);
+            return InputStatus.NOTHING_AVAILABLE;
         }
 
         /** How many of the rows exist by now. */

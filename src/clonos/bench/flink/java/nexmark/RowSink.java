@@ -9,9 +9,10 @@ import org.apache.flink.api.connector.sink2.SinkWriter;
 import org.apache.flink.api.connector.sink2.WriterInitContext;
 import org.apache.flink.table.data.RowData;
 import org.apache.flink.table.data.TimestampData;
+import org.apache.flink.types.RowKind;
 
 /**
- * Counts rows and, if there is a folder, writes them at once: a line with the kind of change, the
+ * Counts the rows that are left and, if there is a folder, writes them at once: a line with the kind of change, the
  * time of arrival, and the fields, times in ms.
  */
 final class RowSink implements Sink<RowData> {
@@ -35,6 +36,7 @@ final class RowSink implements Sink<RowData> {
 
     private final class Writer implements SinkWriter<RowData> {
         private final OutputStream out;
+        private boolean isFirst = true;
         private long rows;
 
         Writer(OutputStream out) {
@@ -43,7 +45,16 @@ final class RowSink implements Sink<RowData> {
 
         @Override
         public void write(RowData row, Context context) throws IOException {
-            rows++;
+            if (isFirst) {
+                isFirst = false;
+                Gate.reached();
+            }
+            // What is left in the end: corrections of a row change nothing.
+            if (row.getRowKind() == RowKind.INSERT) {
+                rows++;
+            } else if (row.getRowKind() == RowKind.DELETE) {
+                rows--;
+            }
             if (out != null) {
                 out.write(line(row).getBytes(StandardCharsets.UTF_8));
             }
@@ -66,7 +77,7 @@ final class RowSink implements Sink<RowData> {
         @Override
         public void flush(boolean isEnd) {
             if (isEnd) {
-                Marks.ended(rows);
+                Gate.ended(rows);
             }
         }
 

@@ -43,6 +43,8 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
             ConfigOptions.key("began-ms").longType().defaultValue(0L);
     private static final ConfigOption<Long> WATERMARK_MS =
             ConfigOptions.key("watermark-ms").longType().defaultValue(200L);
+    private static final ConfigOption<Long> AHEAD_ROWS =
+            ConfigOptions.key("ahead-rows").longType().defaultValue(0L);
     private static final ConfigOption<String> FOLDER =
             ConfigOptions.key("folder").stringType().noDefaultValue();
 
@@ -58,7 +60,8 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
 
     @Override
     public Set<ConfigOption<?>> optionalOptions() {
-        return Set.of(EVENTS, DELAY_US, BLOCK_EVENTS, BEGAN_MS, WATERMARK_MS, FOLDER);
+        return Set.of(
+                EVENTS, DELAY_US, BLOCK_EVENTS, BEGAN_MS, WATERMARK_MS, AHEAD_ROWS, FOLDER);
     }
 
     @Override
@@ -70,7 +73,8 @@ public final class Tables implements DynamicTableSourceFactory, DynamicTableSink
         EventSource.Settings settings =
                 new EventSource.Settings(
                         options.get(EVENTS), options.get(DELAY_US), options.get(BLOCK_EVENTS),
-                        options.get(BEGAN_MS), options.get(WATERMARK_MS));
+                        options.get(BEGAN_MS), options.get(WATERMARK_MS),
+                        options.get(AHEAD_ROWS));
         String[] columns =
                 context.getCatalogTable().getResolvedSchema().getColumns().stream()
                         .filter(Column::isPhysical)
