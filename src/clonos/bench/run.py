@@ -7,7 +7,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,14 +25,14 @@ LOOK_S: Final = 0.02
 
 
 @contextlib.contextmanager
-def session(master: str) -> Iterator[Any]:
+def session(master: str, config: Mapping[str, str] | None = None) -> Iterator[Any]:
     """A Spark session of its own: an earlier one may have too few cores for this job."""
     from pyspark.sql import SparkSession
 
     earlier = SparkSession.getActiveSession()
     if earlier is not None:
         earlier.stop()
-    spark = get_or_create(master, "clonos bench")
+    spark = get_or_create(master, "clonos bench", config=config)
     spark.range(1).count()  # Spark's own start belongs to no measurement
     try:
         yield spark
