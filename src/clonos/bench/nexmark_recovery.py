@@ -297,6 +297,10 @@ class Rows:
             self._found.update(zip(*(column.to_pylist() for column in columns), strict=True))
         return bool(self.latency)
 
+    def are_in_time(self) -> bool:
+        """Whether the newest delivery was less than a second late."""
+        return self.drain() and self.latency[-1][1] < _SETTLED_MS
+
     def faults(self, due_s: float, now_s: float) -> list[str]:
         """What was delivered too often by now, or is missing of the events before `due_s`."""
         self.drain()
@@ -346,7 +350,13 @@ def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]
         kind, count = "executor", arguments.executor_kills
     with _joining(query, depth, arguments, kind) as run_of:
         kills = kill_repeatedly(
-            run_of.job, run_of.watch, kind, [f"q{query}[0]"], count, arguments.pause
+            run_of.job,
+            run_of.watch,
+            kind,
+            [f"q{query}[0]"],
+            count,
+            arguments.pause,
+            run_of.rows.are_in_time,
         )
         due_s = time.time() - _MARGIN_S
         run_of.stop.touch()
@@ -429,12 +439,11 @@ def _take(rows: Rows, watched: int, operator: str, output: Deliver) -> None:
 def _settle(job: RunningJob, rows: Rows, pace: Pace) -> None:
     """What had waited while processes started is delivered, and everything has run in."""
     give_up = time.monotonic() + PATIENCE_S
-    while time.time() < pace.began_s + _SETTLE_S or rows.latency[-1][1] > _SETTLED_MS:
+    while time.time() < pace.began_s + _SETTLE_S or not rows.are_in_time():
         if not job.is_running or time.monotonic() > give_up:
             raise ClonosError(
                 f"rows are {rows.latency[-1][1]:,.0f} ms late, and more and more so",
                 remedy="use a lower --rate or a quieter machine",
             )
         time.sleep(run.LOOK_S)
-        rows.drain()
     rows.latency.clear()
