@@ -93,6 +93,8 @@ def systems(path: Path, timelines: Sequence[Timeline], title: str) -> None:
         axes_of_row[0].set_title(each.system, fontsize=9, loc="left")
         axes_of_row[1].set_title(_normal(normals_s), fontsize=9, loc="right")
         axes_of_row[0].set_ylabel("latency (ms)", fontsize=8)
+    tops = [float(np.max(late)) for _, late in (each.series for each in timelines) if len(late)]
+    grid[0, 0].set_ylim(1.0, 2 * max(tops, default=1.0))
     grid[-1, 0].set_xlabel("seconds after the kill: the first one")
     grid[-1, 1].set_xlabel("seconds after the kill (a line ends at the next one)")
     figure.suptitle(
@@ -127,7 +129,8 @@ def _around_kills(axes: Axes, each: Timeline, span: tuple[float, float]) -> None
         shown = slice(max(int(low) - 1, int(np.searchsorted(times, begin))), int(high) + 1)
         if len(times[shown]):
             seconds, worst = worst_of_steps(times[shown] - kill, latencies[shown])
-            axes.plot(seconds, worst, color=_INK, linewidth=0.9, alpha=0.6)
+            # Nothing is delivered in a pause: no slope that looks as if something were.
+            axes.step(seconds, worst, where="post", color=_INK, linewidth=0.9, alpha=0.6)
     axes.axvline(0, color=_KILL, linewidth=0.9)
     limit_ms = each.usual_ms * (1 + TOLERANCE)
     if np.isfinite(limit_ms):
