@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -106,6 +107,14 @@ def test_what_a_cluster_wrote_is_read_back(tmp_path, query):
     assert found == rows
     assert len(latency) == half
     assert {round(late_ms) for _, late_ms in latency} == {5, 6}
+
+
+def test_the_newest_whole_row_says_how_late_rows_are(tmp_path):
+    pace = Pace(1000.0, 20_000.0)
+    assert nexmark_flink_recovery._newest_ms(tmp_path, pace) == math.inf
+    lines = [f"+I\t{1_000_000 + i + 7}\t{i}\t{BASE_MS}\t{BASE_MS + i}\n" for i in range(2_000)]
+    (tmp_path / "0.tsv").write_text("".join(lines) + "+I\t9", "utf-8")
+    assert nexmark_flink_recovery._newest_ms(tmp_path, pace) == 7
 
 
 def test_runs_are_tried_until_it_is_warm_and_their_length_is_known():

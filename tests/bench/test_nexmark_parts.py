@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from clonos.bench.nexmark_overhead import BASE, VARIANTS
 from clonos.bench.nexmark_recovery import Pace
 from clonos.bench.nexmark_spark_recovery import PacedStream
 from clonos.bench.report import Report
+from clonos.bench.timelines import Timeline
 from clonos.nexmark import Generator
 from clonos.nexmark.queries import Auctions, q0
 from clonos.operators.readers import EndOfInput
@@ -224,6 +226,36 @@ def test_sparks_source_gives_what_exists_and_nothing_twice():
         [pace.generator.batch("bid", 3, 7)]
     )
     assert list(stream.partitions({"rows": 3}, {"rows": 3})) == []
+
+
+def killed(system, normal_s):
+    """A delivery every 10 ms, and none after each kill for so long."""
+    kills = [10.0, 20.0, 30.0]
+    points = [
+        (i / 100, 5.0)
+        for i in range(4_000)
+        if not any(0 < i / 100 - kill < normal_s - 0.005 for kill in kills)
+    ]
+    return Timeline(system, "3", 1.0, points, kills)
+
+
+def test_the_aim_is_for_ours_and_every_kill_is_kept(tmp_path):
+    report = Report("recovery", "t", nexmark_recovery._COLUMNS)
+    lines = [killed("Clonos, a", 0.1), killed("Clonos, b", 0.4), killed("Flink", 3.0)]
+    nexmark_recovery._table(report, "3", lines)
+    assert [line[0] for line in report.lines] == ["q3, Clonos, a", "q3, Clonos, b", "q3, Flink"]
+    assert [line[6] for line in report.lines] == ["100", "400", "3,000"]
+    aims = [line[-1] for line in report.lines]
+    assert aims == ["<= 250: p50 met, max met", "<= 250: p50 missed, max missed", ""]
+    saved = json.loads(report.save(tmp_path, {}).read_text("utf-8"))
+    assert [len(of_system["kills"]) for of_system in saved["q3"].values()] == [3, 3, 3]
+    assert saved["q3"]["Flink"]["kills"][0]["normal_ms"] == pytest.approx(3000, abs=1)
+
+
+def test_unknown_systems_are_refused(tmp_path):
+    arguments = options("--systems", "1-executor", "--out", str(tmp_path))
+    with pytest.raises(clonos.ClonosError, match="full-executor"):
+        nexmark_recovery.measure({}, arguments, tmp_path)
 
 
 # --- growth ---------------------------------------------------------------------------------------

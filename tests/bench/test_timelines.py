@@ -29,7 +29,7 @@ def test_gap_and_return_of_a_system_that_delivers_often():
     first, second = timeline.effects()
     assert first.gap_ms == pytest.approx(390, abs=15)
     assert second.gap_ms == pytest.approx(990, abs=15)
-    assert first.usual_ms == 5.0
+    assert timeline.usual_ms == 5.0
     assert 400 <= first.normal_ms <= 450
 
 
@@ -37,8 +37,34 @@ def test_gap_and_return_of_a_system_that_delivers_seldom():
     timeline = Timeline("b", "3", 50_000.0, steady(0.5, 900.0, [(20, 26)]), [20.1])
     (found,) = timeline.effects()
     assert found.gap_ms == pytest.approx(5500, abs=510)
-    assert found.usual_ms == 900.0
+    assert timeline.usual_ms == 900.0
     assert 6000 <= found.normal_ms <= 7000
+
+
+def test_a_stall_just_before_a_kill_does_not_set_the_limit():
+    points = [(at, 300.0 if 19.5 < at < 20 or 20 < at < 21 else 5.0) for at, _ in steady(0.01, 5.0)]
+    timeline = Timeline("a", "3", 1.0, points, [20.0])
+    assert timeline.usual_ms == 5.0
+    assert timeline.effects()[0].normal_ms == pytest.approx(1000, abs=15)
+
+
+def test_what_follows_a_kill_until_latency_is_back_is_not_usual():
+    kills = [10.0 + 5 * i for i in range(8)]
+    points = [
+        (at, 80.0 if any(0 <= at - kill < 2 for kill in kills) else 5.0 + at / 1000)
+        for at, _ in steady(0.01, 5.0)
+    ]
+    timeline = Timeline("a", "3", 1.0, points, kills)
+    assert 5.0 < timeline.usual_ms < 5.1
+    assert max(timeline.quiet()) < 6.0
+    assert all(effect.normal_ms == pytest.approx(2000, abs=15) for effect in timeline.effects())
+
+
+def test_pauses_that_begin_later_are_due_to_something_else_in_every_system():
+    late = Timeline("a", "3", 1.0, steady(0.01, 5.0, [(20, 20.4), (22.5, 29)]), [20.0])
+    assert late.effects()[0].gap_ms == pytest.approx(390, abs=15)
+    soon = Timeline("a", "3", 1.0, steady(0.01, 5.0, [(20, 20.4), (21.5, 29)]), [20.0])
+    assert soon.effects()[0].gap_ms == pytest.approx(7490, abs=15)
 
 
 def test_nothing_after_the_kill_is_infinitely_late():

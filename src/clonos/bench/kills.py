@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,13 @@ class Kill:
 
 
 def kill_repeatedly(
-    job: RunningJob, watch: Watch, kind: str, victims: Sequence[str], count: int, pause_s: float
+    job: RunningJob,
+    watch: Watch,
+    kind: str,
+    victims: Sequence[str],
+    count: int,
+    pause_s: float,
+    is_in_time: Callable[[], bool] = lambda: True,
 ) -> list[Kill]:
     """Kill the workers (or executors) of `victims` in turn, `count` times in all.
 
@@ -41,25 +47,29 @@ def kill_repeatedly(
         Names of tasks.
     pause_s
         For so long every task is live with its standbys before each kill, and after the last.
+    is_in_time
+        What has to hold for so long, too.
     """
     done: list[Kill] = []
     for number in range(count + 1):
-        _wait_until_quiet(job, watch, pause_s)
+        _wait_until_quiet(job, watch, pause_s, is_in_time)
         if number < count:
             done.append(_kill(job, kind, victims[number % len(victims)]))
     return done
 
 
-def _wait_until_quiet(job: RunningJob, watch: Watch, pause_s: float) -> None:
+def _wait_until_quiet(
+    job: RunningJob, watch: Watch, pause_s: float, is_in_time: Callable[[], bool]
+) -> None:
     since = time.monotonic()
 
     def quiet() -> bool:
         nonlocal since
-        if not run.all_live(job):
+        if not (run.all_live(job) and is_in_time()):
             since = time.monotonic()
         return time.monotonic() - since >= pause_s
 
-    run.until(job, watch, quiet, PATIENCE_S, "every task is live and has its standbys")
+    run.until(job, watch, quiet, PATIENCE_S, "all is live and in time")
 
 
 def _kill(job: RunningJob, kind: str, victim: str) -> Kill:

@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     report = Report("nexmark", f"Nexmark, {arguments.events:,} events", columns)
     chosen = {name: _query(name) for name in arguments.queries.split(",")}
     rates, details = _rates(report, asked, chosen, arguments)
-    report.data = {"events_per_s": rates, "operators": details}
+    report.data |= {"events_per_s": rates, "operators": details}
     for part, of_part in rates.items():
         millions = {
             f"q{name}" if name[0].isdigit() else name: r / 1e6 for name, r in of_part.items()

@@ -73,12 +73,12 @@ TUNED: Final[Mapping[str, Mapping[str, str]]] = {
 """By query, what is set beyond :data:`SETTINGS`: what took least CPU time out of what was tried.
 
 State on the heap takes less than RocksDB wherever there is much of it in small rows: about a third
-for 9, two thirds for 4 and 5, three quarters for 3, 8 and 11. Formats 3 and 4 of a join's
+for 9, clearly less for 3, 4, 5, 8 and 11. Formats 3 and 4 of a join's
 state help RocksDB (3, 9; not 8), but heap, which has only format 2, takes less than either.
 7 and 12 are the same on both: their state is a few rows, or changes once per key and micro-batch.
 Sessions merged before the shuffle help 14 a lot, 11 a little. 14, which keeps all bids for
 ten minutes, is then the same on both, and stays in RocksDB, as it might not fit into the heap.
-RocksDB without a count of its rows made no difference (11, 12).
+RocksDB without a count of its rows made no difference (12).
 """
 
 

@@ -1,9 +1,10 @@
 """Kills of executors while Structured Streaming runs the join of Nexmark's query 3 or 8.
 
 The same events at the same pace: a Python data source gives each micro-batch the events that
-exist when it begins. Two executors, so that one goes on at once when the other is killed; state in
-RocksDB with a changelog; micro-batches follow each other without a pause. The join itself runs
-in the executors' JVMs, so these are what is killed: the executors in turn.
+exist when it begins. Two executors, so that one goes on at once when the other is killed; tasks do
+not wait for a place that has their state; state in RocksDB with a changelog; micro-batches follow
+each other without a pause. The join itself runs in the executors' JVMs, so these are what is
+killed: the executors in turn.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from clonos.nexmark.spark import Rows as Range
 
 JOINS: Final = {"3": local_sellers, "8": new_sellers}
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+EXECUTOR_MB: Final = 2048
+SETTINGS: Final = {"spark.executor.memory": f"{EXECUTOR_MB}m", "spark.locality.wait": "0s"}
 WARM_UP_S: Final = 15.0
 _MARGIN_S: Final = 15.0
 """Rows of events that are younger may be in no micro-batch yet when the query is stopped."""
@@ -87,10 +90,10 @@ class PacedSource(DataSource):
 def measure(query: str, arguments: Any) -> tuple[Timeline, list[str]]:
     """Run, kill, stop; the timeline, and what is wrong with the rows."""
     cores = arguments.parallelism
-    master = f"local-cluster[2,{cores},1024]"
+    master = f"local-cluster[2,{cores},{EXECUTOR_MB}]"
     with (
         tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch,
-        run.session(master) as spark,
+        run.session(master, config=SETTINGS) as spark,
     ):
         nexmark_spark.configure(spark, cores)
         spark.dataSource.register(PacedSource)
@@ -112,8 +115,8 @@ def measure(query: str, arguments: Any) -> tuple[Timeline, list[str]]:
             started.stop()
     now_s = time.time()
     faults = rows.faults(now_s - _MARGIN_S, now_s)
-    settings = {"master": master, "state": "RocksDB with changelog"}
-    name = "Structured Streaming"
+    settings = {"master": master, "state": "RocksDB with changelog", **SETTINGS}
+    name = "Structured Streaming, executor"
     return Timeline(name, query, arguments.rate, rows.latency, kills, settings), faults
 
 

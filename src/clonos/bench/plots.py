@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clonos.bench.statistics import Series
+from clonos.bench.statistics import TOLERANCE, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,21 +72,75 @@ def timeline(
 
 
 def systems(path: Path, timelines: Sequence[Timeline], title: str) -> None:
-    """Latency over time of several systems, a panel each; kills are lines."""
-    figure, panels = _figure(len(timelines), 1.0 + 2.2 * len(timelines))
-    tops = [float(np.max(late)) for _, late in (t.series for t in timelines) if len(late)]
-    for axes, each in zip(panels, timelines, strict=True):
-        times, latencies = each.series
-        start = float(times[0]) if len(times) else 0.0
-        axes.plot(*worst_of_steps(times - start, latencies), color=_INK, linewidth=0.9)
-        for kill in each.kills:
-            axes.axvline(kill - start, color=_KILL, linewidth=0.7, linestyle=(0, (4, 2)))
-        axes.set_yscale("log")
-        axes.set_ylim(1.0, 2 * max(tops, default=1.0))
-        axes.set_ylabel(f"{each.system}\nlatency (ms)")
-    panels[-1].set_xlabel("seconds")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    """Latency around the kills of several systems: a row each, a line per kill, until the next.
+
+    Left the first second, right until most of the slowest system's kills are over; one scale.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [(each, [effect.normal_ms / 1000 for effect in each.effects()]) for each in timelines]
+    ends = [1.5 * float(np.median(found)) for _, found in rows if found]
+    end_s = min(_LONGEST_S, max([_SHORTEST_S, *filter(np.isfinite, ends)]))
+    figure = Figure(figsize=(11, 1.0 + 1.7 * max(1, len(rows))), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(
+        max(1, len(rows)), 2, squeeze=False, sharex="col", sharey=True, width_ratios=(2, 3)
+    )
+    for (each, normals_s), axes_of_row in zip(rows, grid, strict=False):
+        for axes, span in zip(axes_of_row, ((-0.25, 1.0), (-0.25 * end_s, end_s)), strict=True):
+            _around_kills(axes, each, span)
+        axes_of_row[0].set_title(each.system, fontsize=9, loc="left")
+        axes_of_row[1].set_title(_normal(normals_s), fontsize=9, loc="right")
+        axes_of_row[0].set_ylabel("latency (ms)", fontsize=8)
+    tops = [float(np.max(late)) for _, late in (each.series for each in timelines) if len(late)]
+    grid[0, 0].set_ylim(1.0, 2 * max(tops, default=1.0))
+    grid[-1, 0].set_xlabel("seconds after the kill: the first one")
+    grid[-1, 1].set_xlabel("seconds after the kill (a line ends at the next one)")
+    figure.suptitle(
+        f"{title}: a line per kill; dashed: usual latency (p95) and 10 %",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+    )
     figure.savefig(path, dpi=130)
+
+
+_SHORTEST_S: Final = 4.0
+_LONGEST_S: Final = 60.0
+
+
+def _normal(normals_s: Sequence[float]) -> str:
+    if not normals_s:
+        return "no kill"
+    middle, worst = np.median(normals_s), max(normals_s)
+    shown = [
+        f"{s:.2f} s" if np.isfinite(s) else "not before the next kill" for s in (middle, worst)
+    ]
+    return f"{len(normals_s)} kills, normal after {shown[0]} (median), {shown[1]} (worst)"
+
+
+def _around_kills(axes: Axes, each: Timeline, span: tuple[float, float]) -> None:
+    times, latencies = each.series
+    edges = zip([-np.inf, *each.kills], [*each.kills[1:], np.inf], strict=False)
+    for kill, (begin, end) in zip(each.kills, edges, strict=False):
+        low, high = np.searchsorted(times, [kill + span[0], min(end, kill + span[1])])
+        # One delivery more to either side: the line goes on to the panel's edges.
+        shown = slice(max(int(low) - 1, int(np.searchsorted(times, begin))), int(high) + 1)
+        if len(times[shown]):
+            seconds, worst = worst_of_steps(times[shown] - kill, latencies[shown])
+            # Nothing is delivered in a pause: no slope that looks as if something were.
+            axes.step(seconds, worst, where="post", color=_INK, linewidth=0.9, alpha=0.6)
+    axes.axvline(0, color=_KILL, linewidth=0.9)
+    limit_ms = each.usual_ms * (1 + TOLERANCE)
+    if np.isfinite(limit_ms):
+        axes.axhline(limit_ms, color=_AIM, linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.set_xlim(*span)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(visible=True, color="#e5e7eb", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
 
 
 def worst_of_steps(times: Series, values: Series) -> tuple[Series, Series]:

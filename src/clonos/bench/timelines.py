@@ -18,28 +18,29 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from clonos.bench.statistics import (
-    BASELINE_S,
     HOLD_S,
+    TOLERANCE,
     TYPICAL_S,
+    USUAL,
     Series,
-    back_to_normal,
     output_gap,
     percentile,
 )
 from clonos.errors import WrongType
 
 SUFFIX: Final = ".timeline.json"
+BEGINS_S: Final = 2.0
+"""A pause of the output that begins later than this after a kill is not due to it."""
 
 _FEW: Final = 8
 """Deliveries that a stretch of time has to hold before anything usual is read off it."""
-_LOOK_S: Final = 30.0
-"""A pause that begins later than this after a kill is not due to it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Effect:
 
     gap_ms: float
     normal_ms: float
-    usual_ms: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Timeline:
     >>> timeline = Timeline("one", "3", 100.0, points, [5.001])
     >>> [round(effect.gap_ms) for effect in timeline.effects()]
     [190]
+    >>> timeline.usual_ms
+    5.0
     """
 
     system: str
@@ -77,42 +79,68 @@ class Timeline:
         return points[:, 0], points[:, 1]
 
     def effects(self) -> list[Effect]:
-        """Of every kill: the output's gap, and when latency was back within 10 %.
+        """Of every kill: the output's gap, and when latency was back within 10 % of the usual.
 
-        What is usual is read off the time before the kill: two seconds for pauses, one for
-        latency, or as much as eight deliveries take if that is more (systems that deliver a
-        micro-batch now and then); to be normal again, latency has to stay so for 0.25 s, or as
-        much as three deliveries take.
+        The gap is the longest pause that begins before the kill or within :data:`BEGINS_S`, less
+        the usual one: the median of the two seconds before, or of as long as eight deliveries
+        take if that is more (systems that deliver a micro-batch now and then). Latency is back
+        when it has been so for 0.25 s, or as long as three deliveries take.
         """
-        nexts = [*self.kills[1:], math.inf]
-        return [self._effect(kill, after) for kill, after in zip(self.kills, nexts, strict=True)]
+        return self._effects(percentile(self.quiet(), USUAL))
 
-    def before(self) -> Series:
-        """Latencies before the first kill, without the first half of that time."""
+    @property
+    def usual_ms(self) -> float:
+        """The latency (95th percentile) that there is when nothing fails."""
+        return percentile(self.quiet(), USUAL)
+
+    def quiet(self) -> Series:
+        """Latencies from each return to the next kill, and of half of the time before the first.
+
+        To know when latency had returned takes a usual one: here that of the second half of the
+        time before each kill.
+        """
+        halves = [(begin + end) / 2 for begin, end in self._stretches]
+        usual_ms = percentile(self._within(halves), USUAL)
+        returns = [
+            kill + effect.normal_ms / 1000
+            for kill, effect in zip(self.kills, self._effects(usual_ms), strict=True)
+        ]
+        return self._within([*halves[:1], *returns])
+
+    @property
+    def _stretches(self) -> list[tuple[float, float]]:
+        """From the beginning to the first kill, from each kill to the next, and to the end."""
+        times, _ = self.series
+        if not len(times):
+            return []
+        return list(pairwise([float(times[0]), *self.kills, float(times[-1])]))
+
+    def _within(self, begins: Sequence[float]) -> Series:
+        """Latencies of each stretch from a moment in it on."""
         times, latencies = self.series
-        first = self.kills[0] if self.kills else math.inf
-        quiet = latencies[times < first]
-        return quiet[len(quiet) // 2 :]
+        chosen = np.zeros(len(times), bool)
+        for begin, (_, end) in zip(begins, self._stretches, strict=False):
+            chosen |= (times >= begin) & (times < end)
+        return latencies[chosen]
 
-    def _effect(self, kill_s: float, next_s: float) -> Effect:
+    def _effects(self, usual_ms: float) -> list[Effect]:
+        nexts = [*self.kills[1:], math.inf]
+        kills = zip(self.kills, nexts, strict=False)
+        return [self._effect(kill, after, usual_ms) for kill, after in kills]
+
+    def _effect(self, kill_s: float, next_s: float, usual_ms: float) -> Effect:
         times, latencies = self.series
         pause_s = percentile(np.diff(times[times < kill_s])[-_FEW * 4 :], 50)
         pause_s = 0.0 if math.isnan(pause_s) else pause_s
-        until_s = min(next_s, kill_s + _LOOK_S)
+        until_s = min(next_s, kill_s + BEGINS_S)
         found = output_gap(times, kill_s, until_s, usual_s=max(TYPICAL_S, _FEW * pause_s))
         if found is None:
-            return Effect(math.inf, math.inf, math.nan)
+            return Effect(math.inf, math.inf)
         gap, end_s = found
-        normal = back_to_normal(
-            times,
-            latencies,
-            kill_s,
-            end_s,
-            min(next_s, float(times[-1])),
-            usual_s=max(BASELINE_S, _FEW * pause_s),
-            hold_s=max(HOLD_S, 3 * pause_s),
-        )
-        return Effect(gap.gap_ms, normal.after_ms, normal.usual_ms)
+        last_s = min(next_s, float(times[-1]))
+        hold_s = max(HOLD_S, 3 * pause_s)
+        normal_s = _normal_from(times, latencies, usual_ms, end_s, last_s, hold_s)
+        return Effect(gap.gap_ms, (normal_s - kill_s) * 1000)
 
     def save(self, folder: Path, name: str) -> Path:
         """Write ``<folder>/<name>.timeline.json``."""
@@ -144,3 +172,22 @@ class Timeline:
                 f"{path} is no timeline: {type(error).__name__}: {error}",
                 remedy="its shape is described in clonos.bench.timelines",
             ) from error
+
+
+def _normal_from(
+    times: Series,
+    latencies_ms: Series,
+    usual_ms: float,
+    begin_s: float,
+    end_s: float,
+    hold_s: float,
+) -> float:
+    """The first delivery between two moments from which on latency is usual for `hold_s`."""
+    limit_ms = usual_ms * (1 + TOLERANCE)
+    first = int(np.searchsorted(times, begin_s))
+    last = int(np.searchsorted(times, end_s - hold_s, "right"))
+    for i in first + np.flatnonzero(latencies_ms[first:last] <= limit_ms):
+        held = int(np.searchsorted(times, times[i] + hold_s, "right"))
+        if percentile(latencies_ms[i:held], USUAL) <= limit_ms:
+            return float(times[i])
+    return math.inf
