@@ -19,7 +19,7 @@ recovery
     The join of queries 3 and 8 killed again and again (:mod:`.nexmark_recovery`).
 growth
     How costs grow with the job (:mod:`.nexmark_growth`).
-flink
+flink, pyflink
     The queries in Flink SQL, the functions in PyFlink (:mod:`.nexmark_flink`).
 
 Every query is run on the same events; what it gives is counted where it comes out, not carried to
@@ -65,7 +65,7 @@ ENGINE_AIM: Final = Aim(1e6, at_least=True)
 
 _AIMED: Final = ("0", "1", "2", "3", "8", "12")
 _RATES: Final = ("generator", "plain", "engine", "spark")
-_PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth", "flink")
+_PARTS: Final = (*_RATES, "functions", "overhead", "recovery", "growth", "flink", "pyflink")
 SOURCE_ALONE: Final = "source alone"
 _BATCH_ROWS: Final = 32_768
 _GENERATE_S: Final = 2.0
@@ -125,6 +125,7 @@ _COMPARISONS: Final[
     "recovery": nexmark_recovery.measure,
     "growth": nexmark_growth.measure,
     "flink": nexmark_flink.measure,
+    "pyflink": nexmark_flink.measure_functions,
 }
 
 

@@ -17,6 +17,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,15 +138,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Path) -> Report:
-    """All queries, then all functions; what fails is said, and the rest goes on."""
-    report = Report("flink", "Beside Flink", _COLUMNS)
+    """All queries that there are on both sides."""
+    report = _measured("flink", "Beside Flink SQL", queries(chosen), arguments, out)
+    missing = [f"q{name}" for name in chosen if name not in sql.QUERIES]
+    if missing:
+        report.notes.append(f"not in Flink SQL: {', '.join(missing)}")
+    return report
+
+
+def measure_functions(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
+    """All functions in Python."""
+    del chosen
+    title = "Functions in Python, beside PyFlink"
+    return _measured("pyflink", title, functions_in_python(), arguments, out)
+
+
+def queries(chosen: Mapping[str, Query]) -> list[Contest]:
+    """Those that there are on both sides."""
+    known = {name: query for name, query in chosen.items() if name in sql.QUERIES}
+    return [Contest(f"q{name}", query, partial(sql.job, name)) for name, query in known.items()]
+
+
+def functions_in_python() -> list[Contest]:
+    """All of :data:`WAYS`."""
+    return [Contest(name, CASES[way.ours].ours, way.job, True) for name, way in WAYS.items()]
+
+
+def _measured(part: str, title: str, all_: Sequence[Contest], arguments: Any, out: Path) -> Report:
+    """Each in turn; what fails is said, and the rest goes on."""
+    report = Report(part, title, _COLUMNS)
     try:
         flink = Installation.find(arguments.flink_python)
     except ClonosError as error:
         report.notes.append(f"Flink: skipped: {error}")
         return report
     found: dict[str, tuple[Side, Side]] = {}
-    for name, result in compete(contests(chosen), flink, arguments, out):
+    for name, result in compete(all_, flink, arguments, out):
         if isinstance(result, ClonosError):
             report.ok = False
             report.notes.append(f"{name}: failed: {result}")
@@ -165,21 +193,7 @@ def measure(chosen: Mapping[str, Query], arguments: argparse.Namespace, out: Pat
         f"(least..most) of about {arguments.run_seconds:g} s; CPU: "
         "seconds per million events, of the whole machine"
     )
-    missing = [f"q{name}" for name in chosen if name not in sql.QUERIES]
-    if missing:
-        report.notes.append(f"not in Flink SQL: {', '.join(missing)}")
     return report
-
-
-def contests(chosen: Mapping[str, Query]) -> list[Contest]:
-    """Of the queries that there are on both sides, and of all functions."""
-
-    def in_sql(name: str) -> Callable[[int], str]:
-        return lambda count: sql.job(name, count)
-
-    queries = [Contest(f"q{n}", q, in_sql(n)) for n, q in chosen.items() if n in sql.QUERIES]
-    python = [Contest(n, CASES[way.ours].ours, way.job, True) for n, way in WAYS.items()]
-    return queries + python
 
 
 def compete(

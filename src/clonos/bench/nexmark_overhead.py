@@ -122,7 +122,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the parts that compare variants."""
     add = parser.add_argument
     add("--rounds", type=int, default=3, help="of all variants (overhead, growth)")
-    add("--run-seconds", type=float, default=5.0, help="that a run of ours, Spark or Flink is made to take, about")
+    add(
+        "--run-seconds",
+        type=float,
+        default=5.0,
+        help="of a run, about, by choice of how many events",
+    )
     known = ",".join(VARIANTS)
     add("--variants", default="off,1,full", help=f"out of {known} (overhead)")
     add("--checkpoint-ms", type=int, default=1000, help="time between checkpoints")
