@@ -15,7 +15,7 @@ from typing import Any
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core import task as task_module
-from clonos.core.channels import Input, Output
+from clonos.core.channels import Input
 from clonos.core.connections import Connections
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
@@ -280,13 +280,8 @@ def _cut_nothing(original: Any) -> Any:
     return resolve
 
 
-def _answer_whoever_comes(original: Any) -> Any:
-    def down(self: Output) -> None:
-        unanswered = self.unanswered
-        original(self)
-        self.unanswered = unanswered
-
-    return down
+def _continue_at_the_end(_: Any) -> Any:
+    return lambda self, *_: (self.last, self.chain)
 
 
 def _forget_what_was_forgiven(original: Any) -> Any:
@@ -379,12 +374,11 @@ MUTATIONS: dict[str, Mutation] = {
     "logs are not cut to what is consistent": mutation(
         "equivalence", co, "consistent_cut", _lengths_only, near=130, harsh=True
     ),
-    "a receiver's successor is told where it shall go on": mutation(
-        "equivalence",
-        Output,
-        "down",
-        _answer_whoever_comes,
-        near=103_751,
+    "who starts over misses what was made meanwhile": mutation(
+        "equivalence", InFlightLog, "made_until", _continue_at_the_end, near=170, availability=True
+    ),
+    "epochs from before and after a reset make a floor": mutation(
+        "no early truncation", Coordinator, "_newest_epoch", constant(0), availability=True
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "bounded memory and liveness",
