@@ -298,8 +298,6 @@ class Plane:
             pulse.stop()
             return ControlLost(register.slot, conn_id, error)
 
-        outgoing = self._open(greet(Purpose.CONTROL), None, lost)
-        outgoing.send(register)
         pulse = Pulse(
             self._secret,
             partial(greet, Purpose.PULSE),
@@ -308,6 +306,9 @@ class Plane:
             heartbeat_s,
             self._keys,
         )
+        outgoing = self._open(greet(Purpose.CONTROL), None, lost)
+        outgoing.send(register)
+        pulse.start()
         return outgoing
 
     def _open(
