@@ -41,6 +41,7 @@ from .conftest import (
     batch_of,
     data,
     opened,
+    wait_for,
 )
 
 
@@ -228,17 +229,59 @@ def test_a_stranger_cannot_make_us_allocate(plain: Callable[..., Node]) -> None:
     assert Client(plain().plane.address, b"x" * 5000).is_refused("MalformedMessage")
 
 
-def test_too_many_strangers_push_each_other_out(
-    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small(plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A plane that lets in three strangers."""
     monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 3)
-    receiver = plain()
-    clients = [Client(receiver.plane.address) for _ in range(5)]
-    assert [client.hear() for client in clients[:2]] == [None, None]
+    return plain()
+
+
+def greet(client: Client, receiver: Node) -> None:
+    """Show who it is, and be answered."""
     sealed = sealed_for(receiver.plane.address)
-    clients[4].connection.sendall(frame(sealed))
-    assert SECRET.is_answer(sealed, clients[4].hear() or b"")
+    client.connection.sendall(frame(sealed))
+    assert SECRET.is_answer(sealed, client.hear() or b"")
+
+
+def test_many_strangers_wait_for_each_other(small: Node) -> None:
+    """... and nobody who may be one of us is sent away."""
+    clients = [Client(small.plane.address) for _ in range(5)]
+    wait_for(lambda: len(small.plane._strangers) == 3)
+    clients[4].connection.sendall(frame(sealed_for(small.plane.address)))
+    assert small.events.empty()
+    for client in clients[:3]:
+        greet(client, small)
+    assert clients[4].hear() is not None
+    greet(clients[3], small)
+    small.take(ChannelOpened, 5)
     for client in clients:
+        client.connection.close()
+
+
+def test_who_has_been_a_stranger_for_long_makes_room(
+    small: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.0)
+    clients = [Client(small.plane.address) for _ in range(5)]
+    assert [client.hear() for client in clients[:2]] == [None, None]
+    greet(clients[4], small)
+    for client in clients:
+        client.connection.close()
+
+
+def test_strangers_take_nobody_their_last_words(
+    small: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.LINGER_S", 60.0)
+    ours = Client(small.plane.address)
+    greet(ours, small)
+    incoming = small.next(ChannelOpened).incoming
+    small.reply(incoming, Refused("x", "y" * 30_000_000))
+    small.do(incoming.close)
+    strangers = [Client(small.plane.address) for _ in range(5)]
+    wait_for(lambda: len(small.plane._strangers) == 3)
+    assert len(ours.hear() or b"") > 30_000_000
+    for client in (ours, *strangers):
         client.connection.close()
 
 

@@ -48,11 +48,11 @@ HEARTBEAT_S: Final = 1.0
 LINGER_S: Final = 5.0
 """How long a stream that was left waits for the other side to read, and then to leave, too."""
 
-STRANGER_S: Final = 10.0
-"""A client that has not shown for so long who it is, is sent away."""
-
 STRANGERS_MAX: Final = 256
-"""At one time; the oldest one goes."""
+"""So many clients that have not shown yet who they are, are let in; the others wait outside."""
+
+STRANGER_S: Final = 10.0
+"""Who has not shown it for so long makes room for one of these."""
 
 CONNECT_S: Final = 10.0
 """A machine that has not answered for so long will not: it, or what lies between, is silent."""
@@ -142,12 +142,14 @@ class Plane:
         }
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
-        self._deadlines: dict[Stream, float] = {}  # of strangers and of those that are leaving
+        self._strangers: dict[Stream, float] = {}  # since when; the oldest one first
+        self._deadlines: dict[Stream, float] = {}  # of those that are leaving
         self._opening: dict[Outgoing, float] = {}  # since when
         self.strangers_refused = 0
         self._things: list[Thing] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
+        self._lets_in = True
         self._selector.register(self._inbox, _READ)
 
     @property
@@ -157,8 +159,8 @@ class Plane:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is any stream."""
-        return bool(self._streams)
+        """Whether there is any stream with a process of this job."""
+        return len(self._streams) > len(self._strangers)
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -172,6 +174,9 @@ class Plane:
             other threads have put into the inbox.
         """
         self.flush()
+        if not (self._lets_in or self._closing) and self._has_room():
+            self._lets_in = True
+            self._selector.register(self._listener, _READ)
         if timeout_s <= 0 or self._things or not self._inbox.may_sleep():
             timeout_s = 0.0
         ready = self._selector.select(timeout_s)
@@ -215,6 +220,7 @@ class Plane:
     def gone(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""
         self._streams.discard(stream)
+        self._strangers.pop(stream, None)
         self._deadlines.pop(stream, None)
         if isinstance(stream, Outgoing):
             self._opening.pop(stream, None)
@@ -371,8 +377,18 @@ class Plane:
 
     # --- serving streams ----------------------------------------------------------------------
 
+    def _has_room(self) -> bool:
+        """For one more stranger: there is, or the oldest one makes some."""
+        if len(self._strangers) < STRANGERS_MAX:
+            return True
+        oldest, since = next(iter(self._strangers.items()))
+        if time.monotonic() - since <= STRANGER_S:
+            return False
+        self._things += oldest.end(None)
+        return True
+
     def _accept(self) -> None:
-        while True:
+        while self._has_room():
             try:
                 connection, address = self._listener.accept()
             except OSError:  # all of them are in, or the one has gone again
@@ -384,9 +400,9 @@ class Plane:
                 self, next(self._conn_ids), connection, peer, self._admit, self._refused, tls
             )
             self._add(stranger)
-            if len(self._deadlines) >= STRANGERS_MAX:
-                self._things += next(iter(self._deadlines)).end(None)
-            self._deadlines[stranger] = time.monotonic() + STRANGER_S
+            self._strangers[stranger] = time.monotonic()
+        self._lets_in = False  # who comes now waits in the system's queue
+        self._selector.unregister(self._listener)
 
     def _refused(self) -> None:
         self.strangers_refused += 1
@@ -396,10 +412,10 @@ class Plane:
         is_ours = greeting.job == self._job_id and greeting.audience == self.address
         if incoming.tls is not None and greeting.purpose != Purpose.CHANNEL:
             is_ours &= incoming.tls.peer_name == slot_name(greeting.id)
-        if self._closing or not is_ours or greeting.nonce in self._nonces:
+        if not is_ours or greeting.nonce in self._nonces:
             raise refused()
         self._nonces.add(greeting.nonce)
-        del self._deadlines[incoming]
+        del self._strangers[incoming]
         return self._serve[greeting.purpose](incoming, greeting, self._secret.answer(sealed))
 
     def _serve_channel(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
@@ -462,8 +478,11 @@ class Plane:
         if self._closing:
             return
         self._closing = True
-        self._selector.unregister(self._listener)
+        if self._lets_in:
+            self._selector.unregister(self._listener)
         self._listener.close()
+        for stream in list(self._strangers):
+            stream.end(None)
         for stream in list(self._streams):
             stream.close()
         until = time.monotonic() + deadline_s
