@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from clonos.transport import (
     CannotConnect,
     ChannelClosed,
     ChannelOpened,
+    Identity,
     Inbox,
     Incoming,
     JobSecret,
@@ -28,8 +30,10 @@ from clonos.transport import (
 from clonos.transport.events import WIRE, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
+from clonos.transport.streams import State
 
 from .conftest import (
+    AUTHORITY,
     CHANNEL,
     LOOPBACK,
     SCHEMA,
@@ -345,3 +349,33 @@ def test_a_silent_machine_is_not_waited_for(
     assert sender.plane.address in error.what
     assert f":{port}" in error.what
     assert "ports" in error.remedy or "port" in error.remedy
+
+
+@pytest.mark.parametrize("steps_s", [(70.0, 0.1), (0.1, 70.0), (70.0, 70.0)])
+@pytest.mark.parametrize("identity", [None, AUTHORITY.issue("slot-3")], ids=["plain", "tls"])
+def test_steps_may_take_long(
+    monkeypatch: pytest.MonkeyPatch, steps_s: tuple[float, float], identity: Identity | None
+) -> None:
+    """A stream is opened between processes whose loops look at it only now and then."""
+    now = 0.0
+    monkeypatch.setattr("clonos.transport.plane.time", SimpleNamespace(monotonic=lambda: now))
+    planes = [Plane(LOOPBACK, SECRET, "job", Inbox(), identity=identity) for _ in range(2)]
+    sender, receiver = planes
+    receiver.pin(CHANNEL, SCHEMA)
+    events: list[Any] = []
+
+    def dial() -> Outgoing:
+        return sender.connect(receiver.address, CHANNEL, A, B, SCHEMA)
+
+    outgoing, due = dial(), list(steps_s)
+    while outgoing.state is not State.OPEN and now < 1000:
+        now = min(due)
+        for number, plane in enumerate(planes):
+            if due[number] <= now:
+                due[number] += steps_s[number]
+                events += (came := plane.poll(0.001))
+                if ChannelClosed in map(type, came) and plane is sender:
+                    outgoing = dial()
+    assert outgoing.state is State.OPEN
+    for plane in planes:
+        plane.shutdown(0.0)

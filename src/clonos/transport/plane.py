@@ -58,7 +58,10 @@ CONNECT_S: Final = 10.0
 """A machine that has not answered for so long will not: it, or what lies between, is silent."""
 
 OPEN_S: Final = 60.0
-"""A process that has not answered for so long is asked anew. No error: it may be in a long call."""
+"""A process that has said nothing for so long is asked anew. No error: it may be in a long call."""
+
+PAUSE_MAX_S: Final = 1.0
+"""A longer time between two looks was a long step of this process: no delay of its peers."""
 
 SHUTDOWN_S: Final = 3.0
 """How long a shutdown waits for peers to leave, before it hangs up."""
@@ -92,6 +95,14 @@ class Plane:
         one of the same authority. Without one, streams are authenticated but not encrypted.
     allow_plaintext
         Needed for an address that is not a loopback one, if there is no `identity`.
+
+    Attributes
+    ----------
+    listened_s
+        For how long the plane has been looking for what comes: by this clock it is patient, for
+        while a step keeps its loop busy nobody can be late.
+    strangers_refused
+        How many clients did not hold the job's secret, or no certificate of the job.
 
     Raises
     ------
@@ -146,6 +157,8 @@ class Plane:
         self._deadlines: dict[Stream, float] = {}  # of those that are leaving
         self._opening: dict[Outgoing, float] = {}  # since when
         self.strangers_refused = 0
+        self.listened_s = 0.0
+        self._looked = time.monotonic()
         self._things: list[Thing] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
@@ -181,6 +194,9 @@ class Plane:
             timeout_s = 0.0
         ready = self._selector.select(timeout_s)
         self._inbox.awake()
+        now = time.monotonic()
+        self.listened_s += min(now - self._looked, PAUSE_MAX_S)
+        self._looked = now
         for key, mask in ready:
             stream = key.data
             if stream is None:
@@ -188,8 +204,11 @@ class Plane:
                 continue
             if mask & _READ and stream.state is not State.ENDED:
                 self._things += stream.read()
+                if self._opening:
+                    self._opening.pop(stream, None)  # it lives
             if mask & _WRITE:
                 self.changed(stream)
+        self.flush()  # handshakes do not wait for the steps to come
         if self._deadlines or self._opening:
             self._enforce_deadlines()
         things, self._things = self._things, []
@@ -209,7 +228,7 @@ class Plane:
                 self._selector.modify(stream.connection, _READ | _WRITE if wants else _READ, stream)
             moves = stream.unsent_bytes < before or stream not in self._deadlines
             if stream.is_leaving and moves:
-                self._deadlines[stream] = time.monotonic() + LINGER_S
+                self._deadlines[stream] = self.listened_s + LINGER_S
 
     def changed(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""
@@ -227,7 +246,7 @@ class Plane:
         self._selector.unregister(stream.connection)
 
     def _enforce_deadlines(self) -> None:
-        now = time.monotonic()
+        now = self.listened_s
         for stream, due in list(self._deadlines.items()):
             if due <= now:
                 self._things += stream.end(None)
@@ -345,7 +364,7 @@ class Plane:
             self._keys.client(peer.username) if self._keys and peer.username else None,
         )
         self._add(outgoing)
-        self._opening[outgoing] = time.monotonic()
+        self._opening[outgoing] = self.listened_s
         if failure not in _UNDER_WAY:
             reason = f"{greeting.audience} cannot be reached: {errno.errorcode[failure]}"
             self._things += outgoing.end(PeerUnreachable(reason))
@@ -382,7 +401,7 @@ class Plane:
         if len(self._strangers) < STRANGERS_MAX:
             return True
         oldest, since = next(iter(self._strangers.items()))
-        if time.monotonic() - since <= STRANGER_S:
+        if self.listened_s - since <= STRANGER_S:
             return False
         self._things += oldest.end(None)
         return True
@@ -400,7 +419,8 @@ class Plane:
                 self, next(self._conn_ids), connection, peer, self._admit, self._refused, tls
             )
             self._add(stranger)
-            self._strangers[stranger] = time.monotonic()
+            self._strangers[stranger] = self.listened_s
+            self._things += stranger.read()  # it may have waited for a step to end
         self._lets_in = False  # who comes now waits in the system's queue
         self._selector.unregister(self._listener)
 
