@@ -320,10 +320,22 @@ def test_plaintext_stays_on_loopback(node: Callable[..., Node], host: str) -> No
         node().connect_to(f"tcp://{host}:1")
 
 
-def test_nobody_there(plain: Callable[..., Node]) -> None:
-    sender = plain()
-    sender.connect_to(f"tcp://{LOOPBACK}:1")
+def test_nobody_there(node: Callable[..., Node]) -> None:
+    sender = node()
+    name = "" if sender.plane._keys is None else "slot-4@"
+    outgoing = sender.connect_to(f"tcp://{name}{LOOPBACK}:1")
     assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
+    assert not outgoing.stood
+
+
+def test_somebody_there_who_dies(node: Callable[..., Node]) -> None:
+    sender = node()
+    name = "" if sender.plane._keys is None else "slot-4@"
+    with socket.create_server((LOOPBACK, 0)) as busy:  # the system answers for it
+        outgoing = sender.connect_to(f"tcp://{name}{LOOPBACK}:{busy.getsockname()[1]}")
+        wait_for(lambda: outgoing.stood)
+    assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
+    assert outgoing.stood
 
 
 def test_the_secret_is_not_shown() -> None:
