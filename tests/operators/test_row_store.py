@@ -119,3 +119,14 @@ def test_dead_rows_leave_the_index():
         store.drop_due(number)
     indexed = np.concatenate([orders for _, orders in store._index])
     assert len(indexed) <= 2 * len(store) + 1
+
+
+def test_all_that_came_since_the_last_look_is_dead():
+    """... in a chunk that is mostly alive, and so stays as it is."""
+    store = RowStore(SCHEMA, ["key"])
+    probe = batch_of([(1, None, 0)])
+    store.append(batch_of([(1, None, 20)] * 3), 0)
+    assert store.find(probe, ["key"]).orders.tolist() == [0, 1, 2]
+    store.append(batch_of([(1, None, 5)] * 2), 3)
+    store.drop_due(10)
+    assert store.find(probe, ["key"]).orders.tolist() == [0, 1, 2]

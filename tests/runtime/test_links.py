@@ -11,7 +11,6 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.runtime import links
 from clonos.runtime.links import ANSWERED, Links
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed
@@ -23,30 +22,34 @@ PEER = "tcp://10.0.0.2:5000"
 class Dialled:
     """Links whose peer never answers, on a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
+    def __init__(self) -> None:
         self.conn = self.attempt = 0
-        monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: self.now))
-        plane: Any = SimpleNamespace(address="tcp://10.0.0.1:4000", connect=self._connect)
+        plane: Any = SimpleNamespace(
+            address="tcp://10.0.0.1:4000", connect=self._connect, listened_s=100.0
+        )
+        self.plane = plane
         self.links = Links(plane, {CHANNEL: None}, LIMIT_S)
 
     def _connect(self, *_: Any) -> Any:
         self.conn += 1
-        return SimpleNamespace(conn_id=self.conn, close=lambda: None)
+        return SimpleNamespace(conn_id=self.conn, close=lambda: None, stood=self._stands)
 
-    def fail(self, after_s: float, error: ClonosError | None, life: int = 1) -> Any:
-        """Dial, and let it end after so long."""
+    def fail(
+        self, after_s: float, error: ClonosError | None, life: int = 1, *, stood: bool = False
+    ) -> Any:
+        """Dial, and let it end after so long, in which it was connected or was not."""
         self.attempt += 1
+        self._stands = stood
         self.links.dial(
             ev.Dial(CHANNEL, self.attempt, Incarnation(1, life), PEER), Incarnation(1, 1)
         )
-        self.now += after_s
+        self.plane.listened_s += after_s
         return self.links.closed(ChannelClosed(CHANNEL, self.conn, "sender", error))
 
 
 @pytest.fixture
-def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
-    return Dialled(monkeypatch)
+def dialled() -> Dialled:
+    return Dialled()
 
 
 def test_silence_is_given_up_and_both_ends_are_named(dialled: Dialled) -> None:
@@ -64,7 +67,27 @@ def test_a_refusal_has_longer(dialled: Dialled) -> None:
 
 def test_a_process_in_a_long_call_is_waited_for(dialled: Dialled) -> None:
     for _ in range(10):
-        assert dialled.fail(60.0, None) is not None
+        assert dialled.fail(60.0, None, stood=True) is not None
+
+
+def test_the_time_of_a_restore_is_none_of_being_refused(dialled: Dialled) -> None:
+    """It was there, restored for long, and died."""
+    dialled.fail(10.0, PeerUnreachable("refused"))
+    dialled.fail(60.0, None, stood=True)
+    dialled.fail(61.0, PeerUnreachable("reset"), stood=True)
+    dialled.fail(ANSWERED * LIMIT_S - 11.0, PeerUnreachable("refused"))
+    with pytest.raises(CannotConnect, match="for 61 s"):
+        dialled.fail(2.0, PeerUnreachable("refused"))
+
+
+def test_what_lets_in_and_hangs_up_is_given_up(dialled: Dialled) -> None:
+    """A proxy that has nobody behind it. Links are dialled again at the next tick."""
+    for _ in range(ANSWERED * int(LIMIT_S)):
+        dialled.fail(0.001, PeerUnreachable("reset"), stood=True)
+        dialled.plane.listened_s += 1.0
+    dialled.plane.listened_s += 1.0
+    with pytest.raises(CannotConnect, match="reset"):
+        dialled.fail(0.001, PeerUnreachable("reset"), stood=True)
 
 
 def test_another_life_of_the_peer_starts_the_clock_anew(dialled: Dialled) -> None:

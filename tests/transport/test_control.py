@@ -19,6 +19,7 @@ from clonos.transport import (
     Heartbeat,
     Inbox,
     JobSecret,
+    PeerUnreachable,
     Plane,
 )
 
@@ -146,6 +147,15 @@ def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None
 
 def pulses() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "clonos-pulse"}
+
+
+def test_a_coordinator_to_whom_no_way_leads() -> None:
+    plane = Plane(LOOPBACK, SECRET, "job", Inbox(), allow_plaintext=True)
+    nowhere = "tcp://255.255.255.255:1"  # the system refuses it at once
+    link = plane.control(nowhere, register_of(3, plane.address), lambda: (0, None))
+    (lost,) = plane.poll(0)
+    assert (lost.conn_id, type(lost.error)) == (link.conn_id, PeerUnreachable)
+    plane.shutdown()
 
 
 def test_a_frozen_process_blocks_nobody(plain: Callable[..., Node]) -> None:

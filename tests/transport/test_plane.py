@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from clonos.transport import (
     CannotConnect,
     ChannelClosed,
     ChannelOpened,
+    Identity,
     Inbox,
     Incoming,
     JobSecret,
@@ -28,8 +30,10 @@ from clonos.transport import (
 from clonos.transport.events import WIRE, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
+from clonos.transport.streams import State
 
 from .conftest import (
+    AUTHORITY,
     CHANNEL,
     LOOPBACK,
     SCHEMA,
@@ -41,6 +45,7 @@ from .conftest import (
     batch_of,
     data,
     opened,
+    wait_for,
 )
 
 
@@ -228,17 +233,59 @@ def test_a_stranger_cannot_make_us_allocate(plain: Callable[..., Node]) -> None:
     assert Client(plain().plane.address, b"x" * 5000).is_refused("MalformedMessage")
 
 
-def test_too_many_strangers_push_each_other_out(
-    plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small(plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A plane that lets in three strangers."""
     monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 3)
-    receiver = plain()
-    clients = [Client(receiver.plane.address) for _ in range(5)]
-    assert [client.hear() for client in clients[:2]] == [None, None]
+    return plain()
+
+
+def greet(client: Client, receiver: Node) -> None:
+    """Show who it is, and be answered."""
     sealed = sealed_for(receiver.plane.address)
-    clients[4].connection.sendall(frame(sealed))
-    assert SECRET.is_answer(sealed, clients[4].hear() or b"")
+    client.connection.sendall(frame(sealed))
+    assert SECRET.is_answer(sealed, client.hear() or b"")
+
+
+def test_many_strangers_wait_for_each_other(small: Node) -> None:
+    """... and nobody who may be one of us is sent away."""
+    clients = [Client(small.plane.address) for _ in range(5)]
+    wait_for(lambda: len(small.plane._strangers) == 3)
+    clients[4].connection.sendall(frame(sealed_for(small.plane.address)))
+    assert small.events.empty()
+    for client in clients[:3]:
+        greet(client, small)
+    assert clients[4].hear() is not None
+    greet(clients[3], small)
+    small.take(ChannelOpened, 5)
     for client in clients:
+        client.connection.close()
+
+
+def test_who_has_been_a_stranger_for_long_makes_room(
+    small: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.0)
+    clients = [Client(small.plane.address) for _ in range(5)]
+    assert [client.hear() for client in clients[:2]] == [None, None]
+    greet(clients[4], small)
+    for client in clients:
+        client.connection.close()
+
+
+def test_strangers_take_nobody_their_last_words(
+    small: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clonos.transport.plane.LINGER_S", 60.0)
+    ours = Client(small.plane.address)
+    greet(ours, small)
+    incoming = small.next(ChannelOpened).incoming
+    small.reply(incoming, Refused("x", "y" * 30_000_000))
+    small.do(incoming.close)
+    strangers = [Client(small.plane.address) for _ in range(5)]
+    wait_for(lambda: len(small.plane._strangers) == 3)
+    assert len(ours.hear() or b"") > 30_000_000
+    for client in (ours, *strangers):
         client.connection.close()
 
 
@@ -273,10 +320,22 @@ def test_plaintext_stays_on_loopback(node: Callable[..., Node], host: str) -> No
         node().connect_to(f"tcp://{host}:1")
 
 
-def test_nobody_there(plain: Callable[..., Node]) -> None:
-    sender = plain()
-    sender.connect_to(f"tcp://{LOOPBACK}:1")
+def test_nobody_there(node: Callable[..., Node]) -> None:
+    sender = node()
+    name = "" if sender.plane._keys is None else "slot-4@"
+    outgoing = sender.connect_to(f"tcp://{name}{LOOPBACK}:1")
     assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
+    assert not outgoing.stood
+
+
+def test_somebody_there_who_dies(node: Callable[..., Node]) -> None:
+    sender = node()
+    name = "" if sender.plane._keys is None else "slot-4@"
+    with socket.create_server((LOOPBACK, 0)) as busy:  # the system answers for it
+        outgoing = sender.connect_to(f"tcp://{name}{LOOPBACK}:{busy.getsockname()[1]}")
+        wait_for(lambda: outgoing.stood)
+    assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
+    assert outgoing.stood
 
 
 def test_the_secret_is_not_shown() -> None:
@@ -302,3 +361,33 @@ def test_a_silent_machine_is_not_waited_for(
     assert sender.plane.address in error.what
     assert f":{port}" in error.what
     assert "ports" in error.remedy or "port" in error.remedy
+
+
+@pytest.mark.parametrize("steps_s", [(70.0, 0.1), (0.1, 70.0), (70.0, 70.0)])
+@pytest.mark.parametrize("identity", [None, AUTHORITY.issue("slot-3")], ids=["plain", "tls"])
+def test_steps_may_take_long(
+    monkeypatch: pytest.MonkeyPatch, steps_s: tuple[float, float], identity: Identity | None
+) -> None:
+    """A stream is opened between processes whose loops look at it only now and then."""
+    now = 0.0
+    monkeypatch.setattr("clonos.transport.plane.time", SimpleNamespace(monotonic=lambda: now))
+    planes = [Plane(LOOPBACK, SECRET, "job", Inbox(), identity=identity) for _ in range(2)]
+    sender, receiver = planes
+    receiver.pin(CHANNEL, SCHEMA)
+    events: list[Any] = []
+
+    def dial() -> Outgoing:
+        return sender.connect(receiver.address, CHANNEL, A, B, SCHEMA)
+
+    outgoing, due = dial(), list(steps_s)
+    while outgoing.state is not State.OPEN and now < 1000:
+        now = min(due)
+        for number, plane in enumerate(planes):
+            if due[number] <= now:
+                due[number] += steps_s[number]
+                events += (came := plane.poll(0.001))
+                if ChannelClosed in map(type, came) and plane is sender:
+                    outgoing = dial()
+    assert outgoing.state is State.OPEN
+    for plane in planes:
+        plane.shutdown(0.0)

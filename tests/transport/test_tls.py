@@ -102,6 +102,7 @@ def test_whoever_shakes_no_hands_is_sent_away(
     plain: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.3)
+    monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 1)
     receiver = plain(identity=AUTHORITY.issue("slot-4"))
     host, _, port = receiver.plane.address.rpartition("@")[2].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:

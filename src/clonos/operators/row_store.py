@@ -276,7 +276,8 @@ class RowStore:
                 start = int(np.searchsorted(chunk.orders, self._indexed))
                 rows = chunk.rows.select([*dict.fromkeys(self._keys), ORDER]).slice(start)
                 is_alive = chunk.is_alive[start:]
-                parts.append(rows if is_alive.all() else rows.filter(pa.array(is_alive)))
+                if is_alive.any():  # a run is never empty
+                    parts.append(rows if is_alive.all() else rows.filter(pa.array(is_alive)))
         self._indexed = self._next
         if not parts:
             return

@@ -6,7 +6,6 @@ here they meet the plane's streams. A sender may dial before its receiver is res
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from clonos.core.task import TaskMachine
+    from clonos.errors import ClonosError
     from clonos.transport.plane import Plane
 
 
@@ -33,10 +33,11 @@ ANSWERED: Final = 3
 
 @dataclass
 class _Trial:
-    """A peer that has not answered yet, however often it was dialled."""
+    """A peer that has not answered yet, however often it was dialled; by the plane's clock."""
 
     peer: tuple[Incarnation, str]
     since: float
+    dialled: float
 
 
 class Links:
@@ -81,9 +82,12 @@ class Links:
             self._schemas[action.channel],
         )
         peer = (action.incarnation, action.address)
+        now = self._plane.listened_s
         trial = self._trials.get(action.channel)
         if trial is None or trial.peer != peer:
-            self._trials[action.channel] = _Trial(peer, time.monotonic())
+            self._trials[action.channel] = _Trial(peer, now, now)
+        else:
+            trial.dialled = now
         self._out[action.channel] = (action.attempt, outgoing)
         self._channel_of[outgoing.conn_id] = (action.channel, action.attempt)
 
@@ -138,17 +142,22 @@ class Links:
         if event.side == "receiver":
             known = self._in.pop(event.conn_id, None)
             return ev.InputClosed(known[0], event.conn_id) if known else None
-        outgoing = self._channel_of.pop(event.conn_id, None)
-        if outgoing is None:
+        closed = self._channel_of.pop(event.conn_id, None)
+        if closed is None:
             return None
-        self._give_up_if(outgoing[0], event)
-        return ev.OutputClosed(*outgoing)
+        channel, attempt = closed
+        self._give_up_if(channel, self._out[channel][1], event.error)
+        return ev.OutputClosed(channel, attempt)
 
-    def _give_up_if(self, channel: int, event: ChannelClosed) -> None:
-        trial, error = self._trials.get(channel), event.error
-        if trial is None or error is None:  # None: it is there, and has not come to answer us
+    def _give_up_if(self, channel: int, outgoing: Outgoing, error: ClonosError | None) -> None:
+        trial, now = self._trials.get(channel), self._plane.listened_s
+        if trial is None:
             return
-        tried_s = time.monotonic() - trial.since
+        if outgoing.stood:  # so long it was there: it may have restored its state, and died
+            trial.since += now - trial.dialled
+        if error is None:  # it is there, and has not come to answer us
+            return
+        tried_s = now - trial.since
         # Where something does answer, the end of a process may just not be known yet.
         limit = 1 if isinstance(error, CannotConnect) else ANSWERED
         if tried_s > limit * self._unreachable_s:

@@ -48,17 +48,20 @@ HEARTBEAT_S: Final = 1.0
 LINGER_S: Final = 5.0
 """How long a stream that was left waits for the other side to read, and then to leave, too."""
 
-STRANGER_S: Final = 10.0
-"""A client that has not shown for so long who it is, is sent away."""
-
 STRANGERS_MAX: Final = 256
-"""At one time; the oldest one goes."""
+"""So many clients that have not shown yet who they are, are let in; the others wait outside."""
+
+STRANGER_S: Final = 10.0
+"""Who has not shown it for so long makes room for one of these."""
 
 CONNECT_S: Final = 10.0
 """A machine that has not answered for so long will not: it, or what lies between, is silent."""
 
 OPEN_S: Final = 60.0
-"""A process that has not answered for so long is asked anew. No error: it may be in a long call."""
+"""A process that has said nothing for so long is asked anew. No error: it may be in a long call."""
+
+PAUSE_MAX_S: Final = 1.0
+"""A longer time between two looks was a long step of this process: no delay of its peers."""
 
 SHUTDOWN_S: Final = 3.0
 """How long a shutdown waits for peers to leave, before it hangs up."""
@@ -92,6 +95,14 @@ class Plane:
         one of the same authority. Without one, streams are authenticated but not encrypted.
     allow_plaintext
         Needed for an address that is not a loopback one, if there is no `identity`.
+
+    Attributes
+    ----------
+    listened_s
+        For how long the plane has been looking for what comes: by this clock it is patient, for
+        while a step keeps its loop busy nobody can be late.
+    strangers_refused
+        How many clients did not hold the job's secret, or no certificate of the job.
 
     Raises
     ------
@@ -142,12 +153,16 @@ class Plane:
         }
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
-        self._deadlines: dict[Stream, float] = {}  # of strangers and of those that are leaving
+        self._strangers: dict[Stream, float] = {}  # since when; the oldest one first
+        self._deadlines: dict[Stream, float] = {}  # of those that are leaving
         self._opening: dict[Outgoing, float] = {}  # since when
         self.strangers_refused = 0
+        self.listened_s = 0.0
+        self._looked = time.monotonic()
         self._things: list[Thing] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
+        self._lets_in = True
         self._selector.register(self._inbox, _READ)
 
     @property
@@ -157,8 +172,8 @@ class Plane:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is any stream."""
-        return bool(self._streams)
+        """Whether there is any stream with a process of this job."""
+        return len(self._streams) > len(self._strangers)
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -172,10 +187,16 @@ class Plane:
             other threads have put into the inbox.
         """
         self.flush()
+        if not (self._lets_in or self._closing) and self._has_room():
+            self._lets_in = True
+            self._selector.register(self._listener, _READ)
         if timeout_s <= 0 or self._things or not self._inbox.may_sleep():
             timeout_s = 0.0
         ready = self._selector.select(timeout_s)
         self._inbox.awake()
+        now = time.monotonic()
+        self.listened_s += min(now - self._looked, PAUSE_MAX_S)
+        self._looked = now
         for key, mask in ready:
             stream = key.data
             if stream is None:
@@ -183,8 +204,11 @@ class Plane:
                 continue
             if mask & _READ and stream.state is not State.ENDED:
                 self._things += stream.read()
+                if self._opening:
+                    self._opening.pop(stream, None)  # it lives
             if mask & _WRITE:
                 self.changed(stream)
+        self.flush()  # handshakes do not wait for the steps to come
         if self._deadlines or self._opening:
             self._enforce_deadlines()
         things, self._things = self._things, []
@@ -204,7 +228,7 @@ class Plane:
                 self._selector.modify(stream.connection, _READ | _WRITE if wants else _READ, stream)
             moves = stream.unsent_bytes < before or stream not in self._deadlines
             if stream.is_leaving and moves:
-                self._deadlines[stream] = time.monotonic() + LINGER_S
+                self._deadlines[stream] = self.listened_s + LINGER_S
 
     def changed(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""
@@ -215,13 +239,14 @@ class Plane:
     def gone(self, stream: Stream) -> None:
         """See :class:`~clonos.transport.streams.Host`."""
         self._streams.discard(stream)
+        self._strangers.pop(stream, None)
         self._deadlines.pop(stream, None)
         if isinstance(stream, Outgoing):
             self._opening.pop(stream, None)
         self._selector.unregister(stream.connection)
 
     def _enforce_deadlines(self) -> None:
-        now = time.monotonic()
+        now = self.listened_s
         for stream, due in list(self._deadlines.items()):
             if due <= now:
                 self._things += stream.end(None)
@@ -298,8 +323,6 @@ class Plane:
             pulse.stop()
             return ControlLost(register.slot, conn_id, error)
 
-        outgoing = self._open(greet(Purpose.CONTROL), None, lost)
-        outgoing.send(register)
         pulse = Pulse(
             self._secret,
             partial(greet, Purpose.PULSE),
@@ -308,6 +331,9 @@ class Plane:
             heartbeat_s,
             self._keys,
         )
+        outgoing = self._open(greet(Purpose.CONTROL), None, lost)
+        outgoing.send(register)
+        pulse.start()
         return outgoing
 
     def _open(
@@ -338,7 +364,7 @@ class Plane:
             self._keys.client(peer.username) if self._keys and peer.username else None,
         )
         self._add(outgoing)
-        self._opening[outgoing] = time.monotonic()
+        self._opening[outgoing] = self.listened_s
         if failure not in _UNDER_WAY:
             reason = f"{greeting.audience} cannot be reached: {errno.errorcode[failure]}"
             self._things += outgoing.end(PeerUnreachable(reason))
@@ -370,8 +396,18 @@ class Plane:
 
     # --- serving streams ----------------------------------------------------------------------
 
+    def _has_room(self) -> bool:
+        """For one more stranger: there is, or the oldest one makes some."""
+        if len(self._strangers) < STRANGERS_MAX:
+            return True
+        oldest, since = next(iter(self._strangers.items()))
+        if self.listened_s - since <= STRANGER_S:
+            return False
+        self._things += oldest.end(None)
+        return True
+
     def _accept(self) -> None:
-        while True:
+        while self._has_room():
             try:
                 connection, address = self._listener.accept()
             except OSError:  # all of them are in, or the one has gone again
@@ -383,9 +419,10 @@ class Plane:
                 self, next(self._conn_ids), connection, peer, self._admit, self._refused, tls
             )
             self._add(stranger)
-            if len(self._deadlines) >= STRANGERS_MAX:
-                self._things += next(iter(self._deadlines)).end(None)
-            self._deadlines[stranger] = time.monotonic() + STRANGER_S
+            self._strangers[stranger] = self.listened_s
+            self._things += stranger.read()  # it may have waited for a step to end
+        self._lets_in = False  # who comes now waits in the system's queue
+        self._selector.unregister(self._listener)
 
     def _refused(self) -> None:
         self.strangers_refused += 1
@@ -395,10 +432,10 @@ class Plane:
         is_ours = greeting.job == self._job_id and greeting.audience == self.address
         if incoming.tls is not None and greeting.purpose != Purpose.CHANNEL:
             is_ours &= incoming.tls.peer_name == slot_name(greeting.id)
-        if self._closing or not is_ours or greeting.nonce in self._nonces:
+        if not is_ours or greeting.nonce in self._nonces:
             raise refused()
         self._nonces.add(greeting.nonce)
-        del self._deadlines[incoming]
+        del self._strangers[incoming]
         return self._serve[greeting.purpose](incoming, greeting, self._secret.answer(sealed))
 
     def _serve_channel(self, incoming: Incoming, greeting: Greeting, proof: bytes) -> list[Thing]:
@@ -461,8 +498,11 @@ class Plane:
         if self._closing:
             return
         self._closing = True
-        self._selector.unregister(self._listener)
+        if self._lets_in:
+            self._selector.unregister(self._listener)
         self._listener.close()
+        for stream in list(self._strangers):
+            stream.end(None)
         for stream in list(self._streams):
             stream.close()
         until = time.monotonic() + deadline_s

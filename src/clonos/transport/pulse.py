@@ -37,7 +37,7 @@ Progress = Callable[[], tuple[int, int | None]]
 
 
 class Pulse:
-    """Beats in a thread of its own until :meth:`stop`.
+    """Beats in a thread of its own from :meth:`start` until :meth:`stop`.
 
     Parameters
     ----------
@@ -65,6 +65,9 @@ class Pulse:
         self._heartbeat_s = heartbeat_s
         self._keys = keys
         self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin (and end at once, if it was stopped already)."""
         threading.Thread(target=self._run, name="clonos-pulse", daemon=True).start()
 
     def stop(self) -> None:

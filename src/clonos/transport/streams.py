@@ -73,6 +73,7 @@ class Stream:
         self.is_listed = False  # by the plane, as one to flush
         self.is_watched = False  # by the plane, for room to write
         self.is_leaving = False
+        self.stood = False  # something of what was sent has gone
         self._host = host
         self._bodies: Bodies | None = None
         self._reader = FrameReader()
@@ -124,6 +125,7 @@ class Stream:
             while out:
                 written = self.connection.sendmsg(list(islice(out, BUFFERS_MAX)))
                 self._unsent_bytes -= written
+                self.stood = True
                 while out and written >= len(out[0]):
                     written -= len(out.popleft())
                 if written:
