@@ -110,3 +110,11 @@ def test_descriptions_are_plain_and_stable():
     one, two = (json.dumps(describe(compiled())) for _ in range(2))
     assert one == two
     assert not list(differences(json.loads(one), json.loads(two)))
+
+
+def test_no_two_checkpoints_have_one_name(tmp_path):
+    first = directory(tmp_path / "a")
+    first.journal.mkdir()
+    assert first.owner() == directory(tmp_path / "a").owner()
+    (tmp_path / "b").mkdir()
+    assert first.owner() != directory(tmp_path / "b").owner()

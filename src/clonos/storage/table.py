@@ -3,7 +3,7 @@
 Each output of a sink task is one file, a *segment*. It appears whole, never changes, and its place
 is its key, so that writing it again is no work and a list of names is all that a reader needs::
 
-    <path>/_table.json                                        columns, and which table this is
+    <path>/_table.json                                        columns, which table this is, whose
     <path>/<task>/<generation>-<block>/<seq>-<rows>.arrow     rows, as any Arrow reader reads them
     <path>/_removed.json                                      up to where rows were removed
     <path>/_ended                                             the job has ended: this is all
@@ -123,11 +123,15 @@ class Table:
 
     # --- what the job does ----------------------------------------------------------------------
 
-    def create(self, schema: pa.Schema) -> None:
-        """Begin a table in a folder that has none, or an empty one."""
+    def create(self, schema: pa.Schema, owner: str = "") -> None:
+        """Begin a table in a folder that has none, or an empty one; only `owner` writes it."""
         self._fs.create_dir(self._root, recursive=True)
         columns = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        self._write_json(_ABOUT, {"id": secrets.token_hex(8), "schema": columns})
+        self._write_json(_ABOUT, {"id": secrets.token_hex(8), "owner": owner, "schema": columns})
+
+    def withdraw(self) -> None:
+        """Let the folder be nobody's again: nothing has been written to it."""
+        self._fs.delete_file(f"{self._root}/{_ABOUT}")
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         """Add a segment, unless it is there."""
@@ -169,6 +173,11 @@ class Table:
     def id(self) -> str:
         """A name that no other table has, not even a later one in the same folder."""
         return str(self._about["id"])
+
+    @property
+    def owner(self) -> str:
+        """The sink, of which job, that writes it."""
+        return self._about["owner"]
 
     @property
     def schema(self) -> pa.Schema:
