@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -101,15 +102,23 @@ class Fed:
     def __init__(self, spool, feeding=None):
         self.spark = Played()
         self.reported: list[ClonosError] = []
+        self.checkpoint = spool.uri + "/a b"
         self.query = FeedingQuery(
             "job: in",
             self.spark,
             SCHEMA,
             feeding or Feeding(),
             spool,
-            "file:///q",
+            self.checkpoint,
             self.reported.append,
         )
+
+    def plan(self, batch, text):
+        """What Spark does before it hands a batch over."""
+        offsets = Path(self.checkpoint, "offsets")
+        offsets.mkdir(parents=True, exist_ok=True)
+        Path(self.checkpoint, "metadata").touch()
+        (offsets / str(batch)).write_text(text)
 
     def over(self) -> list[ClonosError]:
         self.query._watcher.join(5)
@@ -122,7 +131,7 @@ def test_options(spool):
     assert fed.spark.options == {
         "name": "job: in",
         "mode": "update",
-        "checkpointLocation": "file:///q",
+        "checkpointLocation": f"file://{spool.uri}/a b",
         "processingTime": "2 seconds",
     }
     fed.query.close()
@@ -136,10 +145,26 @@ def test_a_batch_is_taken_when_the_function_returns(spool):
     fed = Fed(spool)
     fed.query.start()
     fed.spark.parts = [("rows/x", 3, 100)]
+    fed.plan(0, "up to 3")
     fed.spark.take(fed.spark, 0)
     assert spool.newest is not None
     assert (spool.newest.query, spool.newest.batch) == ("the query", 0)
     assert spool.newest.parts == (Part("rows/x", 3, 100),)
+    fed.query.close()
+
+
+def test_a_batch_that_spark_has_planned_anew_is_not_the_old_one(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.plan(7, "up to 10")
+    fed.spark.parts = [("rows/x", 3, 100)]
+    for _ in range(2):
+        fed.spark.take(fed.spark, 7)
+    fed.plan(7, "up to 12")
+    with pytest.raises(OtherQuery, match="restore its newest state"):
+        fed.spark.take(fed.spark, 7)
+    with pytest.raises(SourceError, match="planned for batch 8"):
+        fed.spark.take(fed.spark, 8)
     fed.query.close()
 
 
@@ -191,6 +216,7 @@ def test_what_we_say_is_told_and_not_what_spark_makes_of_it(spool):
     spool.take("another", 0, [Part("rows/x", 1, 1)])
     fed = Fed(spool)
     fed.query.start()
+    fed.plan(1, "")
     with pytest.raises(OtherQuery):
         fed.spark.take(fed.spark, 1)
     fed.spark.end(StreamingQueryException("py4j.Py4JException: a page of text"))

@@ -17,7 +17,7 @@ from clonos.core.layer import decode_layer
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.spark.feeding import FeedingQuery, hadoop_path
+from clonos.spark.feeding import FeedingQuery
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader
@@ -137,7 +137,7 @@ class Feeds:
             first = self._tables.first(table)
             return Refresher(name, table, first, source.refresh_ms, spool, self._say)
         assert source.feeding is not None
-        checkpoint = hadoop_path(f"{self._folder(operator)}/query")
+        checkpoint = f"{self._folder(operator)}/query"
         return FeedingQuery(
             name,
             source.dataframe,

@@ -3,11 +3,16 @@
 Spark commits its offset when the function of ``foreachBatch`` has returned, and that returns when
 the batch's manifest is in the spool. So whatever dies on whichever side, and whenever: a batch
 whose offset was committed is there, and one that Spark offers again is there only once.
+
+Before the batch, Spark has written down from where to where in the input it goes. A digest of that
+is in the manifest: a number alone would not tell a batch that is offered again from another one,
+of a query whose checkpoint went back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,13 +22,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from pyspark import TaskContext
 
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
 from clonos.spark.errors import FeedFailed, SparkStopped
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, sync_directory, sync_file
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Part, Spool, write_parts
 
@@ -46,7 +52,7 @@ class FeedingQuery:
     schema
         Of the rows in the spool.
     checkpoint
-        Where the query keeps its own checkpoint: a path as Hadoop writes it.
+        Where the query keeps its own checkpoint: a local path or a URI.
     report
         Called, from a thread of its own, with the error that ended the query.
     """
@@ -84,7 +90,7 @@ class FeedingQuery:
             writer = (
                 self._frame.writeStream.queryName(self._name)
                 .outputMode(feeding.output_mode)
-                .option("checkpointLocation", self._checkpoint)
+                .option("checkpointLocation", hadoop_path(self._checkpoint))
                 .foreachBatch(self._take)
             )
             if feeding.available_now:
@@ -107,7 +113,8 @@ class FeedingQuery:
                 write_rows, self._spool.uri, self._spool.durability, batch, self._schema
             )
             parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
-            self._spool.take(query, batch, parts)
+            planned = extent(self._checkpoint, batch, self._spool.durability)
+            self._spool.take(query, batch, parts, planned)
         except ClonosError as error:
             self._error = error
             raise
@@ -176,6 +183,37 @@ def write_rows(
         yield pa.RecordBatch.from_pydict(
             {"path": [part.path], "rows": [part.rows], "nbytes": [part.nbytes]}
         )
+
+
+def extent(checkpoint: str, batch: int, durability: Durability) -> str:
+    """From where to where a batch goes: a digest of what Spark has planned.
+
+    That it can be compared later, the plan must survive what the batch survives: on a local disk it
+    is made to.
+
+    Raises
+    ------
+    SourceError
+        It cannot be read.
+    """
+    uri = checkpoint if "://" in checkpoint else Path(checkpoint).absolute().as_uri()
+    try:
+        system, root = pafs.FileSystem.from_uri(uri)
+        with system.open_input_stream(f"{root}/offsets/{batch}") as stream:
+            planned = stream.read()
+        if durability == "fsync" and system.type_name == "local":
+            folder = Path(root)
+            plans = [folder / "metadata", folder / f"offsets/{batch}"]
+            for path in (*plans, *folder.glob(f"sources/*/{batch}*")):
+                sync_file(path)
+                sync_directory(path.parent)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(
+            f"what Spark has planned for batch {batch} cannot be read: {error}",
+            where=checkpoint,
+            remedy="see that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
+        ) from error
+    return hashlib.sha256(planned).hexdigest()
 
 
 def hadoop_path(uri: str) -> str:
