@@ -13,6 +13,7 @@ from clonos.cluster.errors import TableFailed
 from clonos.cluster.tables import Refresher, Tables
 from clonos.operators.batches import from_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -103,6 +104,27 @@ def test_a_job_that_is_started_again_begins_with_the_table_it_had(tmp_path):
     again.wait_for(lambda: again.versions()[-1] == [7])
     again.refresher.close()
     assert again.versions() == [[1], [7]]
+
+
+def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypatch):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    put = LayerStore.put
+
+    def failing(store, path, data):
+        nbytes = put(store, path, data)
+        if path.startswith("batch-") and table.ids == [2]:
+            table.ids = [3]
+            raise OSError("the folder cannot be synced")
+        return nbytes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStore, "put", failing)
+        table.ids = [2]
+        here.wait_for(lambda: here.warnings)
+    here.wait_for(lambda: here.versions()[-1] == [3])
+    here.refresher.close()
+    assert here.versions() == [[1], [2], [3]]
 
 
 def test_a_full_spool_holds_back_versions_and_not_the_end(tmp_path):

@@ -241,6 +241,30 @@ def test_a_query_that_went_back_is_refused(tmp_path, number, extent, told):
     assert read(reader(spool)) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_manifest_that_readers_have_seen_is_not_written_anew(tmp_path, monkeypatch, is_there):
+    """Making it durable fails after it has got its name; or before."""
+    spool = Spool(str(tmp_path), 1)
+    put = LayerStore.put
+
+    def failing(store, path, data):
+        nbytes = put(store, path, data) if is_there or path.startswith("rows") else 0
+        if not path.startswith("rows"):
+            raise OSError("no space left on device")
+        return nbytes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStore, "put", failing)
+        with pytest.raises(OSError, match="no space"):
+            offer(spool, 0, [[1]])
+    seen = read(reader(spool))
+    assert seen == [1] * is_there
+    assert offer(spool, 0, [[2]]) is not is_there
+    assert offer(spool, 1, [[3]])
+    assert read(reader(spool)) == [1 if is_there else 2, 3]
+    assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1]
+
+
 def test_the_end_is_for_ever(tmp_path):
     spool = Spool(str(tmp_path), 2)
     spool.end()

@@ -168,17 +168,18 @@ class Refresher:
         digest = content_digest(content)
         if digest != self._newest:
             self._spool.wait_for_room()
-            self._take(content)
-            self._newest = digest
+            if self._take(content):
+                self._newest = digest
 
-    def _take(self, content: bytes) -> None:
+    def _take(self, content: bytes) -> bool:
+        """False if an earlier version, whose writing seemed to have failed, has this number."""
         newest = self._spool.newest
         version = 0 if newest is None else newest.batch + 1
         row = pa.RecordBatch.from_pydict(
             {"version": [version], "table": [content]}, schema=VERSIONS
         )
         parts = list(write_parts(self._spool.store, version, 0, [row], VERSIONS))
-        self._spool.take(_QUERY, version, parts)
+        return self._spool.take(_QUERY, version, parts)
 
     def close(self) -> None:
         """Read it no more."""

@@ -94,7 +94,7 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        return f"{_NAME}{self.number:012d}"
+        return manifest_path(self.number)
 
     def dealt(self, task_index: int) -> list[Part]:
         """The files of one task."""
@@ -210,7 +210,7 @@ class Spool:
         self._tasks = tasks
         self._backlog_bytes_max = backlog_bytes_max
         self._changed = threading.Condition()
-        self._is_closed = False
+        self._is_closed = self._is_in_doubt = False
         self._below = 0  # the files of manifests with lower numbers are gone
         self.is_waiting = False
         self.store.sweep()
@@ -290,6 +290,7 @@ class Spool:
         """
         with self._changed:
             self._require_open()
+            self._settle()
             newest = self.newest
             if newest is not None and not newest.is_end:
                 self._require_same(newest, query, batch, extent)
@@ -308,9 +309,7 @@ class Spool:
         elif batch < newest.batch:
             what = f"the query is at batch {batch}, but has handed over batch {newest.batch} before"
         elif batch == newest.batch and extent != newest.extent:
-            what = (
-                f"batch {batch} was handed over before, but began or ended elsewhere"
-            )
+            what = f"batch {batch} was handed over before, but began or ended elsewhere"
         else:
             return
         raise OtherQuery(
@@ -323,6 +322,7 @@ class Spool:
     def end(self) -> None:
         """The input is over, for ever."""
         with self._changed:
+            self._settle()
             if not self._is_closed and not self.is_ended:
                 newest = self.newest
                 query, batch = (newest.query, newest.batch) if newest else ("", -1)
@@ -341,8 +341,18 @@ class Spool:
             number, first = newest.number + 1, newest.first + len(newest.parts)
             before = newest.after
         manifest = Manifest(number, query, batch, extent, first, before, parts, is_end)
+        self._is_in_doubt = True
         self.store.put(manifest.path, manifest.encode())
+        self._is_in_doubt = False
         self._kept.append(manifest)
+
+    def _settle(self) -> None:
+        """A manifest whose writing failed may be there all the same, and readers have seen it."""
+        if self._is_in_doubt:
+            path = manifest_path(self.newest.number + 1 if self.newest is not None else 0)
+            if self.store.has(path):
+                self._kept.append(load_manifest(self.store, path))
+            self._is_in_doubt = False
 
     # --- deleting ---
 
@@ -463,7 +473,7 @@ class SpoolReader(BaseReader):
         return True
 
     def _next(self, number: int) -> Manifest | None:
-        path = f"{_NAME}{number:012d}"
+        path = manifest_path(number)
         return load_manifest(self._store, path) if self._store.has(path) else None
 
     def _find(self) -> Manifest | None:
@@ -521,6 +531,11 @@ class SpoolReader(BaseReader):
             remedy="see that nothing else deletes from the checkpoint_dir; if the journal of the "
             "job was lost, start it in another checkpoint_dir",
         )
+
+
+def manifest_path(number: int) -> str:
+    """Where a manifest is in its store."""
+    return f"{_NAME}{number:012d}"
 
 
 def load_manifest(store: LayerStore, path: str) -> Manifest:
