@@ -91,7 +91,12 @@ class ParquetWriter:
             hidden = unfinished_name(f"{self._root}/.{name}")
             with self._fs.open_output_stream(hidden) as stream:
                 pq.write_table(pa.Table.from_batches([batch]), stream)
-            self._fs.move(hidden, path)
+            try:
+                self._fs.move(hidden, path)
+            except OSError:
+                if not self._fs.get_file_info(path).is_file:
+                    raise
+                self._fs.delete_file(hidden)  # see Table
         except (OSError, pa.ArrowException) as error:
             raise _failed(self._path, error) from error
 
