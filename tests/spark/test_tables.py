@@ -124,6 +124,29 @@ def test_removed_rows_are_missed(table):
     assert rows(tolerant, start, end) == []
 
 
+def test_before_spark_4_2_nobody_says_from_where(table):
+    put(table, 0, 1, 1)
+    put(table, 1, 1, 10)
+    reader = stream(table)
+    first = reader.latestOffset()
+    assert rows(reader, reader.initialOffset(), first) == [[1], [10]]
+    assert remove_rows(table.path, timedelta(0)) == 2
+    put(table, 0, 2, 2)
+    for follower in (reader, stream(table)):  # which has read them; and started again
+        second = follower.latestOffset()
+        assert second == {"table": table.id, "0": "0-2", "1": "0-1"}
+        assert rows(follower, first, second) == [[2]]
+    for new in (stream(table), reader):
+        with pytest.raises(RowsRemoved):
+            rows(new, new.initialOffset(), second)
+    put(table, 0, 3, 3)
+    reader.partitions(second, reader.latestOffset())
+    put(table, 0, 4, 4)
+    remove_rows(table.path, timedelta(0))
+    with pytest.raises(RowsRemoved):
+        reader.latestOffset()
+
+
 def test_an_offset_whose_files_are_gone_without_a_word(table):
     put(table, 0, 1, 1)
     put(table, 0, 2, 2)

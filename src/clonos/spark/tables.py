@@ -100,6 +100,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._tolerant = options.get("failOnDataLoss", "true").lower() == "false"
         self._target: dict[int, Position] | None = None
         self._start: Offset | None = None
+        self._last: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         return {_TABLE: self._table.id}
@@ -118,7 +119,10 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._target = newest(self._table.segments())
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        start = self.initialOffset() if start is None else start  # before Spark 4.2: from the start
+        if start is None:  # before Spark 4.2 nobody says from where
+            # Of a query that goes on, that is not known before a batch is planned, which is also
+            # where the rows that have been removed meanwhile are missed.
+            start = self._last or self.initialOffset() | _offset(self._table.removed)
         self._start = start
         first = self._positions(start)
         segments = self._table.segments(first)
@@ -129,7 +133,8 @@ class TableStream(_Rows, DataSourceStreamReader):
         for name, size in _SIZES.values():
             if hasattr(limit, name):
                 segments = admitted(segments, getattr(limit, name), size)
-        return start | _offset(newest(segments))
+        self._last = start | _offset(newest(segments))
+        return self._last
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - see above
         """For the query's progress: where the table ends."""
@@ -138,6 +143,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return self._start | _offset(newest(self._table.segments(self._positions(self._start))))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        self._last = end
         first, last = self._positions(start), self._positions(end)
         segments = self._table.segments(first)
         segments = [s for s in segments if s.position <= last.get(s.task, START)]
