@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 import clonos
 from clonos.cluster.errors import TableFailed
@@ -69,6 +70,16 @@ class Refreshed:
         while not condition():
             assert time.monotonic() < until
             time.sleep(0.005)
+
+
+def test_a_table_is_shipped_once_for_all_tasks(tmp_path):
+    job = clonos.Job(parallelism=4)
+    stream = job.source(clonos.sources.from_batches([], "id long"))
+    content = pa.table({"id": range(10_000)})
+    stream.look_up(lambda: content, "id", name="op").sink(clonos.sinks.collect())
+    tables = Tables(str(tmp_path), "process")
+    codes = [tables.pinned(code) for code in job.compile().codes]
+    assert content.nbytes < len(cloudpickle.dumps(codes)) < 2 * content.nbytes
 
 
 def test_a_table_is_read_again_and_spooled_when_it_has_changed(tmp_path):

@@ -82,9 +82,12 @@ class Tables:
         self._base = base
         self._durability = durability
         self._first: dict[int, bytes] = {}
+        self._contents: dict[int, pa.RecordBatch] = {}
 
     def pinned(self, code: TaskCode) -> TaskCode:
         """The code of a task with the content of its tables in it.
+
+        That is one object for all tasks, as pickle ships an object once.
 
         Raises
         ------
@@ -113,7 +116,8 @@ class Tables:
                 self._first[id(table)] = store.get(FIRST)
             except UnreadableLayer as error:
                 raise _failed(error.what, name) from error
-        return from_bytes(self._first[id(table)])
+            self._contents[id(table)] = from_bytes(self._first[id(table)])
+        return self._contents[id(table)]
 
 
 class Refresher:
