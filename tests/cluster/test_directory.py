@@ -34,6 +34,7 @@ def test_the_same_graph_is_welcome(tmp_path):
     first.check(compiled())
     first.claim(compiled())
     directory(tmp_path).check(compiled())
+    assert (tmp_path / "job.json").stat().st_mode & 0o77 == 0, "others do not read keys in it"
 
 
 @pytest.mark.parametrize(

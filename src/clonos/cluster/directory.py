@@ -148,6 +148,7 @@ class JobDirectory:
 
 
 def _write(path: Path, text: str) -> None:
+    path.touch(0o600)  # there may be keys in the URIs of a graph
     path.write_text(text)
 
 
