@@ -202,11 +202,19 @@ def test_a_failure_is_told(spool, error):
     assert not spool.is_ended
 
 
-def test_stopped_with_spark_the_input_is_not_over(spool):
+CANCELLED = "[SPARK_JOB_CANCELLED] Job 4 cancelled because SparkContext was shut down"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, StreamingQueryException("a NullPointerException"), StreamingQueryException(CANCELLED)],
+    ids=["as if it were the end", "in some way", "as a cancelled job"],
+)
+def test_stopped_with_spark_the_input_is_not_over(spool, error):
     fed = Fed(spool)
     fed.query.start()
     fed.spark.is_spark_stopped = True
-    fed.spark.end()
+    fed.spark.end(error)
     (told,) = fed.over()
     assert isinstance(told, SparkStopped)
     assert not spool.is_ended

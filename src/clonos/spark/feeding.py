@@ -28,7 +28,7 @@ from pyspark import TaskContext
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
 from clonos.spark.errors import FeedFailed, SparkStopped
-from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short
+from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability, sync_directory, sync_file
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Part, Spool, write_parts
@@ -125,12 +125,8 @@ class FeedingQuery:
             self._query.awaitTermination()
             if self._closed:
                 return
-            if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
-                raise SparkStopped(
-                    "the Spark application was stopped while the job ran",
-                    where=self._name,
-                    remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
-                )
+            if self._is_spark_stopped():
+                raise self._stopped()
             self._spool.end()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job waits for rows or an end
             if not self._closed:
@@ -141,6 +137,8 @@ class FeedingQuery:
             return error
         if self._error is not None:
             return self._error
+        if self._is_spark_stopped():  # whatever it says while it falls apart
+            return self._stopped()
         if CANCELLED in str(error):  # the query was, or all jobs of the application
             return cancelled(self._name, error)
         return FeedFailed(
@@ -148,6 +146,16 @@ class FeedingQuery:
             where=self._name,
             remedy="correct what it says and start the job again: with a checkpoint_dir both go on "
             "where they were",
+        )
+
+    def _is_spark_stopped(self) -> bool:
+        return is_stopped(self._frame.sparkSession.sparkContext)
+
+    def _stopped(self) -> SparkStopped:
+        return SparkStopped(
+            "the Spark application was stopped while the job ran",
+            where=self._name,
+            remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
         )
 
     def close(self) -> None:
