@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 
+from clonos.storage import table as table_module
 from clonos.storage.table import NoTable, Position, RowsRemoved, Table, UnreadableTable
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -162,11 +163,18 @@ def test_removers_do_not_set_each_other_back(table, monkeypatch):
     assert len(table._removals()[1]) == 1
 
 
-def test_durable_segments(tmp_path):
+def test_durable_segments(tmp_path, monkeypatch):
+    synced = []
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(table_module, name, lambda path: synced.append(Path(path)))
     table = Table(str(tmp_path), "fsync")
     table.create(SCHEMA)
+    synced.clear()
     table.write(2, 0, 1, batch(5))
     assert keys(table.segments()) == [(2, 0, 1)]
+    block = tmp_path / "00002" / "0000-0000000000"
+    assert synced[:3] == [block.parent, tmp_path, tmp_path.parent]
+    assert synced[-1] == block
 
 
 def test_a_damaged_file(table):

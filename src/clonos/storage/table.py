@@ -139,6 +139,9 @@ class Table:
         folder = f"{self._root}/{task:05d}/{generation:04d}-{seq // _BLOCK:010d}"
         if folder not in self._folders:
             self._fs.create_dir(folder, recursive=True)
+            if self._is_synced:  # a file is no safer than the folders that it is in
+                for inner in (folder, folder.rpartition("/")[0], self._root):
+                    sync_directory(Path(inner).parent)
             self._folders = {folder}
         path = f"{folder}/{seq:012d}-{batch.num_rows}.arrow"
         if self._fs.get_file_info(path).is_file:
@@ -271,6 +274,10 @@ class Table:
     # --- files ----------------------------------------------------------------------------------
 
     @property
+    def _is_synced(self) -> bool:
+        return self._durability == "fsync" and self._fs.type_name == "local"
+
+    @property
     def _about(self) -> dict[str, str]:
         about = self._read_json(_ABOUT)
         if about is None:
@@ -330,7 +337,7 @@ class Table:
         hidden = unfinished_name(f"{folder}/.{name}")
         with self._fs.open_output_stream(hidden) as stream:
             fill(stream)
-        is_synced = self._durability == "fsync" and self._fs.type_name == "local"
+        is_synced = self._is_synced
         if is_synced:
             sync_file(hidden)
         try:
