@@ -74,14 +74,20 @@ class Files(InputPartition):
 class _Rows:
     """What both readers share."""
 
+    _tolerant = False
+
     def __init__(self, table: Table, schema: StructType) -> None:
         self._table = table
         self._schema: pa.Schema = parse_schema(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for path in getattr(partition, "paths", ()):  # of an empty table Spark asks for nothing
-            for batch in self._table.read(path):
-                yield batch.select(self._schema.names).cast(self._schema)
+            try:
+                for batch in self._table.read(path):
+                    yield batch.select(self._schema.names).cast(self._schema)
+            except RowsRemoved:  # since the partition was planned
+                if not self._tolerant:
+                    raise
 
 
 class TableReader(_Rows, DataSourceReader):
@@ -248,12 +254,14 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 
     Raises
     ------
+    NoTable
+        There is none.
     StreamingQueryException
         The query has failed.
     TimeoutError
         The job has not ended in time; the query runs on.
     """
-    table = Table(path)
+    table = _existing(path)
     until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     while not table.ended:
         if not query.isActive:
@@ -272,10 +280,14 @@ def remove_rows(path: str, older_than: timedelta) -> int:
     A query that has not read them all fails with :class:`~clonos.storage.table.RowsRemoved`, as
     does a new one: set its option ``failOnDataLoss`` to begin with what is left.
     """
+    return _existing(path).remove(older_than.total_seconds())
+
+
+def _existing(path: str) -> Table:
     table = Table(path)
     if not table.exists:
         raise NoTable("there is no table of a job here", where=path, remedy="correct the path")
-    return table.remove(older_than.total_seconds())
+    return table
 
 
 # --- offsets and limits -------------------------------------------------------------------------
