@@ -82,6 +82,18 @@ def test_a_table_is_shipped_once_for_all_tasks(tmp_path):
     assert content.nbytes < len(cloudpickle.dumps(codes)) < 2 * content.nbytes
 
 
+def test_no_name_leads_out_of_the_folder(tmp_path):
+    base = tmp_path / "spool"
+    for name, uri in (("..", str(base)), ("a/..", base.as_uri())):
+        job = clonos.Job()
+        stream = job.source(clonos.sources.from_batches([], "id long"))
+        stream.look_up(Changing(), "id", name=name).sink(clonos.sinks.collect())
+        for code in job.compile().codes:
+            Tables(uri, "process").pinned(code)
+    assert [path.name for path in tmp_path.iterdir()] == ["spool"]
+    assert sorted(path.name for path in base.iterdir()) == ["=2E=2E", "a=2F=2E=2E"]
+
+
 def test_a_table_is_read_again_and_spooled_when_it_has_changed(tmp_path):
     table = Changing()
     here = Refreshed(tmp_path, table)

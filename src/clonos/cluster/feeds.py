@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.tables import Refresher, Tables
@@ -18,7 +17,7 @@ from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.spark.feeding import FeedingQuery
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader
 from clonos.transport.inbox import Inbox
@@ -94,7 +93,7 @@ class Feeds:
         )
 
     def _folder(self, operator: str) -> str:
-        return f"{self._base}/{quote(operator, safe='')}"
+        return f"{self._base}/{folder_name(operator)}"
 
     def reading(self, compiled: CompiledJob) -> CompiledJob:
         """The job with these sources reading the spools, and with the first content of tables.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -25,7 +24,7 @@ from clonos.graph.nodes import OperatorFactory
 from clonos.operators.batches import from_bytes, to_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.spark.slots import SPARK_ERRORS, in_short
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, write_parts
 
@@ -109,7 +108,7 @@ class Tables:
 
     def _content(self, table: SideTable, name: str) -> pa.RecordBatch:
         if id(table) not in self._first:
-            store = LayerStore(f"{self._base}/{quote(name, safe='')}", self._durability)
+            store = LayerStore(f"{self._base}/{folder_name(name)}", self._durability)
             if not store.has(FIRST):
                 store.put(FIRST, read(table, name))
             try:
