@@ -150,6 +150,17 @@ def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypa
     assert here.versions() == [[1], [2], [3]]
 
 
+def test_no_error_ends_the_reading_of_a_table_in_silence(tmp_path, monkeypatch):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    with monkeypatch.context() as patch:
+        patch.setattr("clonos.cluster.tables.write_parts", None)
+        table.ids = [2]
+        here.wait_for(lambda: here.warnings)
+    here.wait_for(lambda: here.versions()[-1] == [2])
+    here.refresher.close()
+
+
 def test_a_full_spool_holds_back_versions_and_not_the_end(tmp_path):
     table = Changing()
     here = Refreshed(tmp_path, table)

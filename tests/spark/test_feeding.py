@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,24 @@ def test_closed_it_is_stopped_and_can_go_on_another_time(spool):
     assert not Spool(spool.uri, 1, "process").is_ended
     with pytest.raises(ClonosError, match="stopped"):
         fed.spark.take(fed.spark, 0)
+
+
+def test_queries_that_do_not_stop_hold_nobody_up_for_long(spool, caplog, monkeypatch):
+    feds = [Fed(spool) for _ in range(3)]
+    hang = threading.Event()
+    for fed in feds:
+        monkeypatch.setattr(fed.spark, "stop", hang.wait)
+        fed.query.start()
+    since = time.monotonic()
+    for fed in feds:
+        fed.query.leave()
+    for fed in feds:
+        fed.query.close(since + 0.2)
+    assert time.monotonic() - since < 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    hang.set()
+    for fed in feds:
+        fed.spark.end()
 
 
 def test_a_query_that_does_not_start(spool):

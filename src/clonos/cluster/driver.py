@@ -268,6 +268,8 @@ class RunningJob:
         self._inbox.put(None)
         if self._over.wait(STOP_S):
             self.watch.join(LISTENERS_S)
+        else:
+            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
 
     def add_listener(self, listener: Listener) -> None:
         """Let it hear of the job from now on."""

@@ -8,6 +8,7 @@ spool of a source, which all tasks that look up in it read: a version is taken l
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -161,7 +162,7 @@ class Refresher:
             try:
                 self._refresh()
                 has_failed = False
-            except (ClonosError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a thread that ends would not be noticed
                 if not has_failed and not self._closed.is_set():
                     self._warn(f"{self._name}: rows see an older version on: {error}")
                 has_failed = True
@@ -184,9 +185,14 @@ class Refresher:
         parts = list(write_parts(self._spool.store, version, 0, [row], VERSIONS))
         return self._spool.take(_QUERY, version, parts)
 
-    def close(self) -> None:
-        """Read it no more."""
+    def leave(self) -> None:
+        """Begin to read it no more."""
         self._closed.set()
         self._spool.close()
+
+    def close(self, until: float | None = None) -> None:
+        """Read it no more, from when this returns or from soon after that time (monotonic)."""
+        self.leave()
         if self._thread.is_alive():
-            self._thread.join(STOP_S)
+            left_s = STOP_S if until is None else max(0.0, until - time.monotonic())
+            self._thread.join(min(STOP_S, left_s))

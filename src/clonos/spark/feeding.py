@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,7 @@ class FeedingQuery:
         self._query: Any = None
         self._error: ClonosError | None = None
         self._closed = False
+        self._stopper: threading.Thread | None = None
         self._watcher = threading.Thread(
             target=self._watch, name=f"clonos-feed {name}", daemon=True
         )
@@ -158,22 +160,30 @@ class FeedingQuery:
             remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
         )
 
-    def close(self) -> None:
-        """Stop the query; what it has in hand is offered again when it is started again."""
+    def leave(self) -> None:
+        """Begin to stop the query; what it has in hand is offered again when it goes on."""
         self._closed = True
         self._spool.close()
-        if self._query is None:
+        if self._query is None or self._stopper is not None:
             return
 
         def stop() -> None:
             with contextlib.suppress(*SPARK_ERRORS, AttributeError):
                 self._query.stop()
 
-        stopper = threading.Thread(target=stop, name=f"clonos-unfeed {self._name}", daemon=True)
-        stopper.start()
-        stopper.join(STOP_S)
-        if stopper.is_alive():
-            LOGGER.warning("%s: Spark has not stopped the query within %s s", self._name, STOP_S)
+        name = f"clonos-unfeed {self._name}"
+        self._stopper = threading.Thread(target=stop, name=name, daemon=True)
+        self._stopper.start()
+
+    def close(self, until: float | None = None) -> None:
+        """Stop the query, and wait until it has stopped or that time (monotonic) has come."""
+        self.leave()
+        if self._stopper is None:
+            return
+        left_s = STOP_S if until is None else max(0.0, until - time.monotonic())
+        self._stopper.join(left_s)
+        if self._stopper.is_alive():
+            LOGGER.warning("%s: Spark does not stop the query; the job ends without", self._name)
 
 
 def write_rows(
