@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+_USER: Final = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def masked(text: str) -> str:
+    """A text without the users and keys in its URIs.
+
+    Examples
+    --------
+    >>> masked("cannot read s3://KEY:SECRET@bucket/job")
+    'cannot read s3://***@bucket/job'
+    """
+    return _USER.sub("***@", text)
 
 
 class ClonosError(Exception):
@@ -17,13 +31,13 @@ class ClonosError(Exception):
         The operator or task, such as ``"count[3]"``; empty if the whole job is meant.
     remedy
         What the reader can do about it.
+
+    Keys in URIs are left out of all three.
     """
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
-        self.what = what
-        self.where = where
-        self.remedy = remedy
-        super().__init__(what, where, remedy)
+        self.what, self.where, self.remedy = masked(what), masked(where), masked(remedy)
+        super().__init__(self.what, self.where, self.remedy)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""

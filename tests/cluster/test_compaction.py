@@ -90,6 +90,14 @@ def test_what_cannot_be_merged_is_told(store: LayerStore, compactor: Compactor) 
         compactor.merge(chain, chain)
 
 
+def test_the_place_of_the_layers_is_on_no_command_line(
+    store: LayerStore, compactor: Compactor
+) -> None:
+    compactor.merge([put(store, 1, {})], [put(store, 1, {})])
+    assert compactor._process is not None
+    assert "layers" not in str(compactor._process.args)
+
+
 def test_a_dead_process_is_replaced(store: LayerStore, compactor: Compactor) -> None:
     chain = [put(store, 1, {b"a": b"1"}), put(store, 2, {b"a": b"2"})]
     compactor.merge(chain, chain)

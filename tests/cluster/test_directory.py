@@ -34,6 +34,7 @@ def test_the_same_graph_is_welcome(tmp_path):
     first.check(compiled())
     first.claim(compiled())
     directory(tmp_path).check(compiled())
+    assert (tmp_path / "job.json").stat().st_mode & 0o77 == 0, "others do not read keys in it"
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,11 @@ def test_descriptions_are_plain_and_stable():
     one, two = (json.dumps(describe(compiled())) for _ in range(2))
     assert one == two
     assert not list(differences(json.loads(one), json.loads(two)))
+
+
+def test_no_two_checkpoints_have_one_name(tmp_path):
+    first = directory(tmp_path / "a")
+    first.journal.mkdir()
+    assert first.owner() == directory(tmp_path / "a").owner()
+    (tmp_path / "b").mkdir()
+    assert first.owner() != directory(tmp_path / "b").owner()

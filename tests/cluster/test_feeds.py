@@ -44,10 +44,10 @@ def die():
     os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
-def deadly(spool, query, number, parts):
+def deadly(spool, query, number, parts, extent):
     if number == batch and moment == "before":
         die()
-    taken = take(spool, query, number, parts)
+    taken = take(spool, query, number, parts, extent)
     if number == batch and moment == "after":
         die()
     return taken

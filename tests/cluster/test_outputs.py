@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
 from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.cluster.progress import JobEvent, Observer, Sample
-from clonos.cluster.writers import ParquetWriter, TableWriter
+from clonos.cluster.writers import ParquetWriter, TableWriter, withdraw
 from clonos.core.coordinator import Note
 from clonos.storage.table import Table
 
@@ -35,12 +37,42 @@ def test_what_killed_writers_leave_is_hidden_and_swept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_output_of_another_job_is_not_ours(tmp_path):
-    writer = ParquetWriter(str(tmp_path))
-    writer.begin(BATCH.schema, is_new=True)
+@pytest.fixture(params=[ParquetWriter, partial(TableWriter, durability="process")])
+def make(request):
+    return request.param
+
+
+def test_a_folder_is_of_one_sink_of_one_checkpoint(tmp_path, make):
+    path = str(tmp_path / "out")
+    writer = make(path)
+    writer.begin(BATCH.schema, "me", is_new=True)
+    before = Table(path).id if make is not ParquetWriter else None
+    writer.begin(BATCH.schema, "me", is_new=True)  # the driver died before it began to work
+    for is_new in (True, False):  # though there are no rows yet
+        with pytest.raises(OutputExists, match="another job's"):
+            make(path).begin(BATCH.schema, "another", is_new=is_new)
+    make(path).begin(BATCH.schema, "me", is_new=False)
+    if before is not None:
+        assert Table(path).id == before, "whoever reads it reads on"
     writer.write(0, 0, 1, BATCH)
-    with pytest.raises(OutputExists, match="checkpoint_dir"):
-        writer.begin(BATCH.schema, is_new=True)
+    assert pads.dataset(path, format="arrow" if before else "parquet").count_rows() == 2
+    writer.withdraw()
+    with pytest.raises(OutputExists, match="checkpoint_dir"):  # its journal was lost
+        writer.begin(BATCH.schema, "me", is_new=True)
+    with pytest.raises(OutputExists):
+        make(path).begin(BATCH.schema, "another", is_new=True)
+
+
+def test_the_folder_of_a_job_that_did_not_start_is_free(tmp_path, make):
+    writer = make(str(tmp_path / "out"))
+    writer.begin(BATCH.schema, "me", is_new=True)
+    withdraw([writer, writer])
+    make(str(tmp_path / "out")).begin(BATCH.schema, "another", is_new=True)
+
+
+def test_output_that_is_gone_is_missed(tmp_path, make):
+    with pytest.raises(SinkFailed, match="gone"):
+        make(str(tmp_path / "out")).begin(BATCH.schema, "me", is_new=False)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -74,27 +106,9 @@ def test_dropped_rows_are_added_up():
     assert observer.dropped() == {"a: bad_records": 7}
 
 
-def test_a_table_is_of_one_job(tmp_path):
-    path = str(tmp_path / "t")
-    writer = TableWriter(path, "process")
-    writer.begin(BATCH.schema, is_new=True)
-    writer.begin(BATCH.schema, is_new=True)  # the driver died before it had claimed it
-    table = Table(path)
-    first = table.id
-    writer.begin(BATCH.schema, is_new=False)
-    assert table.id == first
-    writer.write(0, 0, 1, BATCH)
-    with pytest.raises(OutputExists, match="checkpoint_dir"):
-        writer.begin(BATCH.schema, is_new=True)
-    writer.end()
-    assert table.ended
-    with pytest.raises(SinkFailed, match="gone"):
-        TableWriter(str(tmp_path / "gone"), "process").begin(BATCH.schema, is_new=False)
-
-
 def test_no_segment_follows_one_that_failed(tmp_path):
     writer = TableWriter(str(tmp_path / "t"), "process")
-    writer.begin(BATCH.schema, is_new=True)
+    writer.begin(BATCH.schema, "me", is_new=True)
     in_the_way = tmp_path / "t" / "00000" / "0000-0000000000"
     in_the_way.parent.mkdir()
     in_the_way.touch()

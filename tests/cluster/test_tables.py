@@ -7,12 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 import clonos
 from clonos.cluster.errors import TableFailed
 from clonos.cluster.tables import Refresher, Tables
 from clonos.operators.batches import from_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -70,6 +72,28 @@ class Refreshed:
             time.sleep(0.005)
 
 
+def test_a_table_is_shipped_once_for_all_tasks(tmp_path):
+    job = clonos.Job(parallelism=4)
+    stream = job.source(clonos.sources.from_batches([], "id long"))
+    content = pa.table({"id": range(10_000)})
+    stream.look_up(lambda: content, "id", name="op").sink(clonos.sinks.collect())
+    tables = Tables(str(tmp_path), "process")
+    codes = [tables.pinned(code) for code in job.compile().codes]
+    assert content.nbytes < len(cloudpickle.dumps(codes)) < 2 * content.nbytes
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path):
+    base = tmp_path / "spool"
+    for name, uri in (("..", str(base)), ("a/..", base.as_uri())):
+        job = clonos.Job()
+        stream = job.source(clonos.sources.from_batches([], "id long"))
+        stream.look_up(Changing(), "id", name=name).sink(clonos.sinks.collect())
+        for code in job.compile().codes:
+            Tables(uri, "process").pinned(code)
+    assert [path.name for path in tmp_path.iterdir()] == ["spool"]
+    assert sorted(path.name for path in base.iterdir()) == ["=2E=2E", "a=2F=2E=2E"]
+
+
 def test_a_table_is_read_again_and_spooled_when_it_has_changed(tmp_path):
     table = Changing()
     here = Refreshed(tmp_path, table)
@@ -103,6 +127,38 @@ def test_a_job_that_is_started_again_begins_with_the_table_it_had(tmp_path):
     again.wait_for(lambda: again.versions()[-1] == [7])
     again.refresher.close()
     assert again.versions() == [[1], [7]]
+
+
+def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypatch):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    put = LayerStore.put
+
+    def failing(store, path, data):
+        nbytes = put(store, path, data)
+        if path.startswith("batch-") and table.ids == [2]:
+            table.ids = [3]
+            raise OSError("the folder cannot be synced")
+        return nbytes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStore, "put", failing)
+        table.ids = [2]
+        here.wait_for(lambda: here.warnings)
+    here.wait_for(lambda: here.versions()[-1] == [3])
+    here.refresher.close()
+    assert here.versions() == [[1], [2], [3]]
+
+
+def test_no_error_ends_the_reading_of_a_table_in_silence(tmp_path, monkeypatch):
+    table = Changing()
+    here = Refreshed(tmp_path, table)
+    with monkeypatch.context() as patch:
+        patch.setattr("clonos.cluster.tables.write_parts", None)
+        table.ids = [2]
+        here.wait_for(lambda: here.warnings)
+    here.wait_for(lambda: here.versions()[-1] == [2])
+    here.refresher.close()
 
 
 def test_a_full_spool_holds_back_versions_and_not_the_end(tmp_path):

@@ -191,3 +191,13 @@ def test_dataframes_are_not_shipped():
     assert shipped.source.dataframe is None
     assert shipped.source.factory is None
     assert shipped.source.kind == "dataframe"
+
+
+@pytest.mark.parametrize("second", ["/data/out/", "file:///data/out"])
+def test_two_sinks_of_one_folder(second):
+    job = clonos.Job("twice")
+    rows = source(job)
+    rows.sink(clonos.sinks.table("/data/out"), name="a")
+    rows.sink(clonos.sinks.parquet(second), name="b")
+    with pytest.raises(BadGraph, match="'a' and 'b' write to the same folder"):
+        job.compile()

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -101,15 +103,23 @@ class Fed:
     def __init__(self, spool, feeding=None):
         self.spark = Played()
         self.reported: list[ClonosError] = []
+        self.checkpoint = spool.uri + "/a b"
         self.query = FeedingQuery(
             "job: in",
             self.spark,
             SCHEMA,
             feeding or Feeding(),
             spool,
-            "file:///q",
+            self.checkpoint,
             self.reported.append,
         )
+
+    def plan(self, batch, text):
+        """What Spark does before it hands a batch over."""
+        offsets = Path(self.checkpoint, "offsets")
+        offsets.mkdir(parents=True, exist_ok=True)
+        Path(self.checkpoint, "metadata").touch()
+        (offsets / str(batch)).write_text(text)
 
     def over(self) -> list[ClonosError]:
         self.query._watcher.join(5)
@@ -122,7 +132,7 @@ def test_options(spool):
     assert fed.spark.options == {
         "name": "job: in",
         "mode": "update",
-        "checkpointLocation": "file:///q",
+        "checkpointLocation": f"file://{spool.uri}/a b",
         "processingTime": "2 seconds",
     }
     fed.query.close()
@@ -136,10 +146,26 @@ def test_a_batch_is_taken_when_the_function_returns(spool):
     fed = Fed(spool)
     fed.query.start()
     fed.spark.parts = [("rows/x", 3, 100)]
+    fed.plan(0, "up to 3")
     fed.spark.take(fed.spark, 0)
     assert spool.newest is not None
     assert (spool.newest.query, spool.newest.batch) == ("the query", 0)
     assert spool.newest.parts == (Part("rows/x", 3, 100),)
+    fed.query.close()
+
+
+def test_a_batch_that_spark_has_planned_anew_is_not_the_old_one(spool):
+    fed = Fed(spool)
+    fed.query.start()
+    fed.plan(7, "up to 10")
+    fed.spark.parts = [("rows/x", 3, 100)]
+    for _ in range(2):
+        fed.spark.take(fed.spark, 7)
+    fed.plan(7, "up to 12")
+    with pytest.raises(OtherQuery, match="restore its newest state"):
+        fed.spark.take(fed.spark, 7)
+    with pytest.raises(SourceError, match="planned for batch 8"):
+        fed.spark.take(fed.spark, 8)
     fed.query.close()
 
 
@@ -177,11 +203,19 @@ def test_a_failure_is_told(spool, error):
     assert not spool.is_ended
 
 
-def test_stopped_with_spark_the_input_is_not_over(spool):
+CANCELLED = "[SPARK_JOB_CANCELLED] Job 4 cancelled because SparkContext was shut down"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, StreamingQueryException("a NullPointerException"), StreamingQueryException(CANCELLED)],
+    ids=["as if it were the end", "in some way", "as a cancelled job"],
+)
+def test_stopped_with_spark_the_input_is_not_over(spool, error):
     fed = Fed(spool)
     fed.query.start()
     fed.spark.is_spark_stopped = True
-    fed.spark.end()
+    fed.spark.end(error)
     (told,) = fed.over()
     assert isinstance(told, SparkStopped)
     assert not spool.is_ended
@@ -191,6 +225,7 @@ def test_what_we_say_is_told_and_not_what_spark_makes_of_it(spool):
     spool.take("another", 0, [Part("rows/x", 1, 1)])
     fed = Fed(spool)
     fed.query.start()
+    fed.plan(1, "")
     with pytest.raises(OtherQuery):
         fed.spark.take(fed.spark, 1)
     fed.spark.end(StreamingQueryException("py4j.Py4JException: a page of text"))
@@ -219,6 +254,24 @@ def test_closed_it_is_stopped_and_can_go_on_another_time(spool):
     assert not Spool(spool.uri, 1, "process").is_ended
     with pytest.raises(ClonosError, match="stopped"):
         fed.spark.take(fed.spark, 0)
+
+
+def test_queries_that_do_not_stop_hold_nobody_up_for_long(spool, caplog, monkeypatch):
+    feds = [Fed(spool) for _ in range(3)]
+    hang = threading.Event()
+    for fed in feds:
+        monkeypatch.setattr(fed.spark, "stop", hang.wait)
+        fed.query.start()
+    since = time.monotonic()
+    for fed in feds:
+        fed.query.leave()
+    for fed in feds:
+        fed.query.close(since + 0.2)
+    assert time.monotonic() - since < 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    hang.set()
+    for fed in feds:
+        fed.spark.end()
 
 
 def test_a_query_that_does_not_start(spool):

@@ -17,8 +17,8 @@ from pyspark.sql.types import IntegerType, StructType
 
 from clonos.errors import DefinitionError
 from clonos.spark import tables
-from clonos.spark.tables import TableSource, TableStream, remove_rows
-from clonos.storage.table import OtherTable, RowsRemoved, Table
+from clonos.spark.tables import TableSource, TableStream, finish, remove_rows
+from clonos.storage.table import NoTable, OtherTable, RowsRemoved, Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 ALL = ReadAllAvailable()
@@ -122,6 +122,50 @@ def test_removed_rows_are_missed(table):
     tolerant = stream(table, failOnDataLoss="false")
     assert follow(tolerant, start)[1] == [[2]]
     assert rows(tolerant, start, end) == []
+
+
+def test_before_spark_4_2_nobody_says_from_where(table):
+    put(table, 0, 1, 1)
+    put(table, 1, 1, 10)
+    reader = stream(table)
+    first = reader.latestOffset()
+    assert rows(reader, reader.initialOffset(), first) == [[1], [10]]
+    assert remove_rows(table.path, timedelta(0)) == 2
+    put(table, 0, 2, 2)
+    for follower in (reader, stream(table)):  # which has read them; and started again
+        second = follower.latestOffset()
+        assert second == {"table": table.id, "0": "0-2", "1": "0-1"}
+        assert rows(follower, first, second) == [[2]]
+    for new in (stream(table), reader):
+        with pytest.raises(RowsRemoved):
+            rows(new, new.initialOffset(), second)
+    put(table, 0, 3, 3)
+    reader.partitions(second, reader.latestOffset())
+    put(table, 0, 4, 4)
+    remove_rows(table.path, timedelta(0))
+    with pytest.raises(RowsRemoved):
+        reader.latestOffset()
+
+
+def test_a_file_that_is_removed_when_its_partition_is_planned(table):
+    for seq in (1, 2):
+        put(table, 0, seq, seq)
+    for options in ({}, {"failOnDataLoss": "false"}):
+        reader = stream(table, **options)
+        start = reader.initialOffset()
+        (partition,) = reader.partitions(start, reader.latestOffset(start, ALL))
+        Path(table.segments()[0].path).rename(Path(table.path) / "elsewhere")
+        if options:
+            assert [n for b in reader.read(partition) for n in b.column("n").to_pylist()] == [2]
+        else:
+            with pytest.raises(RowsRemoved):
+                list(reader.read(partition))
+            (Path(table.path) / "elsewhere").rename(partition.paths[0])
+
+
+def test_to_finish_what_is_not_there(table):
+    with pytest.raises(NoTable, match="correct the path"):
+        finish(None, table.path + "x")
 
 
 def test_an_offset_whose_files_are_gone_without_a_word(table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,14 @@ layers = st.builds(
     source_ended=st.booleans(),
     delta=st.binary(max_size=200),
 )
+
+
+def test_keys_in_uris_are_nobodys_business(tmp_path):
+    uri = "s3x://KEY:SECRET@bucket/job"
+    with pytest.raises(UnusableStore, match="bucket/job") as caught:
+        LayerStore(uri)
+    assert "KEY" not in str(caught.value)
+    assert "SECRET" not in repr(pickle.loads(pickle.dumps(caught.value)))
 
 
 @given(layer=layers)

@@ -49,8 +49,8 @@ def written(spool, number, partitions):
     ]
 
 
-def offer(spool, number, partitions, query="q"):
-    return spool.take(query, number, written(spool, number, partitions))
+def offer(spool, number, partitions, query="q", extent=""):
+    return spool.take(query, number, written(spool, number, partitions), extent)
 
 
 def reader(spool, index=0, tasks=1, rows=0):
@@ -211,7 +211,6 @@ def test_a_batch_that_was_taken_is_not_taken_again(tmp_path):
     assert offer(spool, 3, [[1, 2]])
     before = spool.store.list()
     assert not offer(spool, 3, [[8, 9], [7]])
-    assert not offer(spool, 2, [[6]])
     assert spool.store.list() == before
     assert read(reader(spool)) == [1, 2]
     assert offer(spool, 4, [])  # nothing in it: nobody will ask for it
@@ -225,6 +224,45 @@ def test_another_query_is_refused(tmp_path):
     with pytest.raises(OtherQuery, match="come from other"):
         offer(spool, 0, [[2]], query="other")
     assert read(reader(spool)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("number", "extent", "told"),
+    [(4, "rows 20 to 25", "began or ended elsewhere"), (2, "rows 0 to 10", "is at batch 2")],
+)
+def test_a_query_that_went_back_is_refused(tmp_path, number, extent, told):
+    """By its number a batch with new rows would be taken for an old one."""
+    offer(Spool(str(tmp_path), 1), 4, [[1, 2]], extent="rows 20 to 22")
+    spool = Spool(str(tmp_path), 1)
+    with pytest.raises(OtherQuery, match=told):
+        offer(spool, number, [[1, 2, 3]], extent=extent)
+    assert not offer(spool, 4, [[1, 2]], extent="rows 20 to 22")
+    assert offer(spool, 5, [[3]], extent="rows 22 to 23")
+    assert read(reader(spool)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_manifest_that_readers_have_seen_is_not_written_anew(tmp_path, monkeypatch, is_there):
+    """Making it durable fails after it has got its name; or before."""
+    spool = Spool(str(tmp_path), 1)
+    put = LayerStore.put
+
+    def failing(store, path, data):
+        nbytes = put(store, path, data) if is_there or path.startswith("rows") else 0
+        if not path.startswith("rows"):
+            raise OSError("no space left on device")
+        return nbytes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStore, "put", failing)
+        with pytest.raises(OSError, match="no space"):
+            offer(spool, 0, [[1]])
+    seen = read(reader(spool))
+    assert seen == [1] * is_there
+    assert offer(spool, 0, [[2]]) is not is_there
+    assert offer(spool, 1, [[3]])
+    assert read(reader(spool)) == [1 if is_there else 2, 3]
+    assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1]
 
 
 def test_the_end_is_for_ever(tmp_path):
@@ -290,7 +328,7 @@ def test_damage_is_found(tmp_path):
         with pytest.raises(SourceError, match="manifest"):
             Spool(str(tmp_path), 1)
     spool.store.delete(["batch-000000000001"])
-    spool.store.put("batch-000000000002", Manifest(2, "q", 2, 1, (2,)).encode())
+    spool.store.put("batch-000000000002", Manifest(2, "q", 2, "", 1, (2,)).encode())
     with pytest.raises(SourceError, match="missing"):
         Spool(str(tmp_path), 1)
 
@@ -368,7 +406,7 @@ def test_a_reader_finds_new_batches_without_being_told(tmp_path):
 
 def test_files_are_dealt_out_over_all_batches():
     parts = tuple(Part(str(i), 1, 1) for i in range(3))
-    manifest = Manifest(7, "q", 7, first=4, before=(2, 1, 1), parts=parts)
+    manifest = Manifest(7, "q", 7, "0-9", first=4, before=(2, 1, 1), parts=parts)
     assert [[part.path for part in manifest.dealt(i)] for i in range(3)] == [["2"], ["0"], ["1"]]
     assert manifest.after == (3, 2, 2)
     assert Manifest.decode(manifest.encode()) == manifest

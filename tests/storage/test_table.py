@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 
+from clonos.storage import table as table_module
 from clonos.storage.table import NoTable, Position, RowsRemoved, Table, UnreadableTable
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -87,6 +88,7 @@ def test_what_is_removed_is_written_down(table):
     assert keys(table.segments()) == [(0, 0, 300)]
     table.write(0, 0, 2, batch(2))  # a sink that is replayed
     assert keys(table.segments()) == [(0, 0, 300)]
+    assert table.remove(older_than_s=1e9) == 1
     with pytest.raises(RowsRemoved, match="slowest reader"):
         list(table.read(gone.path))
 
@@ -100,11 +102,79 @@ def test_only_the_oldest_are_removed(table):
     assert keys(table.segments()) == keys([newer, older])
 
 
-def test_durable_segments(tmp_path):
+class Hdfs:
+    """A file system that does not move a file onto another one."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def __getattr__(self, name):
+        return getattr(self.base, name)
+
+    def move(self, source, target):
+        if Path(target).exists():
+            raise OSError(f"cannot rename {source}: {target} exists")
+        self.base.move(source, target)
+
+
+def test_where_nothing_is_moved_onto_a_file(table, monkeypatch, tmp_path):
+    table._fs = Hdfs(table._fs)
+    for seq in (1, 2):
+        table.write(0, 0, seq, batch(seq))
+        assert table.remove(older_than_s=0) == 1
+        assert table.removed == {0: Position(0, seq)}
+    fill = pa.ipc.new_file
+
+    def meanwhile(*args, **options):  # the successor of a frozen writer
+        monkeypatch.undo()
+        Table(table.path).write(0, 0, 3, batch(3))
+        return fill(*args, **options)
+
+    monkeypatch.setattr(pa.ipc, "new_file", meanwhile)
+    table.write(0, 0, 3, batch(3))
+    assert keys(table.segments()) == [(0, 0, 3)]
+    table.end()
+    table.end()  # the complete job is started again
+    assert sorted(p.name[:9] for p in (tmp_path / "t").iterdir()) == [
+        "00000",
+        "_ended",
+        "_removed-",
+        "_table.js",
+    ]
+
+
+def test_removers_do_not_set_each_other_back(table, monkeypatch):
+    for task in (0, 1):
+        table.write(task, 0, 1, batch(task))
+    os.utime(table.segments()[0].path, (0, 0))
+    write = Table._write_json
+
+    def meanwhile(*args):  # another one, that removes more
+        monkeypatch.undo()
+        assert Table(table.path).remove(older_than_s=0) == 2
+        write(*args)
+
+    monkeypatch.setattr(Table, "_write_json", meanwhile)
+    table.remove(older_than_s=50)
+    assert table.removed == {0: Position(0, 1), 1: Position(0, 1)}
+    table.write(0, 0, 2, batch(2))
+    table.remove(older_than_s=0)
+    assert table.removed == {0: Position(0, 2), 1: Position(0, 1)}
+    assert len(table._removals()[1]) == 1
+
+
+def test_durable_segments(tmp_path, monkeypatch):
+    synced = []
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(table_module, name, lambda path: synced.append(Path(path)))
     table = Table(str(tmp_path), "fsync")
     table.create(SCHEMA)
+    synced.clear()
     table.write(2, 0, 1, batch(5))
     assert keys(table.segments()) == [(2, 0, 1)]
+    block = tmp_path / "00002" / "0000-0000000000"
+    assert synced[:3] == [block.parent, tmp_path, tmp_path.parent]
+    assert synced[-1] == block
 
 
 def test_a_damaged_file(table):

@@ -6,7 +6,8 @@ however long the job runs.
 
 Merging is work for a processor, not for the driver's loop, and nobody waits for it: it is done by a
 process of its own at low priority (``python -m clonos.cluster.compaction``), which is told what to
-merge and answers, a line of JSON each.
+merge and answers, a line of JSON each. The first line says where the layers are: a URI may hold
+keys, which everybody on the machine could read on a command line.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Compactor:
     """
 
     def __init__(self, uri: str, durability: Durability) -> None:
-        self._command = [sys.executable, "-m", __name__, uri, durability]
+        self._store = json.dumps([uri, durability])
         self._process: subprocess.Popen[str] | None = None
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> LayerRef:
@@ -117,12 +118,15 @@ class Compactor:
     def _start(self) -> subprocess.Popen[str]:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            self._command,
+            [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": paths},
             text=True,
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died already: its answer will be missed
+            self._process.stdin.write(self._store + "\n")
         return self._process
 
     def close(self) -> None:
@@ -150,9 +154,12 @@ def _unpack(packed: str) -> LayerRef:
     return ref
 
 
-def serve(orders: Any, answers: Any, uri: str, durability: Durability) -> None:
+def serve(orders: Any, answers: Any) -> None:
     """Merge what is asked for, until there is nobody who asks."""
-    store = LayerStore(uri, durability)
+    first = orders.readline()
+    if not first:
+        return
+    store = LayerStore(*json.loads(first))
     for line in orders:
         order = json.loads(line)
         try:
@@ -167,4 +174,4 @@ def serve(orders: Any, answers: Any, uri: str, durability: Durability) -> None:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    serve(sys.stdin, sys.stdout, sys.argv[1], sys.argv[2])  # type: ignore[arg-type]
+    serve(sys.stdin, sys.stdout)

@@ -7,6 +7,7 @@
     <journal_dir>/journal/             the house-keeper's journal: a local file system
     <journal_dir>/delivered/           delivered output, out of the journal
     <journal_dir>/job.json             the graph that wrote all this, and what is done
+    <journal_dir>/owner                a name that no other checkpoint has
 
 The journal's folder is the checkpoint's, if that is local.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -120,6 +122,14 @@ class JobDirectory:
         text = json.dumps(about, indent=1)
         write_atomically(self._about, lambda path: _write(path, text), "fsync")
 
+    def owner(self) -> str:
+        """Whose the folders are that sinks write to. Called by the holder of the journal's lock."""
+        path = self.journal / "owner"
+        if not path.exists():
+            name = secrets.token_hex(16)
+            write_atomically(path, lambda unfinished: _write(unfinished, name), "fsync")
+        return path.read_text()
+
     def is_written(self, sink: str) -> bool:
         """Whether the rows of a sink have been written with Spark already."""
         return sink in self._written
@@ -138,6 +148,7 @@ class JobDirectory:
 
 
 def _write(path: Path, text: str) -> None:
+    path.touch(0o600)  # there may be keys in the URIs of a graph
     path.write_text(text)
 
 

@@ -30,7 +30,7 @@ from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
 from clonos.cluster.watch import TRAFFIC, Watch
-from clonos.cluster.writers import writer_of
+from clonos.cluster.writers import Writer, withdraw, writer_of
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
@@ -136,7 +136,7 @@ class RunningJob:
             self._inbox = undo.enter_context(closing(Inbox()))
             self.host = KeeperHost(self.plan, self.directory.journal, durability, self.consumers)
             undo.callback(self.host.close)
-            self._claim()
+            self._claim(undo)
             self.layers = Layers(self.directory.layers_uri, durability, self._inbox)
             self._feeds = Feeds(compiled, self.directory, durability, self._inbox, self.warn)
             self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
@@ -205,12 +205,16 @@ class RunningJob:
             self._plane.pin(channel, schema)
         return secret, identities
 
-    def _claim(self) -> None:
+    def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        is_new = self.host.keeper.term == 0
+        is_new, owner = self.host.keeper.term == 0, self.directory.owner()
+        begun: list[Writer] = []
+        undo.callback(lambda: withdraw(begun) if self.host.keeper.term == 0 else None)
         for operator, sink in self.sinks.items():
             if make := writer_of(sink, self._durability):
-                make().begin(self.sink_schemas[operator], is_new=is_new)
+                writer = make()
+                writer.begin(self.sink_schemas[operator], f"{owner} {operator}", is_new=is_new)
+                begun.append(writer)
         self.directory.claim(self.compiled)
 
     # --- for the user ---------------------------------------------------------------------------
@@ -264,6 +268,8 @@ class RunningJob:
         self._inbox.put(None)
         if self._over.wait(STOP_S):
             self.watch.join(LISTENERS_S)
+        else:
+            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
 
     def add_listener(self, listener: Listener) -> None:
         """Let it hear of the job from now on."""

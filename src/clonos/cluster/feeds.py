@@ -4,21 +4,20 @@ read again. Their rows go through spools; what all tasks have passed is deleted.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.tables import Refresher, Tables
 from clonos.core.layer import decode_layer
 from clonos.core.messages import Layer, LayerRef
-from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.spark.feeding import FeedingQuery, hadoop_path
-from clonos.storage.files import Durability
+from clonos.spark.feeding import STOP_S, FeedingQuery
+from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader
 from clonos.transport.inbox import Inbox
@@ -94,7 +93,7 @@ class Feeds:
         )
 
     def _folder(self, operator: str) -> str:
-        return f"{self._base}/{quote(operator, safe='')}"
+        return f"{self._base}/{folder_name(operator)}"
 
     def reading(self, compiled: CompiledJob) -> CompiledJob:
         """The job with these sources reading the spools, and with the first content of tables.
@@ -137,7 +136,7 @@ class Feeds:
             first = self._tables.first(table)
             return Refresher(name, table, first, source.refresh_ms, spool, self._say)
         assert source.feeding is not None
-        checkpoint = hadoop_path(f"{self._folder(operator)}/query")
+        checkpoint = f"{self._folder(operator)}/query"
         return FeedingQuery(
             name,
             source.dataframe,
@@ -180,7 +179,7 @@ class Feeds:
                 if floors:
                     spool.truncate([floor.source_rows for floor in floors])
             self._end_tables(layers)
-        except (ClonosError, OSError) as error:  # the next floor's turn
+        except Exception as error:  # noqa: BLE001 - the next floor's turn; a future tells nobody
             LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
 
     def _floors(
@@ -206,12 +205,20 @@ class Feeds:
                 spool.end()
 
     def close(self) -> None:
-        """Feed no more."""
+        """Feed no more. Whatever hangs, this takes no longer than stopping one query may."""
+        until = time.monotonic() + STOP_S
+        for feed in self._working:  # all at once
+            feed.leave()
         for feed in self._working:
-            feed.close()
+            feed.close(until)
         for spool in self._spools.values():
             spool.close()
-        self._worker.shutdown(wait=True)
+        looking = [self._looking] if self._looking is not None else []
+        if wait(looking, max(0.0, until - time.monotonic())).not_done:
+            LOGGER.warning(
+                "deleting what has been read of a spool takes long; the job ends without"
+            )
+        self._worker.shutdown(wait=False)
 
 
 def fed(compiled: CompiledJob) -> Iterator[TaskCode]:

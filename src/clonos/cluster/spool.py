@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -19,6 +18,7 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.files_reader import FileList, ParquetReader
 from clonos.spark.feeding import hadoop_path
 from clonos.spark.slots import SPARK_ERRORS, in_short
+from clonos.storage.files import folder_name
 
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
@@ -29,7 +29,7 @@ def spooled(compiled: CompiledJob, spark: Any, base: str) -> CompiledJob:
     for code in compiled.codes:
         operator = code.task.operator
         if code.source is not None and code.source.kind == "spool" and operator not in found:
-            found[operator] = _spool(code, spark, f"{base}/{quote(operator, safe='')}")
+            found[operator] = _spool(code, spark, f"{base}/{folder_name(operator)}")
     return replace(compiled, codes=tuple(_reading(code, found) for code in compiled.codes))
 
 

@@ -8,11 +8,11 @@ spool of a source, which all tasks that look up in it read: a version is taken l
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from clonos.graph.nodes import OperatorFactory
 from clonos.operators.batches import from_bytes, to_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.spark.slots import SPARK_ERRORS, in_short
-from clonos.storage.files import Durability
+from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, write_parts
 
@@ -82,9 +82,12 @@ class Tables:
         self._base = base
         self._durability = durability
         self._first: dict[int, bytes] = {}
+        self._contents: dict[int, pa.RecordBatch] = {}
 
     def pinned(self, code: TaskCode) -> TaskCode:
         """The code of a task with the content of its tables in it.
+
+        That is one object for all tasks, as pickle ships an object once.
 
         Raises
         ------
@@ -106,14 +109,15 @@ class Tables:
 
     def _content(self, table: SideTable, name: str) -> pa.RecordBatch:
         if id(table) not in self._first:
-            store = LayerStore(f"{self._base}/{quote(name, safe='')}", self._durability)
+            store = LayerStore(f"{self._base}/{folder_name(name)}", self._durability)
             if not store.has(FIRST):
                 store.put(FIRST, read(table, name))
             try:
                 self._first[id(table)] = store.get(FIRST)
             except UnreadableLayer as error:
                 raise _failed(error.what, name) from error
-        return from_bytes(self._first[id(table)])
+            self._contents[id(table)] = from_bytes(self._first[id(table)])
+        return self._contents[id(table)]
 
 
 class Refresher:
@@ -158,7 +162,7 @@ class Refresher:
             try:
                 self._refresh()
                 has_failed = False
-            except (ClonosError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a thread that ends would not be noticed
                 if not has_failed and not self._closed.is_set():
                     self._warn(f"{self._name}: rows see an older version on: {error}")
                 has_failed = True
@@ -168,21 +172,27 @@ class Refresher:
         digest = content_digest(content)
         if digest != self._newest:
             self._spool.wait_for_room()
-            self._take(content)
-            self._newest = digest
+            if self._take(content):
+                self._newest = digest
 
-    def _take(self, content: bytes) -> None:
+    def _take(self, content: bytes) -> bool:
+        """False if an earlier version, whose writing seemed to have failed, has this number."""
         newest = self._spool.newest
         version = 0 if newest is None else newest.batch + 1
         row = pa.RecordBatch.from_pydict(
             {"version": [version], "table": [content]}, schema=VERSIONS
         )
         parts = list(write_parts(self._spool.store, version, 0, [row], VERSIONS))
-        self._spool.take(_QUERY, version, parts)
+        return self._spool.take(_QUERY, version, parts)
 
-    def close(self) -> None:
-        """Read it no more."""
+    def leave(self) -> None:
+        """Begin to read it no more."""
         self._closed.set()
         self._spool.close()
+
+    def close(self, until: float | None = None) -> None:
+        """Read it no more, from when this returns or from soon after that time (monotonic)."""
+        self.leave()
         if self._thread.is_alive():
-            self._thread.join(STOP_S)
+            left_s = STOP_S if until is None else max(0.0, until - time.monotonic())
+            self._thread.join(min(STOP_S, left_s))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -113,7 +114,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
     Raises
     ------
     BadGraph
-        There is no sink.
+        There is no sink, or two write to one folder.
     """
     nodes = _needed(graph.nodes)
     if not nodes:
@@ -121,6 +122,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
+    _require_own_folders(nodes)
     return _Wiring(graph, fuse(nodes)).compile()
 
 
@@ -154,6 +156,23 @@ def _needed(nodes: Sequence[Node]) -> list[Node]:
             needed.add(node.id)
             needed.update(edge.node.id for edge in node.edges)
     return [node for node in nodes if node.id in needed]
+
+
+def _require_own_folders(nodes: Sequence[Node]) -> None:
+    """The files of two sinks would have the same names."""
+    names: dict[str, str] = {}
+    for node in nodes:
+        if node.sink is None or node.sink.path is None:
+            continue
+        path = node.sink.path.rstrip("/")
+        place = path if "://" in path else Path(path).absolute().as_uri()
+        if names.setdefault(place, node.name) != node.name:
+            raise BadGraph(
+                f"sinks {names[place]!r} and {node.name!r} write to the same folder {path}",
+                where=node.name,
+                remedy="give each its own; to have the rows of both in one place, unite the "
+                "streams first: a.union(b).sink(...)",
+            )
 
 
 class _Wiring:

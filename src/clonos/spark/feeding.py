@@ -3,13 +3,19 @@
 Spark commits its offset when the function of ``foreachBatch`` has returned, and that returns when
 the batch's manifest is in the spool. So whatever dies on whichever side, and whenever: a batch
 whose offset was committed is there, and one that Spark offers again is there only once.
+
+Before the batch, Spark has written down from where to where in the input it goes. A digest of that
+is in the manifest: a number alone would not tell a batch that is offered again from another one,
+of a query whose checkpoint went back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +23,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from pyspark import TaskContext
 
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
 from clonos.spark.errors import FeedFailed, SparkStopped
-from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short
-from clonos.storage.files import Durability
+from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
+from clonos.storage.files import Durability, sync_directory, sync_file
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Part, Spool, write_parts
 
@@ -46,7 +53,7 @@ class FeedingQuery:
     schema
         Of the rows in the spool.
     checkpoint
-        Where the query keeps its own checkpoint: a path as Hadoop writes it.
+        Where the query keeps its own checkpoint: a local path or a URI.
     report
         Called, from a thread of its own, with the error that ended the query.
     """
@@ -67,6 +74,7 @@ class FeedingQuery:
         self._query: Any = None
         self._error: ClonosError | None = None
         self._closed = False
+        self._stopper: threading.Thread | None = None
         self._watcher = threading.Thread(
             target=self._watch, name=f"clonos-feed {name}", daemon=True
         )
@@ -84,7 +92,7 @@ class FeedingQuery:
             writer = (
                 self._frame.writeStream.queryName(self._name)
                 .outputMode(feeding.output_mode)
-                .option("checkpointLocation", self._checkpoint)
+                .option("checkpointLocation", hadoop_path(self._checkpoint))
                 .foreachBatch(self._take)
             )
             if feeding.available_now:
@@ -107,7 +115,8 @@ class FeedingQuery:
                 write_rows, self._spool.uri, self._spool.durability, batch, self._schema
             )
             parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
-            self._spool.take(query, batch, parts)
+            planned = extent(self._checkpoint, batch, self._spool.durability)
+            self._spool.take(query, batch, parts, planned)
         except ClonosError as error:
             self._error = error
             raise
@@ -118,12 +127,8 @@ class FeedingQuery:
             self._query.awaitTermination()
             if self._closed:
                 return
-            if self._frame.sparkSession.sparkContext._jsc.sc().isStopped():  # noqa: SLF001 - see slots
-                raise SparkStopped(
-                    "the Spark application was stopped while the job ran",
-                    where=self._name,
-                    remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
-                )
+            if self._is_spark_stopped():
+                raise self._stopped()
             self._spool.end()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job waits for rows or an end
             if not self._closed:
@@ -134,6 +139,8 @@ class FeedingQuery:
             return error
         if self._error is not None:
             return self._error
+        if self._is_spark_stopped():  # whatever it says while it falls apart
+            return self._stopped()
         if CANCELLED in str(error):  # the query was, or all jobs of the application
             return cancelled(self._name, error)
         return FeedFailed(
@@ -143,22 +150,40 @@ class FeedingQuery:
             "where they were",
         )
 
-    def close(self) -> None:
-        """Stop the query; what it has in hand is offered again when it is started again."""
+    def _is_spark_stopped(self) -> bool:
+        return is_stopped(self._frame.sparkSession.sparkContext)
+
+    def _stopped(self) -> SparkStopped:
+        return SparkStopped(
+            "the Spark application was stopped while the job ran",
+            where=self._name,
+            remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
+        )
+
+    def leave(self) -> None:
+        """Begin to stop the query; what it has in hand is offered again when it goes on."""
         self._closed = True
         self._spool.close()
-        if self._query is None:
+        if self._query is None or self._stopper is not None:
             return
 
         def stop() -> None:
             with contextlib.suppress(*SPARK_ERRORS, AttributeError):
                 self._query.stop()
 
-        stopper = threading.Thread(target=stop, name=f"clonos-unfeed {self._name}", daemon=True)
-        stopper.start()
-        stopper.join(STOP_S)
-        if stopper.is_alive():
-            LOGGER.warning("%s: Spark has not stopped the query within %s s", self._name, STOP_S)
+        name = f"clonos-unfeed {self._name}"
+        self._stopper = threading.Thread(target=stop, name=name, daemon=True)
+        self._stopper.start()
+
+    def close(self, until: float | None = None) -> None:
+        """Stop the query, and wait until it has stopped or that time (monotonic) has come."""
+        self.leave()
+        if self._stopper is None:
+            return
+        left_s = STOP_S if until is None else max(0.0, until - time.monotonic())
+        self._stopper.join(left_s)
+        if self._stopper.is_alive():
+            LOGGER.warning("%s: Spark does not stop the query; the job ends without", self._name)
 
 
 def write_rows(
@@ -176,6 +201,37 @@ def write_rows(
         yield pa.RecordBatch.from_pydict(
             {"path": [part.path], "rows": [part.rows], "nbytes": [part.nbytes]}
         )
+
+
+def extent(checkpoint: str, batch: int, durability: Durability) -> str:
+    """From where to where a batch goes: a digest of what Spark has planned.
+
+    That it can be compared later, the plan must survive what the batch survives: on a local disk it
+    is made to.
+
+    Raises
+    ------
+    SourceError
+        It cannot be read.
+    """
+    uri = checkpoint if "://" in checkpoint else Path(checkpoint).absolute().as_uri()
+    try:
+        system, root = pafs.FileSystem.from_uri(uri)
+        with system.open_input_stream(f"{root}/offsets/{batch}") as stream:
+            planned = stream.read()
+        if durability == "fsync" and system.type_name == "local":
+            folder = Path(root)
+            plans = [folder / "metadata", folder / f"offsets/{batch}"]
+            for path in (*plans, *folder.glob(f"sources/*/{batch}*")):
+                sync_file(path)
+                sync_directory(path.parent)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(
+            f"what Spark has planned for batch {batch} cannot be read: {error}",
+            where=checkpoint,
+            remedy="see that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
+        ) from error
+    return hashlib.sha256(planned).hexdigest()
 
 
 def hadoop_path(uri: str) -> str:

@@ -176,12 +176,8 @@ class SlotLauncher:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the Spark application is over."""
-        try:
-            java_context = self._context._jsc  # noqa: SLF001 - None once it is stopped from Python
-            return java_context is None or bool(java_context.sc().isStopped())
-        except (Py4JError, OSError):
-            return True  # the JVM itself is gone
+        """See :func:`is_stopped`."""
+        return is_stopped(self._context)
 
     # --- capacity ---
 
@@ -420,6 +416,15 @@ def in_short(failure: BaseException) -> str:
         first = lines[0] if lines else type(failure).__name__
         reason = first.rpartition("Exception: ")[2].partition(" Consider setting")[0]
     return reason[:300]
+
+
+def is_stopped(context: Any) -> bool:
+    """Whether the Spark application of a SparkContext is over."""
+    try:
+        java_context = context._jsc  # noqa: SLF001 - None once it is stopped from Python
+        return java_context is None or bool(java_context.sc().isStopped())
+    except (Py4JError, OSError):
+        return True  # the JVM itself is gone
 
 
 def is_local(spark: SparkSession) -> bool:

@@ -74,14 +74,20 @@ class Files(InputPartition):
 class _Rows:
     """What both readers share."""
 
+    _tolerant = False
+
     def __init__(self, table: Table, schema: StructType) -> None:
         self._table = table
         self._schema: pa.Schema = parse_schema(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for path in getattr(partition, "paths", ()):  # of an empty table Spark asks for nothing
-            for batch in self._table.read(path):
-                yield batch.select(self._schema.names).cast(self._schema)
+            try:
+                for batch in self._table.read(path):
+                    yield batch.select(self._schema.names).cast(self._schema)
+            except RowsRemoved:  # since the partition was planned
+                if not self._tolerant:
+                    raise
 
 
 class TableReader(_Rows, DataSourceReader):
@@ -100,6 +106,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._tolerant = options.get("failOnDataLoss", "true").lower() == "false"
         self._target: dict[int, Position] | None = None
         self._start: Offset | None = None
+        self._last: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         return {_TABLE: self._table.id}
@@ -118,7 +125,10 @@ class TableStream(_Rows, DataSourceStreamReader):
         self._target = newest(self._table.segments())
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        start = self.initialOffset() if start is None else start  # before Spark 4.2: from the start
+        if start is None:  # before Spark 4.2 nobody says from where
+            # Of a query that goes on, that is not known before a batch is planned, which is also
+            # where the rows that have been removed meanwhile are missed.
+            start = self._last or self.initialOffset() | _offset(self._table.removed)
         self._start = start
         first = self._positions(start)
         segments = self._table.segments(first)
@@ -129,7 +139,8 @@ class TableStream(_Rows, DataSourceStreamReader):
         for name, size in _SIZES.values():
             if hasattr(limit, name):
                 segments = admitted(segments, getattr(limit, name), size)
-        return start | _offset(newest(segments))
+        self._last = start | _offset(newest(segments))
+        return self._last
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - see above
         """For the query's progress: where the table ends."""
@@ -138,6 +149,7 @@ class TableStream(_Rows, DataSourceStreamReader):
         return self._start | _offset(newest(self._table.segments(self._positions(self._start))))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        self._last = end
         first, last = self._positions(start), self._positions(end)
         segments = self._table.segments(first)
         segments = [s for s in segments if s.position <= last.get(s.task, START)]
@@ -242,12 +254,14 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 
     Raises
     ------
+    NoTable
+        There is none.
     StreamingQueryException
         The query has failed.
     TimeoutError
         The job has not ended in time; the query runs on.
     """
-    table = Table(path)
+    table = _existing(path)
     until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     while not table.ended:
         if not query.isActive:
@@ -266,10 +280,14 @@ def remove_rows(path: str, older_than: timedelta) -> int:
     A query that has not read them all fails with :class:`~clonos.storage.table.RowsRemoved`, as
     does a new one: set its option ``failOnDataLoss`` to begin with what is left.
     """
+    return _existing(path).remove(older_than.total_seconds())
+
+
+def _existing(path: str) -> Table:
     table = Table(path)
     if not table.exists:
         raise NoTable("there is no table of a job here", where=path, remedy="correct the path")
-    return table.remove(older_than.total_seconds())
+    return table
 
 
 # --- offsets and limits -------------------------------------------------------------------------

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 import pyarrow as pa
 
 from clonos.errors import ClonosError, ProtocolError
-from clonos.storage.files import Durability, write_atomically
+from clonos.storage.files import Durability, folder_name, write_atomically
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _SEQ: Final = b"clonos.seq"
@@ -148,8 +147,7 @@ class DeliveredStore:
             newest = file.last_seq
 
     def _folder(self, operator: str) -> Path:
-        # A name is the user's and may hold anything; "." and ".." are no folder names.
-        return self._directory / quote(operator, safe=" ").replace(".", "%2E")
+        return self._directory / folder_name(operator)
 
 
 def _write(path: Path, batches: Sequence[pa.RecordBatch], seqs: Sequence[int]) -> None:

@@ -7,12 +7,25 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import quote
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives the machine. ``"process"``: survives the death of the process only."""
 
 UNFINISHED: Final = ".tmp"
 """How the name of a file ends while it is being written."""
+
+
+def folder_name(name: str) -> str:
+    """A folder's name for what may hold anything. It is the same in a path and in a URI, and leads
+    nowhere else, as ``..`` would.
+
+    Examples
+    --------
+    >>> folder_name("a/b"), folder_name(".."), folder_name("by_key")
+    ('a=2Fb', '=2E=2E', 'by_key')
+    """
+    return quote(name, safe="").replace(".", "%2E").replace("%", "=")
 
 
 def unfinished_name(path: str) -> str:

@@ -43,12 +43,13 @@ PAUSE_MAX_S: Final = 0.01
 REMOTE_PAUSE_MAX_S: Final = 0.25
 """... and to this elsewhere, where looking costs money."""
 
-_FORMAT: Final = "clonos-spool-1"
+_FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
 
 
 class OtherQuery(ClonosError):
-    """A spool was filled by another streaming query: nobody can tell which rows are new."""
+    """A spool was filled by another streaming query, or this one has forgotten what it handed over:
+    nobody can tell which rows are new."""
 
 
 class SpoolClosed(ClonosError):
@@ -74,6 +75,8 @@ class Manifest:
         0, 1, 2, ... without a gap. Batches without rows have none.
     query, batch
         Spark's names for what it handed over.
+    extent
+        What is equal if, and only if, Spark takes it for the very same rows.
     first
         How many files all earlier batches had together.
     before
@@ -83,6 +86,7 @@ class Manifest:
     number: int
     query: str
     batch: int
+    extent: str
     first: int
     before: tuple[int, ...]
     parts: tuple[Part, ...] = ()
@@ -90,7 +94,7 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        return f"{_NAME}{self.number:012d}"
+        return manifest_path(self.number)
 
     def dealt(self, task_index: int) -> list[Part]:
         """The files of one task."""
@@ -110,18 +114,19 @@ class Manifest:
 
     def encode(self) -> bytes:
         parts = [(part.path, part.rows, part.nbytes) for part in self.parts]
-        names = (self.number, self.query, self.batch, self.first, self.before)
+        names = (self.number, self.query, self.batch, self.extent, self.first, self.before)
         packed: bytes = msgpack.packb((_FORMAT, *names, parts, self.is_end))
         return packed
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         """The inverse of :meth:`encode`; `ValueError` if it is nothing of the kind."""
-        form, number, query, batch, first, before, parts, is_end = msgpack.unpackb(data)
+        form, *content = msgpack.unpackb(data)
         if form != _FORMAT:
             raise ValueError(f"its format is {form!r}, this clonos reads {_FORMAT!r}")
+        number, query, batch, extent, first, before, parts, is_end = content
         named = tuple(Part(*part) for part in parts)
-        return cls(number, query, batch, first, tuple(before), named, is_end)
+        return cls(number, query, batch, extent, first, tuple(before), named, is_end)
 
 
 def write_parts(
@@ -205,7 +210,7 @@ class Spool:
         self._tasks = tasks
         self._backlog_bytes_max = backlog_bytes_max
         self._changed = threading.Condition()
-        self._is_closed = False
+        self._is_closed = self._is_in_doubt = False
         self._below = 0  # the files of manifests with lower numbers are gone
         self.is_waiting = False
         self.store.sweep()
@@ -263,8 +268,13 @@ class Spool:
             self.is_waiting = False
             self._require_open()
 
-    def take(self, query: str, batch: int, parts: Sequence[Part]) -> bool:
+    def take(self, query: str, batch: int, parts: Sequence[Part], extent: str = "") -> bool:
         """Take a batch: from when this returns, its rows are safe.
+
+        Parameters
+        ----------
+        extent
+            See :class:`Manifest`.
 
         Returns
         -------
@@ -274,49 +284,75 @@ class Spool:
         Raises
         ------
         OtherQuery
-            Earlier batches came from a query of another name.
+            Earlier batches came from a query of another name, or from one that knew more.
         SpoolClosed
             It is not taken.
         """
         with self._changed:
             self._require_open()
+            self._settle()
             newest = self.newest
-            if newest is not None and not newest.is_end and newest.query != query:
-                raise OtherQuery(
-                    f"the rows so far came from the streaming query {newest.query}, these come "
-                    f"from {query}",
-                    where=self.uri,
-                    remedy="the query's own checkpoint was lost or replaced: restore it, or start "
-                    "the job in another checkpoint_dir",
-                )
-            if newest is not None and (newest.is_end or batch <= newest.batch):
+            if newest is not None and not newest.is_end:
+                self._require_same(newest, query, batch, extent)
+            if newest is not None and (newest.is_end or batch == newest.batch):
                 self.store.delete(part.path for part in parts)
                 return False
             if parts:
-                self._write(query, batch, tuple(parts))
+                self._write(query, batch, tuple(parts), extent)
             return True
+
+    def _require_same(self, newest: Manifest, query: str, batch: int, extent: str) -> None:
+        """Spark offers at most its last batch again, and then as it was before."""
+        if newest.query != query:
+            what = f"the rows so far came from the streaming query {newest.query}, these come from "
+            what += query
+        elif batch < newest.batch:
+            what = f"the query is at batch {batch}, but has handed over batch {newest.batch} before"
+        elif batch == newest.batch and extent != newest.extent:
+            what = f"batch {batch} was handed over before, but began or ended elsewhere"
+        else:
+            return
+        raise OtherQuery(
+            what,
+            where=self.uri,
+            remedy="the query's own checkpoint was lost or replaced, by an older copy or in part: "
+            "restore its newest state, or start the job in another checkpoint_dir",
+        )
 
     def end(self) -> None:
         """The input is over, for ever."""
         with self._changed:
+            self._settle()
             if not self._is_closed and not self.is_ended:
                 newest = self.newest
                 query, batch = (newest.query, newest.batch) if newest else ("", -1)
-                self._write(query, batch, (), is_end=True)
+                self._write(query, batch, (), "", is_end=True)
 
     def _require_open(self) -> None:
         if self._is_closed:
             raise SpoolClosed("the job that reads these rows is being stopped", where=self.uri)
 
-    def _write(self, query: str, batch: int, parts: tuple[Part, ...], is_end: bool = False) -> None:
+    def _write(
+        self, query: str, batch: int, parts: tuple[Part, ...], extent: str, *, is_end: bool = False
+    ) -> None:
         newest = self.newest
-        if newest is None:
-            manifest = Manifest(0, query, batch, 0, (0,) * self._tasks, parts, is_end)
-        else:
-            first = newest.first + len(newest.parts)
-            manifest = Manifest(newest.number + 1, query, batch, first, newest.after, parts, is_end)
+        number, first, before = 0, 0, (0,) * self._tasks
+        if newest is not None:
+            number, first = newest.number + 1, newest.first + len(newest.parts)
+            before = newest.after
+        manifest = Manifest(number, query, batch, extent, first, before, parts, is_end)
+        self._is_in_doubt = True
         self.store.put(manifest.path, manifest.encode())
+        self._is_in_doubt = False
         self._kept.append(manifest)
+
+    def _settle(self) -> None:
+        """A manifest whose writing failed may be there all the same, and readers have seen it."""
+        if self._is_in_doubt:
+            path = manifest_path(self.newest.number + 1 if self.newest is not None else 0)
+            if self.store.has(path):
+                self._kept.append(load_manifest(self.store, path))
+            self._is_in_doubt = False
 
     # --- deleting ---
 
@@ -437,7 +473,7 @@ class SpoolReader(BaseReader):
         return True
 
     def _next(self, number: int) -> Manifest | None:
-        path = f"{_NAME}{number:012d}"
+        path = manifest_path(number)
         return load_manifest(self._store, path) if self._store.has(path) else None
 
     def _find(self) -> Manifest | None:
@@ -495,6 +531,11 @@ class SpoolReader(BaseReader):
             remedy="see that nothing else deletes from the checkpoint_dir; if the journal of the "
             "job was lost, start it in another checkpoint_dir",
         )
+
+
+def manifest_path(number: int) -> str:
+    """Where a manifest is in its store."""
+    return f"{_NAME}{number:012d}"
 
 
 def load_manifest(store: LayerStore, path: str) -> Manifest:

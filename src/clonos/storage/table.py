@@ -3,9 +3,9 @@
 Each output of a sink task is one file, a *segment*. It appears whole, never changes, and its place
 is its key, so that writing it again is no work and a list of names is all that a reader needs::
 
-    <path>/_table.json                                        columns, and which table this is
+    <path>/_table.json                                        columns, which table this is, whose
     <path>/<task>/<generation>-<block>/<seq>-<rows>.arrow     rows, as any Arrow reader reads them
-    <path>/_removed.json                                      up to where rows were removed
+    <path>/_removed-<which>.json                              up to where rows were removed
     <path>/_ended                                             the job has ended: this is all
 
 The segments of a task appear in order, so a reader's offset is, for each task, the position of
@@ -21,6 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +34,7 @@ from clonos.storage.files import UNFINISHED, Durability, sync_directory, sync_fi
 _BLOCK: Final = 256
 """So many numbers of a channel share a folder."""
 _ABOUT: Final = "_table.json"
-_REMOVED: Final = "_removed.json"
+_REMOVED: Final = re.compile(r"_removed-[0-9a-f]+\.json")
 _ENDED: Final = "_ended"
 _TASK: Final = re.compile(r"\d{5}")
 _BLOCK_NAME: Final = re.compile(r"(\d{4})-(\d{10})")
@@ -123,17 +124,24 @@ class Table:
 
     # --- what the job does ----------------------------------------------------------------------
 
-    def create(self, schema: pa.Schema) -> None:
-        """Begin a table in a folder that has none, or an empty one."""
+    def create(self, schema: pa.Schema, owner: str = "") -> None:
+        """Begin a table in a folder that has none, or an empty one; only `owner` writes it."""
         self._fs.create_dir(self._root, recursive=True)
         columns = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        self._write_json(_ABOUT, {"id": secrets.token_hex(8), "schema": columns})
+        self._write_json(_ABOUT, {"id": secrets.token_hex(8), "owner": owner, "schema": columns})
+
+    def withdraw(self) -> None:
+        """Let the folder be nobody's again: nothing has been written to it."""
+        self._fs.delete_file(f"{self._root}/{_ABOUT}")
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         """Add a segment, unless it is there."""
         folder = f"{self._root}/{task:05d}/{generation:04d}-{seq // _BLOCK:010d}"
         if folder not in self._folders:
             self._fs.create_dir(folder, recursive=True)
+            if self._is_synced:  # a file is no safer than the folders that it is in
+                for inner in (folder, folder.rpartition("/")[0], self._root):
+                    sync_directory(Path(inner).parent)
             self._folders = {folder}
         path = f"{folder}/{seq:012d}-{batch.num_rows}.arrow"
         if self._fs.get_file_info(path).is_file:
@@ -151,7 +159,8 @@ class Table:
         for info in self._list(self._root, recursive=True):
             if ".arrow." in info.base_name and info.base_name.endswith(UNFINISHED):
                 self._fs.delete_file(info.path)
-        self._write(f"{self._root}/{_ENDED}", lambda stream: stream.write(b""))
+        if not self.ended:
+            self._write(f"{self._root}/{_ENDED}", lambda stream: stream.write(b""))
 
     # --- what readers ask -----------------------------------------------------------------------
 
@@ -171,6 +180,11 @@ class Table:
         return str(self._about["id"])
 
     @property
+    def owner(self) -> str:
+        """The sink, of which job, that writes it."""
+        return self._about["owner"]
+
+    @property
     def schema(self) -> pa.Schema:
         """Columns and types."""
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._about["schema"])))
@@ -178,21 +192,17 @@ class Table:
     @property
     def removed(self) -> dict[int, Position]:
         """Up to where each task's rows have been removed."""
-        found = self._read_json(_REMOVED) or {}
-        return {int(task): Position.parse(text) for task, text in found.items()}
+        return self._removals()[0]
 
     def segments(self, after: Positions | None = None) -> list[Segment]:
         """The segments behind these positions, task by task, in order.
 
         Those that are to be removed do not count, though they may still be there.
         """
-        removed, found = self.removed, list[Segment]()
-        for info in self._list(self._root):
-            if info.type == pafs.FileType.Directory and _TASK.fullmatch(info.base_name):
-                task = int(info.base_name)
-                behind = max((after or {}).get(task, START), removed.get(task, START))
-                found += self._segments_of(task, info.path, behind)
-        return sorted(found)
+        behind = self.removed
+        for task, position in (after or {}).items():
+            behind[task] = max(position, behind.get(task, START))
+        return self._behind(behind)
 
     def read(self, path: str) -> Iterator[pa.RecordBatch]:
         """The rows of a segment."""
@@ -214,29 +224,58 @@ class Table:
     def remove(self, older_than_s: float) -> int:
         """Remove the segments that were written so long ago, and say how many there were.
 
-        Of each task its oldest ones, up to the first that is younger. First it is written down
+        Of each task its oldest ones, up to the first that is younger, and what is left of earlier
+        removals that were broken off. First it is written down
         how far this goes, so that no reader can miss them without noticing.
         """
         until_s = time.time() - older_than_s
-        removed, files, kept = dict(self.removed), [], set()
-        for segment in self.segments():
-            if segment.task in kept or segment.mtime_s > until_s:
-                kept.add(segment.task)
-                continue
-            removed[segment.task] = segment.position
+        removed, notes = self._removals()
+        files, kept = list[str](), set[int]()
+        for segment in self._behind({}):
+            task, position = segment.task, segment.position
+            if position > removed.get(task, START):
+                if task in kept or segment.mtime_s > until_s:
+                    kept.add(task)
+                    continue
+                removed[task] = position
             files.append(segment.path)
         if files:
-            self._write_json(_REMOVED, {str(task): str(p) for task, p in removed.items()})
-        for path in files:
-            self._fs.delete_file(path)
+            said = {str(task): str(position) for task, position in removed.items()}
+            self._write_json(f"_removed-{secrets.token_hex(8)}.json", said)
+        for path in [*files, *(notes if files else [])]:
+            with suppress(FileNotFoundError):  # somebody else removes, too
+                self._fs.delete_file(path)
         for folder in dict.fromkeys(path.rpartition("/")[0] for path in files):
             newest = folder.rpartition("/")[0]
             blocks = sorted(info.path for info in self._list(newest))
             if folder != blocks[-1] and not self._list(folder):
-                self._fs.delete_dir(folder)
+                with suppress(FileNotFoundError):
+                    self._fs.delete_dir(folder)
         return len(files)
 
+    def _removals(self) -> tuple[dict[int, Position], list[str]]:
+        """What was removed according to all notes of it, and where these are.
+
+        A note is never changed, as not every file system can do that without a moment in which
+        there is none. Whoever has written a new one deletes those that he has taken up into it.
+        """
+        while True:
+            notes = [i.path for i in self._list(self._root) if _REMOVED.fullmatch(i.base_name)]
+            said = [self._read_json(note.rpartition("/")[2]) for note in notes]
+            if None not in said:
+                break  # none was replaced while we were reading
+        removed: dict[int, Position] = {}
+        for note in said:
+            for task, text in (note or {}).items():
+                position = Position.parse(text)
+                removed[int(task)] = max(removed.get(int(task), START), position)
+        return removed, notes
+
     # --- files ----------------------------------------------------------------------------------
+
+    @property
+    def _is_synced(self) -> bool:
+        return self._durability == "fsync" and self._fs.type_name == "local"
 
     @property
     def _about(self) -> dict[str, str]:
@@ -248,6 +287,14 @@ class Table:
                 remedy="start the job with clonos.sinks.table(path) first, and give the same path",
             )
         return about
+
+    def _behind(self, positions: Positions) -> list[Segment]:
+        found: list[Segment] = []
+        for info in self._list(self._root):
+            if info.type == pafs.FileType.Directory and _TASK.fullmatch(info.base_name):
+                task = int(info.base_name)
+                found += self._segments_of(task, info.path, positions.get(task, START))
+        return sorted(found)
 
     def _segments_of(self, task: int, folder: str, behind: Position) -> Iterator[Segment]:
         first = (behind.generation, behind.seq // _BLOCK)
@@ -290,10 +337,16 @@ class Table:
         hidden = unfinished_name(f"{folder}/.{name}")
         with self._fs.open_output_stream(hidden) as stream:
             fill(stream)
-        is_synced = self._durability == "fsync" and self._fs.type_name == "local"
+        is_synced = self._is_synced
         if is_synced:
             sync_file(hidden)
-        self._fs.move(hidden, path)
+        try:
+            self._fs.move(hidden, path)
+        except OSError:
+            if not self._fs.get_file_info(path).is_file:
+                raise
+            self._fs.delete_file(hidden)  # HDFS does not move onto a file: somebody was faster
+            return
         if is_synced:
             sync_directory(folder)
 
