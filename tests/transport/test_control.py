@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 from clonos.core.messages import Live, Stop
@@ -22,6 +23,8 @@ from clonos.transport import (
     PeerUnreachable,
     Plane,
 )
+from clonos.transport.pulse import Pulse
+from clonos.transport.secret import Greeting, Purpose
 
 from .conftest import (
     CHANNEL,
@@ -34,6 +37,7 @@ from .conftest import (
     batch_of,
     data,
     register_of,
+    wait_for,
 )
 
 
@@ -130,6 +134,34 @@ def test_a_killed_process_is_noticed_although_its_child_holds_its_files(
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_an_earlier_connection_of_a_pulse_ends_unnoticed(plain: Callable[..., Node]) -> None:
+    """... which may be long after the slot has opened another one."""
+    driver, slot = plain(), plain()
+    register = register_of(3, slot.plane.address)
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
+    driver.next(ControlOpened)
+
+    pulses = []
+    for number in (7, 8):
+        greet = partial(Greeting, "job", driver.plane.address, Purpose.PULSE, 3, A, A, b"")
+        pulses.append(Pulse(SECRET, greet, "nonce", partial(beat, number), 0.02, None))
+        pulses[-1].start()
+        while driver.next(Heartbeat).progress != number:
+            pass
+    streams = len(driver.plane._streams)
+    pulses[0].stop()
+    wait_for(lambda: len(driver.plane._streams) == streams - 1)
+    driver.take(Heartbeat, 5)
+    pulses[1].stop()
+    while not isinstance(driver.events.get(timeout=WAIT_S), ControlLost):
+        pass
+    slot.do(link.close)
+
+
+def beat(number: int) -> tuple[int, None]:
+    return number, None
 
 
 def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:

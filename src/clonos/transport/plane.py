@@ -146,6 +146,7 @@ class Plane:
         self._nonces: set[bytes] = set()
         self._schemas: dict[int, pa.Schema] = {}
         self._registered: dict[str, Incoming] = {}
+        self._pulses: dict[str, Incoming] = {}  # the newest of each registered slot
         self._serve = {
             Purpose.CHANNEL: self._serve_channel,
             Purpose.CONTROL: self._serve_control,
@@ -479,11 +480,16 @@ class Plane:
             nonlocal whose
             if type(message) is not Heartbeat:
                 raise MalformedMessage(f"the pulse of slot {greeting.id} said something else")
-            whose = message.nonce
+            if not whose:
+                whose = message.nonce
+                self._pulses[whose] = incoming
             control = self._registered.get(whose)
             return [(control.conn_id, message)] if control is not None else []
 
         def over(_: ClonosError | None) -> list[Thing]:
+            if self._pulses.get(whose) is not incoming:  # it beats on another connection by now
+                return []
+            del self._pulses[whose]
             control = self._registered.get(whose)
             gone = PeerUnreachable("the process there has no pulse any more")
             return control.end(gone) if control is not None else []

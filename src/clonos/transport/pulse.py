@@ -7,13 +7,19 @@ go frees the memory, which takes long if there is much, and before it has done s
 has open stay open. There are two tables and only one last thread: either the control stream or
 the pulse ends at once, whatever the size of the state. It also ends if a child of the process has
 inherited the other files and lives on.
+
+Python's cycle collector runs in whatever thread allocates, so now and then in this one, where a
+finalizer closes a number that is not its file's. The connection lies at a high number, which no
+such file has; what remains is that a file that somebody left to the collector may stay open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -32,6 +38,7 @@ CONNECT_S: Final = 5.0
 _CLONE_FILES: Final = 0x400
 _FIRST_FILE: Final = 3  # behind standard input, output and error
 _FILES_MAX: Final = 1 << 20
+_FAR_MAX: Final = 1 << 14  # the system's table of files is as long as the highest number in it
 
 Progress = Callable[[], tuple[int, int | None]]
 
@@ -75,7 +82,7 @@ class Pulse:
         self._stopped.set()
 
     def _run(self) -> None:
-        _leave_files()
+        self._is_alone = _leave_files()
         while not self._stopped.is_set():
             with contextlib.suppress(OSError, ClonosError):
                 self._beat_while_connected()
@@ -86,7 +93,10 @@ class Pulse:
         peer = urlsplit(greeting.audience)
         address = peer.hostname or "", peer.port or 0
         with contextlib.ExitStack() as opened:
-            connection = opened.enter_context(socket.create_connection(address, CONNECT_S))
+            connection = socket.create_connection(address, CONNECT_S)
+            if self._is_alone:
+                connection = _moved_far(connection)
+            opened.enter_context(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._keys is not None:
                 encrypted = self._keys.wrap(connection, peer.username or "")
@@ -102,8 +112,8 @@ class Pulse:
                     return
 
 
-def _leave_files() -> None:
-    """Give this thread an empty table of open files.
+def _leave_files() -> bool:
+    """Give this thread an empty table of open files; whether it has one.
 
     From here on a number of a file means something else in this thread than in the others: nothing
     opened there may be used or closed here, and the other way round.
@@ -111,6 +121,18 @@ def _leave_files() -> None:
     with contextlib.suppress(AttributeError, OSError):  # not Linux: a pulse, if not so quick
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FILES) == 0:
             os.closerange(_FIRST_FILE, _FILES_MAX)
+            return True
+    return False
+
+
+def _moved_far(connection: socket.socket) -> socket.socket:
+    """Return the same connection, at a number that is the last one other threads would reach."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = min(limit if limit > 0 else _FAR_MAX, _FAR_MAX) - 1
+    with connection:
+        moved = socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, number))
+    moved.settimeout(CONNECT_S)
+    return moved
 
 
 def _framed(message: bytes) -> bytes:
