@@ -28,7 +28,7 @@ from clonos.runtime.shipment import OutputWriter, Shipment
 from clonos.runtime.standby import Standbys
 from clonos.runtime.world import RealWorld
 from clonos.storage.layers import LayerStore
-from clonos.transport.errors import CannotConnect, SchemaMismatch
+from clonos.transport.errors import AuthenticationFailed, CannotConnect, SchemaMismatch
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -51,6 +51,8 @@ FLUSH_S: Final = 0.002
 """What steps send is written after so long at the latest, while there are more steps to do."""
 IDLE_S: Final = 0.25
 """The longest wait for something to happen."""
+_NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
+"""Why the driver never heard of us: Spark's job has to tell it."""
 
 
 class SlotLoop:
@@ -94,7 +96,7 @@ class SlotLoop:
         self._writer: OutputWriter | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
         self._stopped = False
-        self._lost: CannotConnect | None = None
+        self._lost: ClonosError | None = None
         self._latency_ms = 0
         self._busy = False
         self._next_tick = 0.0
@@ -249,7 +251,7 @@ class SlotLoop:
                 raise thing.error  # it would be sent again, and again be refused
         elif isinstance(thing, ControlLost):
             self._stopped = True  # without a coordinator we may be fenced already
-            self._lost = thing.error if isinstance(thing.error, CannotConnect) else None
+            self._lost = thing.error if isinstance(thing.error, _NOBODY_ELSE_KNOWS) else None
         elif callable(thing):
             thing()
 

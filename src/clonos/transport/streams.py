@@ -204,7 +204,8 @@ class Stream:
         return self._say_so(
             AuthenticationFailed(
                 f"the stream with {self.peer} cannot be encrypted: {reason}",
-                remedy="see what else listens at that address",
+                remedy="see what else listens at that address, and whether both machines' clocks "
+                "are right to the day",
             )
         )
 
