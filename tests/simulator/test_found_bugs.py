@@ -7,6 +7,8 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Input, Verdict
+from clonos.core.coordinator import Coordinator
+from clonos.core.decisions import Reported, SlotReady
 from clonos.core.determinants import Order, Source, encode_record
 from clonos.core.fences import Fences, Trust
 from clonos.core.housekeeper import HouseKeeper
@@ -233,3 +235,27 @@ def test_what_is_journaled_of_an_output_is_what_it_counts_as_depending_on():
     again.recover(house_keeper.take_records())
     assert again.world_dep == house_keeper.world_dep
     assert not again.depends_on_lost(0, NEWER, 3)
+
+
+def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
+    """The receiver counts items of the old life; its sender has numbered others since."""
+    house_keeper = keeper()
+    coordinator = Coordinator(JOB.plan, house_keeper, address="k", standbys=0, availability=True)
+    for slot in range(3):
+        coordinator.handle(SlotReady(slot, f"slot{slot}", "group"), 0)
+    coordinator.start()
+    for task in coordinator.tasks.values():
+        for report in (msg.Restored, msg.Live):
+            more = (0,) if report is msg.Live else ()
+            told = report(task.id, task.incarnation, *more)
+            coordinator.handle(Reported(task.slot, told), 0)
+    house_keeper.generation = 1  # a reset, of which task 1 has not heard
+    floors = []
+    for epoch, generations in ((1, (1, 0, 1)), (2, (1, 1, 1))):
+        coordinator.begin_epoch()
+        for task in coordinator.tasks.values():
+            ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1)
+            ack = msg.LayerAck(task.id, task.incarnation, epoch, ref, generations[task.id])
+            coordinator.handle(Reported(task.slot, ack), 0)
+        floors.append(house_keeper.epoch)
+    assert floors == [0, 2]

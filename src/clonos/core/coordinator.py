@@ -362,7 +362,7 @@ class Coordinator:
         reset = bool(self.availability and (orphans or lost_output))
         generation = self.keeper.generation + reset
         if reset:
-            self._mixed_until = self._newest_epoch()
+            self._mixed_until = max(self._mixed_until, self._newest_epoch())
             self._do(Note("generation", value=generation))
         self._in_round = False
         for task in failed:
@@ -500,25 +500,25 @@ class Coordinator:
             return
         if task.phase not in ACTIVE:
             return
+        if report.generation < self.keeper.generation:  # it had not heard of the reset
+            self._mixed_until = max(self._mixed_until, report.epoch)
         # The marker may be in the logs from an earlier term: no matter who has injected it.
         self.acks.setdefault(report.epoch, {})[task.id] = report.ref
-        while self._complete_epoch():
-            pass  # of an earlier term there may be several that wait for the same layer
+        self._complete_epoch()
 
-    def _complete_epoch(self) -> bool:
-        """Deltas build on each other: every layer since the last floor is needed.
-
-        Returns whether the next epoch has got all that it needs.
-        """
+    def _complete_epoch(self) -> None:
+        """Deltas build on each other: every layer since the last floor is needed."""
         epoch = self.next_epoch
         acks = [self.acks.get(e, {}) for e in range(self.keeper.epoch + 1, epoch + 1)]
         if any(len(of_epoch) < len(self.tasks) for of_epoch in acks):
-            return False
+            return
         self.next_epoch += 1
-        if self.pending_epoch <= epoch:
-            self.pending_epoch = 0
-        if epoch <= self._mixed_until:
-            return True  # channels may be numbered differently at their two ends
+        self.pending_epoch = 0
+        if epoch > self._mixed_until:  # else channels may have other numbers at their two ends
+            self._advance_floor(epoch, acks)
+        self._complete_epoch()  # of an earlier term, the next may have waited for the same layer
+
+    def _advance_floor(self, epoch: int, acks: list[dict[int, LayerRef]]) -> None:
         positions = {task: ref.position for task, ref in acks[-1].items()}
         layers = {t: (*self.keeper.layers[t], *(a[t] for a in acks)) for t in self.tasks}
         self.acks = {e: of_epoch for e, of_epoch in self.acks.items() if e > epoch}
@@ -529,7 +529,6 @@ class Coordinator:
         for slot in self.slots.values():
             for task_id in slot.standbys:
                 self._do(Order(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
-        return True
 
     def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
         """A task says how much it keeps for its receivers: past the high mark, sources wait."""

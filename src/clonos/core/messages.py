@@ -294,12 +294,16 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class LayerAck:
-    """A layer is stored, and whatever the task delivered before it is durable."""
+    """A layer is stored, and whatever the task delivered before it is durable.
+
+    ``generation``: that the task knew of when it sealed the layer.
+    """
 
     task: int
     incarnation: Incarnation
     epoch: int
     ref: LayerRef
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +349,7 @@ class Layer:
 
     ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
     produced. ``ended``: the inputs that have; ``end_is_out``: all had, once (availability: one may
-    have begun again). ``delta`` is the program's.
+    have begun again). ``generation``: that was known then. ``delta`` is the program's.
     """
 
     task: int
@@ -362,3 +366,4 @@ class Layer:
     source_ended: bool
     delta: bytes
     end_is_out: bool = False
+    generation: int = 0

@@ -266,7 +266,8 @@ class TaskMachine(Connections):
                 if o.to_world and o.carries_items
             ):
                 self._sealed[epoch] = (layer, None)
-                self._do(ev.Tell(msg.LayerAck(self.id, self.incarnation, epoch, ref)))
+                ack = msg.LayerAck(self.id, self.incarnation, epoch, ref, layer.generation)
+                self._do(ev.Tell(ack))
 
     def _on_throttle(self, command: msg.Throttle) -> None:
         """Somebody's memory is full: logs never block a task in mid-graph, so sources wait."""
@@ -495,7 +496,7 @@ class TaskMachine(Connections):
 
     def _put_out(self, step: RunningStep, marker: int, ended: bool) -> None:
         if self._end_is_out:
-            return  # what comes after an END, some input's sender has made again: duplicates
+            return  # what comes after an END, some input's sender has made again
         self._end_is_out = ended
         dep, born = dict(self.dep), self.born_ms
         for channel, output in self.outputs.items():
@@ -531,6 +532,7 @@ class TaskMachine(Connections):
             source_ended=self.source_ended,
             delta=b"",
             end_is_out=self._end_is_out,
+            generation=self.generation,
         )
         self._sealed[epoch] = (layer, None)
         self._do(ev.StoreLayer(layer, self.program.delta()))

@@ -36,6 +36,8 @@ _SCHEMA = pa.schema(
 )
 _NAMES = b"clonos.operators"
 
+_INT_BITS = 64
+
 PLAIN = frozenset({bool, int, float, str})
 """Exactly these, no subclasses: what comes back from bytes as it went in, and cannot change."""
 
@@ -118,7 +120,7 @@ class KeyedStore:
 
     def put(self, key: bytes, group: int, value: Any) -> None:
         """Set a value; None removes it. Raises `UnencodableValue`."""
-        self._put(key, group, value if value is None or type(value) in PLAIN else encode(value))
+        self._put(key, group, value if value is None or _is_plain(value) else encode(value))
 
     def _put(self, key: bytes, group: int, kept: Any) -> None:
         if self._undo is not None:
@@ -161,6 +163,11 @@ class KeyedStore:
                 self._kept.pop(key, None)
             else:
                 self._kept[key] = value
+
+
+def _is_plain(value: Any) -> bool:
+    """Encoding it later cannot fail, as it may with very long integers."""
+    return type(value) in PLAIN and (type(value) is not int or value.bit_length() <= _INT_BITS)
 
 
 class Delta:

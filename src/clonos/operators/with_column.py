@@ -79,7 +79,8 @@ class WithColumnOperator(Operator):
         return bad
 
     def _reject(self, error: Exception, batch: pa.RecordBatch, row: int) -> None:
-        self.reject(error, rows_of(batch.slice(row, 1))[0])
+        given = batch.slice(row, 1).select(list(self._of))
+        self.reject(error, rows_of(given)[0] if self._of else f"row {row} of a batch")
 
 
 def _without(

@@ -45,7 +45,7 @@ RECORD_BYTES_MAX: Final = (1 << 32) - 1
 """The length of a record is written as 32 bits."""
 
 _MAGIC: Final = b"CLONJRNL"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PREAMBLE: Final = struct.Struct("<8sIQQ")
 _MARK: Final = b"\xc1JRN"
 _FRAME: Final = struct.Struct("<4sIQQ")
