@@ -102,6 +102,22 @@ def test_only_the_oldest_are_removed(table):
     assert keys(table.segments()) == keys([newer, older])
 
 
+def test_the_folder_around_a_table_may_be_closed_to_its_writers(tmp_path, monkeypatch):
+    synced = []
+
+    def sync(path):
+        synced.append(Path(path))
+        if Path(path) == tmp_path:
+            raise PermissionError(path)
+
+    monkeypatch.setattr(table_module, "sync_directory", sync)
+    made = Table(str(tmp_path / "t"), "fsync")
+    made.create(SCHEMA)
+    made.write(0, 0, 1, batch(1))
+    assert keys(made.segments()) == [(0, 0, 1)]
+    assert {tmp_path, tmp_path / "t", tmp_path / "t" / "00000"} <= set(synced)
+
+
 class Hdfs:
     """A file system that does not move a file onto another one."""
 

@@ -140,8 +140,10 @@ class Table:
         if folder not in self._folders:
             self._fs.create_dir(folder, recursive=True)
             if self._is_synced:  # a file is no safer than the folders that it is in
-                for inner in (folder, folder.rpartition("/")[0], self._root):
-                    sync_directory(Path(inner).parent)
+                sync_directory(Path(folder).parent)
+                sync_directory(self._root)
+                with suppress(PermissionError):  # this one is others', who may keep it from us
+                    sync_directory(Path(self._root).parent)
             self._folders = {folder}
         path = f"{folder}/{seq:012d}-{batch.num_rows}.arrow"
         if self._fs.get_file_info(path).is_file:
