@@ -67,6 +67,15 @@ def test_unreadable(tmp_path):
         directory(tmp_path).check(compiled())
 
 
+def test_another_format_is_refused(tmp_path):
+    directory(tmp_path).claim(compiled())
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(UnreadableCheckpoint, match="format 1, this clonos reads") as caught:
+        directory(tmp_path).check(compiled())
+    assert "clonos that wrote it" in caught.value.remedy
+
+
 def test_a_journal_of_nobody(tmp_path):
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "1.journal").touch()

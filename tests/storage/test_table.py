@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_where_nothing_is_moved_onto_a_file(table, monkeypatch, tmp_path):
         "_removed-",
         "_table.js",
     ]
+
+
+def test_a_table_of_earlier_days(table, tmp_path):
+    about = tmp_path / "t" / "_table.json"
+    said = json.loads(about.read_text())
+    del said["owner"]
+    about.write_text(json.dumps(said))
+    assert table.owner == ""
+    for seq in (1, 2):
+        table.write(0, 0, seq, batch(seq))
+    (tmp_path / "t" / "_removed.json").write_text('{"0": "0-1"}')
+    assert keys(table.segments()) == [(0, 0, 2)]
+    assert table.remove(older_than_s=0) == 2
+    assert table.removed == {0: Position(0, 2)}
+    assert len(list((tmp_path / "t").glob("_removed*"))) == 1
 
 
 def test_removers_do_not_set_each_other_back(table, monkeypatch):

@@ -31,7 +31,8 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.files_reader import FileList
 from clonos.storage.files import write_atomically
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+"""Of all that is below the folders: names and places of files, too."""
 _PLAIN: Final = (str, int, float, bool, type(None))
 
 
@@ -97,17 +98,24 @@ class JobDirectory:
         OtherJob
             It had another graph.
         UnreadableCheckpoint
-            Nobody can tell.
+            Nobody can tell, or it is of another format.
         """
         try:
             about = json.loads(self._about.read_text())
-            before, self._written = about["graph"], list(about["written"])
+            form, before, self._written = about["format"], about["graph"], list(about["written"])
         except FileNotFoundError:
             if any(self.journal.glob("journal/*.journal")):
                 raise self._unreadable("it is missing, but there is a journal") from None
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._unreadable(f"{type(error).__name__}: {error}") from error
+        if form != _FORMAT:
+            raise UnreadableCheckpoint(
+                f"the checkpoint has format {form}, this clonos reads format {_FORMAT} only",
+                where=str(self._about),
+                remedy="let the clonos that wrote it end the job, or start the job afresh in "
+                "another checkpoint_dir",
+            )
         now = json.loads(json.dumps(describe(compiled)))
         for where, was, became in differences(before, now):
             raise OtherJob(

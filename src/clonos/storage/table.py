@@ -34,7 +34,7 @@ from clonos.storage.files import UNFINISHED, Durability, sync_directory, sync_fi
 _BLOCK: Final = 256
 """So many numbers of a channel share a folder."""
 _ABOUT: Final = "_table.json"
-_REMOVED: Final = re.compile(r"_removed-[0-9a-f]+\.json")
+_REMOVED: Final = re.compile(r"_removed(-[0-9a-f]+)?\.json")
 _ENDED: Final = "_ended"
 _TASK: Final = re.compile(r"\d{5}")
 _BLOCK_NAME: Final = re.compile(r"(\d{4})-(\d{10})")
@@ -183,8 +183,8 @@ class Table:
 
     @property
     def owner(self) -> str:
-        """The sink, of which job, that writes it."""
-        return self._about["owner"]
+        """The sink, of which job, that writes it; empty if nobody has said so."""
+        return self._about.get("owner", "")
 
     @property
     def schema(self) -> pa.Schema:
