@@ -384,6 +384,45 @@ def test_a_closed_spool_takes_nothing_and_lets_go_of_who_waits(tmp_path):
     assert not Spool(str(tmp_path), 1).is_ended
 
 
+def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    spool = Spool(str(tmp_path), 1)
+    offer(spool, 0, [[1], [2], [3]])
+    offer(spool, 1, [[4]])
+    began, go_on = threading.Event(), threading.Event()
+    deleted: list[str] = []
+
+    def hang(*_):
+        began.set()
+        assert go_on.wait(5)
+
+    def delete(store, paths):
+        deleted.extend(paths)
+        hang()
+
+    monkeypatch.setattr(LayerStore, "delete", delete)
+    deleting = threading.Thread(target=spool.truncate, args=[[3]])
+    deleting.start()
+    assert began.wait(5)
+    assert offer(spool, 2, [[5]]), "meanwhile batches are taken"
+    began.clear()
+    parts = written(spool, 3, [[6]])
+    monkeypatch.setattr(LayerStore, "put", hang)
+    monkeypatch.setattr(spool_module, "CLOSE_S", 0.05)
+    taking = threading.Thread(target=spool.take, args=["q", 3, parts])
+    taking.start()
+    assert began.wait(5)
+    since = time.monotonic()
+    spool.close()
+    assert time.monotonic() - since < 2
+    go_on.set()
+    for thread in (deleting, taking):
+        thread.join(5)
+        assert not thread.is_alive()
+    assert len(deleted) == 1, "it stops where the spool is closed"
+    monkeypatch.undo()
+    assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1, 2]
+
+
 def test_a_reader_finds_new_batches_without_being_told(tmp_path):
     spool = Spool(str(tmp_path), 1, "process")
     woken = threading.Event()

@@ -4,9 +4,9 @@ read again. Their rows go through spools; what all tasks have passed is deleted.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -75,8 +75,7 @@ class Feeds:
         self._spools: dict[str, Spool] = {}
         self._tasks: dict[str, list[TaskCode]] = {}
         self._working: list[FeedingQuery | Refresher] = []
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-feeds")
-        self._looking: Future[None] | None = None
+        self._looking: threading.Thread | None = None
         for code in fed(compiled):
             self._tasks.setdefault(code.task.operator, []).append(code)
         for operator, codes in self._tasks.items():
@@ -168,9 +167,12 @@ class Feeds:
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         """A floor is complete with these layers: what it has passed may go."""
-        is_busy = self._looking is not None and not self._looking.done()
+        is_busy = self._looking is not None and self._looking.is_alive()
         if self._spools and not is_busy:
-            self._looking = self._worker.submit(self._look, dict(layers))
+            self._looking = threading.Thread(
+                target=self._look, args=(dict(layers),), name="clonos-feeds", daemon=True
+            )
+            self._looking.start()
 
     def _look(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         try:
@@ -179,7 +181,7 @@ class Feeds:
                 if floors:
                     spool.truncate([floor.source_rows for floor in floors])
             self._end_tables(layers)
-        except Exception as error:  # noqa: BLE001 - the next floor's turn; a future tells nobody
+        except Exception as error:  # noqa: BLE001 - the next floor's turn; a thread tells nobody
             LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
 
     def _floors(
@@ -213,12 +215,10 @@ class Feeds:
             feed.close(until)
         for spool in self._spools.values():
             spool.close()
-        looking = [self._looking] if self._looking is not None else []
-        if wait(looking, max(0.0, until - time.monotonic())).not_done:
-            LOGGER.warning(
-                "deleting what has been read of a spool takes long; the job ends without"
-            )
-        self._worker.shutdown(wait=False)
+        if self._looking is not None:
+            self._looking.join(max(0.0, until - time.monotonic()))
+            if self._looking.is_alive():
+                LOGGER.warning("deleting what was read of a spool takes long; the job ends without")
 
 
 def fed(compiled: CompiledJob) -> Iterator[TaskCode]:

@@ -43,6 +43,9 @@ PAUSE_MAX_S: Final = 0.01
 REMOTE_PAUSE_MAX_S: Final = 0.25
 """... and to this elsewhere, where looking costs money."""
 
+CLOSE_S: Final = 0.5
+"""So long the closing of a spool waits for one who is just writing to it."""
+
 _FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
 
@@ -359,26 +362,42 @@ class Spool:
     def truncate(self, consumed: Sequence[int]) -> None:
         """Every task's floor is behind so many of its rows: what is below all floors may go.
 
-        The newest manifest stays: it says how the next one is numbered.
+        The newest manifest stays: it says how the next one is numbered. One thread does this; what
+        it has not come to when the spool is closed is left to the next start.
         """
         with self._changed:
+            newest = self.newest
             passed = [
                 manifest
                 for manifest in self._kept
                 if all(a <= b for a, b in zip(manifest.after, consumed, strict=True))
             ]
-            # Rows first: files that no manifest names are swept at the next start.
-            self.store.delete(part.path for manifest in passed for part in manifest.parts)
-            self.store.delete(manifest.path for manifest in passed if manifest is not self.newest)
-            self._kept = [m for m in self._kept if m is self.newest or m not in passed]
-            self._below = max([self._below, *(manifest.number + 1 for manifest in passed)])
-            self._changed.notify_all()
+        # Rows first: files that no manifest names are swept at the next start.
+        gone = [manifest for manifest in passed if manifest is not newest]
+        self._delete([part.path for manifest in passed for part in manifest.parts])
+        self._delete([manifest.path for manifest in gone])
+        with self._changed:
+            if not self._is_closed:
+                self._kept = [manifest for manifest in self._kept if manifest not in gone]
+                self._below = max([self._below, *(manifest.number + 1 for manifest in passed)])
+                self._changed.notify_all()
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        """Nobody waits for it, as for a store that hangs: it stops where the spool is closed."""
+        for path in paths:
+            if self._is_closed:
+                return
+            self.store.delete([path])
 
     def close(self) -> None:
-        """Take nothing any more; let those who wait go."""
-        with self._changed:
-            self._is_closed = True
+        """Take nothing any more; let those who wait go.
+
+        One who is just writing may hang: then nobody else waits here, and we go on without.
+        """
+        self._is_closed = True
+        if self._changed.acquire(timeout=CLOSE_S):
             self._changed.notify_all()
+            self._changed.release()
 
 
 class SpoolReader(BaseReader):
