@@ -16,8 +16,9 @@ from pyspark.errors import StreamingQueryException
 
 from clonos.errors import ClonosError, SourceError
 from clonos.operators.specs import Feeding
+from clonos.spark import feeding
 from clonos.spark.errors import FeedFailed, JobCancelled, SparkStopped
-from clonos.spark.feeding import FeedingQuery
+from clonos.spark.feeding import FeedingQuery, extent
 from clonos.storage.spool import OtherQuery, Part, Spool
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -167,6 +168,35 @@ def test_a_batch_that_spark_has_planned_anew_is_not_the_old_one(spool):
     with pytest.raises(SourceError, match="planned for batch 8"):
         fed.spark.take(fed.spark, 8)
     fed.query.close()
+
+
+def test_all_that_a_source_has_noted_is_durable_before_its_rows_are(tmp_path, monkeypatch):
+    """Sources count their notes by themselves, and begin a new file where they merge old ones."""
+    synced: list[str] = []
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(
+            feeding, name, lambda path: synced.append(str(Path(path).relative_to(tmp_path)))
+        )
+
+    def plan(batch, *notes):
+        for note in ("metadata", f"offsets/{batch}", *notes):
+            path = tmp_path / note
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(note)
+        synced.clear()
+        extent(str(tmp_path), batch, "fsync", done)
+        return sorted(name for name in synced if name.startswith("sources"))
+
+    done: set[Path] = set()
+    notes = ["sources/0/2", "sources/0/3.compact", "sources/1/0"]
+    assert plan(7, *notes) == sorted(["sources", "sources/0", "sources/1", *notes])
+    assert {"metadata", "offsets/7", "offsets", "."} <= set(synced)
+    assert plan(8) == []
+    (tmp_path / "sources/0/2").unlink()
+    assert plan(9, "sources/0/4") == ["sources", "sources/0", "sources/0/4"]
+    assert len(done) == 3
+    done.clear()  # another driver
+    assert "sources/0/3.compact" in plan(10)
 
 
 def test_stopped_by_the_user_the_input_is_over(spool):

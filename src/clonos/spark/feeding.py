@@ -72,6 +72,7 @@ class FeedingQuery:
         self._feeding, self._spool, self._checkpoint = feeding, spool, checkpoint
         self._report = report
         self._query: Any = None
+        self._synced: set[Path] = set()
         self._error: ClonosError | None = None
         self._closed = False
         self._stopper: threading.Thread | None = None
@@ -115,7 +116,7 @@ class FeedingQuery:
                 write_rows, self._spool.uri, self._spool.durability, batch, self._schema
             )
             parts = [Part(*row) for row in frame.mapInArrow(write, _PART).collect()]
-            planned = extent(self._checkpoint, batch, self._spool.durability)
+            planned = extent(self._checkpoint, batch, self._spool.durability, self._synced)
             self._spool.take(query, batch, parts, planned)
         except ClonosError as error:
             self._error = error
@@ -203,11 +204,16 @@ def write_rows(
         )
 
 
-def extent(checkpoint: str, batch: int, durability: Durability) -> str:
+def extent(checkpoint: str, batch: int, durability: Durability, synced: set[Path]) -> str:
     """From where to where a batch goes: a digest of what Spark has planned.
 
     That it can be compared later, the plan must survive what the batch survives: on a local disk it
     is made to.
+
+    Parameters
+    ----------
+    synced
+        The files for which that is done; kept from batch to batch.
 
     Raises
     ------
@@ -220,11 +226,7 @@ def extent(checkpoint: str, batch: int, durability: Durability) -> str:
         with system.open_input_stream(f"{root}/offsets/{batch}") as stream:
             planned = stream.read()
         if durability == "fsync" and system.type_name == "local":
-            folder = Path(root)
-            plans = [folder / "metadata", folder / f"offsets/{batch}"]
-            for path in (*plans, *folder.glob(f"sources/*/{batch}*")):
-                sync_file(path)
-                sync_directory(path.parent)
+            _sync_plan(Path(root), batch, synced)
     except (OSError, pa.ArrowException) as error:
         raise SourceError(
             f"what Spark has planned for batch {batch} cannot be read: {error}",
@@ -232,6 +234,26 @@ def extent(checkpoint: str, batch: int, durability: Durability) -> str:
             remedy="see that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
         ) from error
     return hashlib.sha256(planned).hexdigest()
+
+
+def _sync_plan(root: Path, batch: int, synced: set[Path]) -> None:
+    """Make durable what Spark has written down before this batch.
+
+    A source counts its own notes, and not as batches are counted: the one of files has none for a
+    batch without new files. So all of them are, once; Spark deletes old ones.
+    """
+    notes = set(root.glob("sources/*/*"))
+    new = notes - synced
+    for path in (root / "metadata", root / f"offsets/{batch}"):
+        sync_file(path)
+    for path in new:
+        with contextlib.suppress(FileNotFoundError):
+            sync_file(path)
+    sources = {folder for path in new for folder in (path.parent, root / "sources")}
+    for folder in (*sources, root / "offsets", root):
+        sync_directory(folder)
+    synced &= notes
+    synced |= new
 
 
 def hadoop_path(uri: str) -> str:
