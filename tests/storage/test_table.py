@@ -122,6 +122,8 @@ def test_the_folder_around_a_table_may_be_closed_to_its_writers(tmp_path, monkey
 class Hdfs:
     """A file system that does not move a file onto another one."""
 
+    type_name = "hdfs"
+
     def __init__(self, base):
         self.base = base
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 Durability = Literal["fsync", "process"]
@@ -31,6 +32,29 @@ def folder_name(name: str) -> str:
 def unfinished_name(path: str) -> str:
     """Return a name beside `path` that no other writer uses."""
     return f"{path}.{secrets.token_hex(4)}{UNFINISHED}"
+
+
+def name_once(system: Any, unfinished: str, path: str) -> None:
+    """Give a finished file its name on a file system of pyarrow, unless another has it already:
+    then ours is deleted.
+
+    Where the file system can neither link nor refuse, as object stores cannot, the later of two
+    that do this at the same moment has it.
+    """
+    is_there = False
+    if system.type_name == "local":
+        with suppress(OSError):  # the name is taken; or this disk knows no links
+            os.link(unfinished, path)
+        is_there = system.get_file_info(path).is_file
+    if not is_there:
+        try:
+            system.move(unfinished, path)
+        except OSError:
+            if not system.get_file_info(path).is_file:
+                raise  # else HDFS: it does not move onto a file
+        else:
+            return
+    system.delete_file(unfinished)
 
 
 def sync_file(path: str | Path) -> None:

@@ -29,7 +29,14 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from clonos.errors import ClonosError
-from clonos.storage.files import UNFINISHED, Durability, sync_directory, sync_file, unfinished_name
+from clonos.storage.files import (
+    UNFINISHED,
+    Durability,
+    name_once,
+    sync_directory,
+    sync_file,
+    unfinished_name,
+)
 
 _BLOCK: Final = 256
 """So many numbers of a channel share a folder."""
@@ -132,7 +139,12 @@ class Table:
 
     def withdraw(self) -> None:
         """Let the folder be nobody's again: nothing has been written to it."""
-        self._fs.delete_file(f"{self._root}/{_ABOUT}")
+        self._fs.delete_file(self.about_path)
+
+    @property
+    def about_path(self) -> str:
+        """Where it is written down which table this is, and whose."""
+        return f"{self._root}/{_ABOUT}"
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         """Add a segment, unless it is there."""
@@ -342,13 +354,7 @@ class Table:
         is_synced = self._is_synced
         if is_synced:
             sync_file(hidden)
-        try:
-            self._fs.move(hidden, path)
-        except OSError:
-            if not self._fs.get_file_info(path).is_file:
-                raise
-            self._fs.delete_file(hidden)  # HDFS does not move onto a file: somebody was faster
-            return
+        name_once(self._fs, hidden, path)
         if is_synced:
             sync_directory(folder)
 
