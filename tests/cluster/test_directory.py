@@ -112,6 +112,7 @@ def test_scratch_folders_are_for_one_machine():
     scratch = JobDirectory(None, None, on_one_machine=True)
     folder = scratch.journal
     assert folder.is_dir()
+    assert scratch.is_temporary
     del scratch
     assert not folder.exists()
 
@@ -125,6 +126,7 @@ def test_descriptions_are_plain_and_stable():
 def test_no_two_checkpoints_have_one_name(tmp_path):
     first = directory(tmp_path / "a")
     first.journal.mkdir()
+    assert not first.is_temporary
     assert first.owner() == directory(tmp_path / "a").owner()
     (tmp_path / "b").mkdir()
     assert first.owner() != directory(tmp_path / "b").owner()

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
+import clonos
+from clonos.cluster import writers
 from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.cluster.progress import JobEvent, Observer, Sample
-from clonos.cluster.writers import ParquetWriter, TableWriter, withdraw
+from clonos.cluster.writers import Folders, ParquetWriter, TableWriter, writer_of
 from clonos.core.coordinator import Note
+from clonos.storage import table as table_module
 from clonos.storage.table import Table
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
 
 
 def test_an_output_is_written_once(tmp_path):
+    (tmp_path / "out").mkdir()
     writer = ParquetWriter(str(tmp_path / "out"))
     writer.write(0, 0, 3, BATCH)
     writer.write(0, 0, 3, BATCH.slice(1))
@@ -37,52 +42,128 @@ def test_what_killed_writers_leave_is_hidden_and_swept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.fixture(params=[ParquetWriter, partial(TableWriter, durability="process")])
-def make(request):
-    return request.param
+@pytest.fixture(params=["parquet", "table"])
+def sink(request, tmp_path):
+    return getattr(clonos.sinks, request.param)(str(tmp_path / "out"))
 
 
-def test_a_folder_is_of_one_sink_of_one_checkpoint(tmp_path, make):
-    path = str(tmp_path / "out")
-    writer = make(path)
-    writer.begin(BATCH.schema, "me", is_new=True)
-    before = Table(path).id if make is not ParquetWriter else None
-    writer.begin(BATCH.schema, "me", is_new=True)  # the driver died before it began to work
+def folders(sink, job="me"):
+    return Folders({"op": sink}, "process", job)
+
+
+def begin(sink, job="me", *, is_new=True):
+    made = folders(sink, job)
+    made.begin({"op": BATCH.schema}, is_new=is_new)
+    return made
+
+
+def write(sink):
+    make = writer_of(sink, "process")
+    assert make is not None
+    make().write(0, 0, 1, BATCH)
+
+
+def test_a_folder_is_of_one_sink_of_one_checkpoint(sink):
+    begin(sink)
+    before = Table(sink.path).id if sink.kind == "table" else None
+    begin(sink)  # the driver died before it began to work
     for is_new in (True, False):  # though there are no rows yet
-        with pytest.raises(OutputExists, match="another job's"):
-            make(path).begin(BATCH.schema, "another", is_new=is_new)
-    make(path).begin(BATCH.schema, "me", is_new=False)
+        with pytest.raises(OutputExists, match="another job's") as caught:
+            begin(sink, "another", is_new=is_new)
+    file = caught.value.remedy.partition("delete ")[2]
+    begin(sink, is_new=False)
     if before is not None:
-        assert Table(path).id == before, "whoever reads it reads on"
-    writer.write(0, 0, 1, BATCH)
-    assert pads.dataset(path, format="arrow" if before else "parquet").count_rows() == 2
-    writer.withdraw()
-    with pytest.raises(OutputExists, match="checkpoint_dir"):  # its journal was lost
-        writer.begin(BATCH.schema, "me", is_new=True)
+        assert Table(sink.path).id == before, "whoever reads it reads on"
+    write(sink)
+    form = "arrow" if before else "parquet"
+    assert pads.dataset(sink.path, format=form).count_rows() == 2
+    with pytest.raises(OutputExists) as caught:
+        begin(sink, "another")
+    assert "delete" not in caught.value.remedy
+    Path(file).unlink()
+    for job in ("me", "another"):
+        with pytest.raises(OutputExists, match="checkpoint_dir"):  # its journal was lost
+            begin(sink, job)
+
+
+def test_the_folder_of_a_job_that_wrote_nothing_is_free(sink):
+    made = begin(sink)
+    made.withdraw()
+    made.withdraw()
+    other = begin(sink, "another")
+    made.withdraw()
+    made.end()
+    other.check()  # it is not ours any more
+    write(sink)
+    other.withdraw()
     with pytest.raises(OutputExists):
-        make(path).begin(BATCH.schema, "another", is_new=True)
+        begin(sink)
 
 
-def test_the_folder_of_a_job_that_did_not_start_is_free(tmp_path, make):
-    writer = make(str(tmp_path / "out"))
-    writer.begin(BATCH.schema, "me", is_new=True)
-    withdraw([writer, writer])
-    make(str(tmp_path / "out")).begin(BATCH.schema, "another", is_new=True)
+def test_a_folder_whose_job_was_killed_can_be_freed(sink):
+    begin(sink)
+    with pytest.raises(OutputExists, match="if no job is running there, delete") as caught:
+        begin(sink, "another")
+    Path(caught.value.remedy.partition("delete ")[2]).unlink()
+    begin(sink, "another")
 
 
-def test_output_that_is_gone_is_missed(tmp_path, make):
+def test_rows_that_were_removed_were_output(tmp_path):
+    sink = clonos.sinks.table(str(tmp_path / "out"))
+    made = begin(sink)
+    write(sink)
+    assert Table(str(tmp_path / "out")).remove(older_than_s=0) == 1
+    made.withdraw()
+    made.check()
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_of_two_that_begin_at_once_one_goes_on(sink, monkeypatch, is_local):
+    """The other one comes between the first look and the claim; on an object store it may be told
+    only when it is about to start."""
+    if not is_local:
+
+        def move(system, unfinished, path):
+            Path(unfinished).replace(path)
+
+        monkeypatch.setattr(writers, "name_once", move)
+        monkeypatch.setattr(table_module, "name_once", move)
+    made: list[Folders] = []
+    kind: Any = {"table": writers.TableWriter, "parquet": ParquetWriter}[sink.kind]
+    claim = kind.claim
+
+    def late(writer, schema, owner):
+        monkeypatch.setattr(kind, "claim", claim)
+        made.append(begin(sink, "other"))
+        claim(writer, schema, owner)
+
+    monkeypatch.setattr(kind, "claim", late)
+    if is_local:
+        with pytest.raises(OutputExists, match="another job's"):
+            begin(sink)
+        made[0].check()
+    else:
+        begin(sink).check()
+        with pytest.raises(OutputExists, match="another job's"):
+            made[0].check()
+
+
+def test_output_that_is_gone_is_missed(sink):
     with pytest.raises(SinkFailed, match="gone"):
-        make(str(tmp_path / "out")).begin(BATCH.schema, "me", is_new=False)
+        begin(sink, is_new=False)
+
+
+def test_a_complete_job_leaves_a_folder_alone_that_is_gone(sink):
+    folders(sink).end()
+    assert not Path(sink.path).exists()
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SinkFailed, match="file"):
-        ParquetWriter(str(tmp_path / "file"))
-    writer = ParquetWriter(str(tmp_path / "gone"))
-    (tmp_path / "gone").rmdir()
+        begin(clonos.sinks.parquet(str(tmp_path / "file")))
     with pytest.raises(SinkFailed, match="gone"):
-        writer.write(0, 0, 1, BATCH)
+        ParquetWriter(str(tmp_path / "gone")).write(0, 0, 1, BATCH)
 
 
 def test_listeners_hear_and_cannot_harm(caplog):
@@ -108,7 +189,7 @@ def test_dropped_rows_are_added_up():
 
 def test_no_segment_follows_one_that_failed(tmp_path):
     writer = TableWriter(str(tmp_path / "t"), "process")
-    writer.begin(BATCH.schema, "me", is_new=True)
+    writer.claim(BATCH.schema, "me")
     in_the_way = tmp_path / "t" / "00000" / "0000-0000000000"
     in_the_way.parent.mkdir()
     in_the_way.touch()

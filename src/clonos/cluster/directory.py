@@ -57,6 +57,8 @@ class JobDirectory:
     def __init__(
         self, checkpoint_dir: str | None, journal_dir: str | Path | None, *, on_one_machine: bool
     ) -> None:
+        self.is_temporary = checkpoint_dir is None and journal_dir is None
+        """Whether nobody can go on with the job when its process has ended."""
         self._temporary: weakref.finalize[Any, Any] | None = None
         if checkpoint_dir is None and not on_one_machine:
             raise BadDirectory(

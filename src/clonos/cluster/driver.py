@@ -30,7 +30,7 @@ from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.spool import spooled
 from clonos.cluster.watch import TRAFFIC, Watch
-from clonos.cluster.writers import Writer, withdraw, writer_of
+from clonos.cluster.writers import Folders
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
@@ -207,15 +207,16 @@ class RunningJob:
 
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        is_new, owner = self.host.keeper.term == 0, self.directory.owner()
-        begun: list[Writer] = []
-        undo.callback(lambda: withdraw(begun) if self.host.keeper.term == 0 else None)
-        for operator, sink in self.sinks.items():
-            if make := writer_of(sink, self._durability):
-                writer = make()
-                writer.begin(self.sink_schemas[operator], f"{owner} {operator}", is_new=is_new)
-                begun.append(writer)
+        keeper = self.host.keeper
+        self._folders = Folders(self.sinks, self._durability, self.directory.owner())
+        undo.callback(self._withdraw)
+        self._folders.begin(self.sink_schemas, is_new=keeper.term == 0)
         self.directory.claim(self.compiled)
+
+    def _withdraw(self) -> None:
+        """Let others have the folders, if nobody can go on with this job."""
+        if self.host.keeper.term == 0 or self.directory.is_temporary:
+            self._folders.withdraw()
 
     # --- for the user ---------------------------------------------------------------------------
 
@@ -412,9 +413,8 @@ class RunningJob:
         self.host.rotate()
         if self._error is not None or not self.host.keeper.complete:
             return
+        self._folders.end()
         for operator, sink in self.sinks.items():
-            if make := writer_of(sink, self._durability):
-                make().end()
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 self.pool.describe(f"write the rows of {operator}")
                 frame = as_dataframe(

@@ -10,7 +10,7 @@ As other jobs' outputs have the same keys, a folder belongs to one sink of one c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,30 +23,32 @@ from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.errors import ClonosError
 from clonos.operators.specs import SinkSpec
 from clonos.runtime.shipment import OutputWriter
-from clonos.storage.files import UNFINISHED, Durability, unfinished_name
+from clonos.storage.files import UNFINISHED, Durability, name_once, unfinished_name
 from clonos.storage.table import Table
 
 
 class Writer(OutputWriter, Protocol):
-    """What the driver asks of a sink that writes itself, beside what its tasks do.
+    """What :class:`Folders` asks of a sink that writes itself, beside what its tasks do."""
 
-    Everything raises :class:`~clonos.cluster.errors.SinkFailed` if the folder cannot be used.
-    """
+    path: str
 
-    def begin(self, schema: pa.Schema, owner: str, *, is_new: bool) -> None:
-        """Before the tasks write.
+    def owner(self) -> str | None:
+        """Whose the folder is; None: nobody's."""
 
-        Raises
-        ------
-        OutputExists
-            The folder is another's, or the job is a new one and has output there.
-        """
+    def has_output(self) -> bool:
+        """Whether something was written that counts."""
 
-    def withdraw(self) -> None:
-        """The job did not start: a folder in which nothing was written is nobody's again."""
+    def claim(self, schema: pa.Schema, owner: str) -> None:
+        """Write down whose the folder is."""
+
+    def owner_file(self) -> str:
+        """Where that is written down."""
+
+    def release(self) -> None:
+        """Let the folder be nobody's again."""
 
     def end(self) -> None:
-        """The job is complete and nobody writes: sweep away what killed writers left."""
+        """Nobody writes any more: sweep away what killed writers left."""
 
 
 def writer_of(sink: SinkSpec, durability: Durability) -> Callable[[], Writer] | None:
@@ -58,11 +60,79 @@ def writer_of(sink: SinkSpec, durability: Durability) -> Callable[[], Writer] | 
     return partial(ParquetWriter, sink.path)
 
 
-def withdraw(writers: Iterable[Writer]) -> None:
-    """See :meth:`Writer.withdraw`; where that fails, the next job is told whose the folder is."""
-    for writer in writers:
-        with contextlib.suppress(OSError, pa.ArrowException, ClonosError):
-            writer.withdraw()
+class Folders:
+    """The folders that a job's sinks write to, as its driver claims them and lets them go.
+
+    Everything but :meth:`withdraw` raises :class:`~clonos.cluster.errors.SinkFailed` if a folder
+    cannot be used.
+
+    Parameters
+    ----------
+    sinks
+        By operator.
+    job
+        A name that no other job has, or the same job with another checkpoint.
+    """
+
+    def __init__(self, sinks: Mapping[str, SinkSpec], durability: Durability, job: str) -> None:
+        makers = {operator: writer_of(sink, durability) for operator, sink in sinks.items()}
+        self._writers = {operator: make() for operator, make in makers.items() if make}
+        self._job = job
+
+    def begin(self, schemas: Mapping[str, pa.Schema], *, is_new: bool) -> None:
+        """Claim the folders, before the tasks write.
+
+        Raises
+        ------
+        OutputExists
+            A folder is another's, or the job is a new one and has output there.
+        """
+        for operator, writer in self._writers.items():
+            with _naming(writer.path):
+                found = writer.owner()
+                if found not in (None, self._owner(operator)) or (is_new and writer.has_output()):
+                    raise _exists(writer)
+                if found is None and not is_new:
+                    raise _gone(writer.path)
+                if found is None:
+                    writer.claim(schemas[operator], self._owner(operator))
+        self.check()
+
+    def check(self) -> None:
+        """See that no other job has claimed a folder at the same moment.
+
+        Raises
+        ------
+        OutputExists
+            One has.
+        """
+        for operator, writer in self._writers.items():
+            with _naming(writer.path):
+                if writer.owner() != self._owner(operator):
+                    raise _exists(writer)
+
+    def withdraw(self) -> None:
+        """The job will not go on: folders in which nothing was written are nobody's again.
+
+        Where that fails, the next job is told whose the folder is.
+        """
+        for operator, writer in self._writers.items():
+            with contextlib.suppress(OSError, pa.ArrowException, ClonosError):
+                if writer.owner() == self._owner(operator) and not writer.has_output():
+                    writer.release()
+
+    def end(self) -> None:
+        """The job is complete and nobody writes: see :meth:`Writer.end`.
+
+        A folder that was moved away since, or is another's by now, is none of our business.
+        """
+        for operator, writer in self._writers.items():
+            with _naming(writer.path):
+                if writer.owner() == self._owner(operator):
+                    writer.end()
+
+    def _owner(self, operator: str) -> str:
+        return f"{self._job} {operator}"
 
 
 _OWNER: Final = "_owner"
@@ -73,64 +143,46 @@ class ParquetWriter:
     """Parquet files side by side in one folder."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        try:
+        self.path = path
+        with _naming(path):
             self._fs, self._root = pafs.FileSystem.from_uri(
                 path if "://" in path else Path(path).absolute().as_uri()
             )
-            self._fs.create_dir(self._root, recursive=True)
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(self._path, error) from error
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
-        path = f"{self._root}/{name}"
-        try:
-            if self._fs.get_file_info(path).is_file:
-                return
-            hidden = unfinished_name(f"{self._root}/.{name}")
-            with self._fs.open_output_stream(hidden) as stream:
-                pq.write_table(pa.Table.from_batches([batch]), stream)
-            try:
-                self._fs.move(hidden, path)
-            except OSError:
-                if not self._fs.get_file_info(path).is_file:
-                    raise
-                self._fs.delete_file(hidden)  # see Table
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(self._path, error) from error
+        with _naming(self.path):
+            if not self._fs.get_file_info(f"{self._root}/{name}").is_file:
+                table = pa.Table.from_batches([batch])
+                self._write(name, lambda stream: pq.write_table(table, stream))
 
-    def begin(self, schema: pa.Schema, owner: str, *, is_new: bool) -> None:
-        try:
-            found = self._owner()
-            if found not in (None, owner) or (is_new and self._has_output()):
-                raise _exists(self._path)
-            if found is None and not is_new:
-                raise _gone(self._path)
-            if found is None:
-                hidden = unfinished_name(f"{self._root}/.{_OWNER}")
-                with self._fs.open_output_stream(hidden) as stream:
-                    stream.write(owner.encode())
-                self._fs.move(hidden, f"{self._root}/{_OWNER}")
-                if self._owner() != owner:  # another job has begun at the same moment
-                    raise _exists(self._path)
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(self._path, error) from error
+    def _write(self, name: str, fill: Callable[[Any], Any]) -> None:
+        """Let a file appear whole."""
+        hidden = unfinished_name(f"{self._root}/.{name}")
+        with self._fs.open_output_stream(hidden) as stream:
+            fill(stream)
+        name_once(self._fs, hidden, f"{self._root}/{name}")
 
-    def withdraw(self) -> None:
-        if not self._has_output():
-            self._fs.delete_file(f"{self._root}/{_OWNER}")
-
-    def _owner(self) -> str | None:
+    def owner(self) -> str | None:
         try:
-            with self._fs.open_input_stream(f"{self._root}/{_OWNER}") as stream:
+            with self._fs.open_input_stream(self.owner_file()) as stream:
                 found: bytes = stream.read()
         except FileNotFoundError:
             return None
         return found.decode(errors="replace")
 
-    def _has_output(self) -> bool:
+    def has_output(self) -> bool:
         return any(info.base_name.startswith("part-") for info in self._list())
+
+    def claim(self, schema: pa.Schema, owner: str) -> None:
+        self._fs.create_dir(self._root, recursive=True)
+        self._write(_OWNER, lambda stream: stream.write(owner.encode()))
+
+    def owner_file(self) -> str:
+        return f"{self._root}/{_OWNER}"
+
+    def release(self) -> None:
+        self._fs.delete_file(self.owner_file())
 
     def end(self) -> None:
         for info in self._list():
@@ -138,7 +190,8 @@ class ParquetWriter:
                 self._fs.delete_file(info.path)
 
     def _list(self) -> list[Any]:
-        found: list[Any] = self._fs.get_file_info(pafs.FileSelector(self._root))
+        selector = pafs.FileSelector(self._root, allow_not_found=True)
+        found: list[Any] = self._fs.get_file_info(selector)
         return found
 
 
@@ -146,56 +199,63 @@ class TableWriter:
     """Segments of a :class:`~clonos.storage.table.Table`."""
 
     def __init__(self, path: str, durability: Durability) -> None:
-        self._path = path
+        self.path = path
         self._error: ClonosError | None = None
-        try:
+        with _naming(path):
             self._table = Table(path, durability)
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(path, error) from error
-
-    def begin(self, schema: pa.Schema, owner: str, *, is_new: bool) -> None:
-        try:
-            exists = self._table.exists
-            if (exists and self._table.owner != owner) or (is_new and self._has_output()):
-                raise _exists(self._path)
-            if not exists and not is_new:
-                raise _gone(self._path)
-            if not exists:
-                self._table.create(schema, owner)
-                if self._table.owner != owner:  # another job has begun at the same moment
-                    raise _exists(self._path)
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(self._path, error) from error
-
-    def withdraw(self) -> None:
-        if not self._has_output():
-            self._table.withdraw()
-
-    def _has_output(self) -> bool:
-        return self._table.ended or bool(self._table.segments())
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         # Readers take what is before a segment for complete: after a failure there is no next.
         if self._error is not None:
             raise self._error
         try:
-            self._table.write(task, generation, seq, batch)
-        except (OSError, pa.ArrowException) as error:
-            self._error = _failed(self._path, error)
-            raise self._error from error
+            with _naming(self.path):
+                self._table.write(task, generation, seq, batch)
+        except SinkFailed as error:
+            self._error = error
+            raise
+
+    def owner(self) -> str | None:
+        return self._table.owner if self._table.exists else None
+
+    def has_output(self) -> bool:
+        table = self._table
+        return table.ended or bool(table.segments() or table.removed)
+
+    def claim(self, schema: pa.Schema, owner: str) -> None:
+        self._table.create(schema, owner)
+
+    def owner_file(self) -> str:
+        return self._table.about_path
+
+    def release(self) -> None:
+        self._table.withdraw()
 
     def end(self) -> None:
-        try:
-            self._table.end()
-        except (OSError, pa.ArrowException) as error:
-            raise _failed(self._path, error) from error
+        self._table.end()
 
 
-def _exists(path: str) -> OutputExists:
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Say which folder it is that cannot be used."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise SinkFailed(
+            f"cannot write: {error}",
+            where=path,
+            remedy="see that every executor reaches the folder and may write to it",
+        ) from error
+
+
+def _exists(writer: Writer) -> OutputExists:
+    remedy = "give an empty folder; to continue a job, give its checkpoint_dir"
+    if not writer.has_output():  # its job was killed, or it has not come so far yet
+        remedy += f"; if no job is running there, delete {writer.owner_file()}"
     return OutputExists(
         "the folder is another job's, or another sink's, or has output of another run of this job",
-        where=path,
-        remedy="give an empty folder; to continue a job, give its checkpoint_dir",
+        where=writer.path,
+        remedy=remedy,
     )
 
 
@@ -204,12 +264,4 @@ def _gone(path: str) -> SinkFailed:
         "the output that this job has written before is gone",
         where=path,
         remedy="put it back, or start the job afresh with another checkpoint_dir",
-    )
-
-
-def _failed(path: str, error: Exception) -> SinkFailed:
-    return SinkFailed(
-        f"cannot write: {error}",
-        where=path,
-        remedy="see that every executor reaches the folder and may write to it",
     )
