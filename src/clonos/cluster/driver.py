@@ -210,7 +210,8 @@ class RunningJob:
         keeper = self.host.keeper
         self._folders = Folders(self.sinks, self._durability, self.directory.owner())
         undo.callback(self._withdraw)
-        self._folders.begin(self.sink_schemas, is_new=keeper.term == 0)
+        if not keeper.complete:
+            self._folders.begin(self.sink_schemas, is_new=keeper.term == 0)
         self.directory.claim(self.compiled)
 
     def _withdraw(self) -> None:
