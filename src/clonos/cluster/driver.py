@@ -230,11 +230,14 @@ class RunningJob:
             The application has too few cores.
         SourceError
             A DataFrame cannot be computed, or a streaming query does not start.
+        OutputExists
+            Another job has begun at the same moment to write where this one would.
         """
         try:
             if not self.host.keeper.complete:
                 self.pool.require()
                 self.pool.prepare()
+                self._folders.check()
                 self._feeds.start()
             self.watch.started()
         except BaseException:
