@@ -244,11 +244,14 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
     for slot in range(3):
         coordinator.handle(SlotReady(slot, f"slot{slot}", "group"), 0)
     coordinator.start()
+
+    def say(task, report):
+        assert task.slot is not None
+        coordinator.handle(Reported(task.slot, report), 0)
+
     for task in coordinator.tasks.values():
-        for report in (msg.Restored, msg.Live):
-            more = (0,) if report is msg.Live else ()
-            told = report(task.id, task.incarnation, *more)
-            coordinator.handle(Reported(task.slot, told), 0)
+        say(task, msg.Restored(task.id, task.incarnation))
+        say(task, msg.Live(task.id, task.incarnation, 0))
     house_keeper.generation = 1  # a reset, of which task 1 has not heard
     floors = []
     for epoch, generations in ((1, (1, 0, 1)), (2, (1, 1, 1))):
@@ -256,7 +259,7 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
         for task in coordinator.tasks.values():
             ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1)
             ack = msg.LayerAck(task.id, task.incarnation, epoch, ref, generations[task.id])
-            coordinator.handle(Reported(task.slot, ack), 0)
+            say(task, ack)
         floors.append(house_keeper.epoch)
     assert floors == [0, 2]
 
