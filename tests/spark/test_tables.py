@@ -183,6 +183,7 @@ def test_another_table_in_the_same_place(table):
     put(table, 0, 1, 1)
     reader = stream(table)
     end, _ = follow(reader, reader.initialOffset())
+    table.withdraw()
     table.create(SCHEMA)
     with pytest.raises(OtherTable, match="checkpointLocation"):
         stream(table).latestOffset(end, ALL)

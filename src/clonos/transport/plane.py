@@ -205,8 +205,8 @@ class Plane:
                 continue
             if mask & _READ and stream.state is not State.ENDED:
                 self._things += stream.read()
-                if stream in self._opening:
-                    self._opening[stream] = self.listened_s  # it lives
+                if self._opening:
+                    self._opening.pop(stream, None)  # it lives
             if mask & _WRITE:
                 self.changed(stream)
         self.flush()  # handshakes do not wait for the steps to come
