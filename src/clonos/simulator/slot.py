@@ -106,6 +106,10 @@ class Slot:
 
     def _missing(self, standby: Standby, refs: tuple[msg.LayerRef, ...]) -> list[Layer]:
         applied = standby.applied.epoch if standby.applied else 0
+        if refs and 0 < applied < refs[0].epoch:
+            # The bottom layers were merged past it: what was deleted meanwhile is not in them.
+            standby.program = self.cluster.job.program(refs[0].task)
+            standby.applied, applied = None, 0
         return [decode_layer(self.cluster.layers[r.path]) for r in refs if r.epoch > applied]
 
     # --- becoming a task --------------------------------------------------------------------------
