@@ -262,28 +262,3 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
             say(task, ack)
         floors.append(house_keeper.epoch)
     assert floors == [0, 2]
-
-
-def test_log_entries_wait_while_others_are_on_their_way_to_the_house_keeper():
-    """One message per step would be more than the house-keeper can take."""
-    task = machine(1)  # which forwards what its sender writes down
-    (logs,) = (c for c, output in task.outputs.items() if output.to_world)
-    task.handle(msg.Connect(msg.Peer(logs, OLD, "house-keeper")))
-    task.handle(ev.Answered(logs, 1, msg.Hello(logs, OLD, 1, 0, {0: 0})))
-    task.handle(ev.Opened(0, 1, OLD))
-
-    def step(number):
-        data = msg.Data(
-            0, OLD, item(number, {0: Dependency(OLD, number)}), (Run(0, OLD, number, (SOURCE,)),)
-        )
-        task.handle(ev.Received(0, 1, data))
-        return entries(task.step(0))
-
-    def entries(actions):
-        return [len(run.records) for data in sent(actions) for run in data.runs]
-
-    assert step(1) == [1]
-    assert step(2) == step(3) == []
-    assert entries(task.handle(ev.Answered(logs, 1, msg.Credit(logs, 0, stable={0: 1})))) == [2]
-    assert step(4) == []
-    assert entries(task.handle(ev.Tick())) == [1]

@@ -200,10 +200,6 @@ class Output:
     unanswered
         Of a receiver that starts over (availability): what it said, until we are live and can
         tell it where we continue. Void with its connection: who comes next may have all of it.
-    unconfirmed
-        Channels that carry logs only: some are under way. What is written meanwhile goes together
-        as soon as they are confirmed, so that the house-keeper gets as many messages as it can
-        take, and the first one at once.
     """
 
     def __init__(self, plan: Plan, spec: ChannelSpec, last: int, chain: int) -> None:
@@ -221,14 +217,12 @@ class Output:
         self.released = last
         self.settled = last
         self.unanswered: Hello | None = None
-        self.unconfirmed = False
         self._shared: dict[int, int] = {}
 
     def down(self) -> None:
         self.connected = False
         self.relaxed = True
         self.unanswered = None
-        self.unconfirmed = False
 
     def greet(self, hello: Hello) -> None:
         """The receiver has said what it has: continue from there."""

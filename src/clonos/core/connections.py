@@ -167,7 +167,6 @@ class Connections:
         if output.carries_items:
             output.log.acknowledge(message.processed)
         output.relaxed = message.relaxed
-        output.unconfirmed = False
         self._settle(output)
         if message.stable:
             for other in self.outputs.values():
@@ -193,8 +192,7 @@ class Connections:
         if not output.connected:
             return
         if not output.carries_items:
-            if not output.unconfirmed and output.lags(self.book, self.stable):
-                output.unconfirmed = True
+            if output.lags(self.book, self.stable):
                 self._send(output, None)
             return
         log = output.log
