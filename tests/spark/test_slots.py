@@ -212,6 +212,15 @@ def test_too_few_cores(launched: Launched) -> None:
         launched.launcher.require(5, cores=1)
 
 
+def test_slots_that_have_just_ended_are_waited_for(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = [1, 1, 0]
+    monkeypatch.setattr(launched.launcher, "_cores", lambda: (5, counted.pop(0)))
+    launched.launcher.require(5)
+    assert not counted
+
+
 def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotLauncher, "_setting", lambda *_: "true")
     with pytest.raises(SparkSetup, match="speculation"):

@@ -44,6 +44,9 @@ from clonos.spark.session import LOOPBACK, require_driver
 EXECUTORS_WAIT_S: Final = 15.0
 """How long a young application's executors may take to appear before slots are missing."""
 
+SETTLE_S: Final = 5.0
+"""How long Spark may still count what has just ended, where no executors will appear."""
+
 UNBOUNDED_EXECUTORS: Final = 10_000
 """A maximum above this is Spark's way to say that there is none."""
 
@@ -183,6 +186,11 @@ class SlotLauncher:
 
     def free_slots(self) -> int | None:
         """How many more slots can run now; None if executors are added when there is work."""
+        capacity, active = self._cores()
+        return None if capacity is None else max(0, capacity - active)
+
+    def _cores(self) -> tuple[int | None, int]:
+        """For how many slots there is room (None: without end), and how many run."""
         cpus = int(self._setting("spark.task.cpus", "1"))
         store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
         executors = store.executorList(True)
@@ -190,14 +198,14 @@ class SlotLauncher:
         for i in range(executors.size()):
             capacity += executors.apply(i).maxTasks()
             active += executors.apply(i).activeTasks()
+        # Spark's own count of what runs may be some tasks late.
+        active = max(active, sum([handle.is_running for handle in self._handles]))
         if self._setting("spark.dynamicAllocation.enabled", "false") == "true":
             most = self._setting("spark.dynamicAllocation.maxExecutors", "")
             if not most or int(most) > UNBOUNDED_EXECUTORS:
-                return None
+                return None, active
             capacity = int(most) * (int(self._setting("spark.executor.cores", "1")) // cpus)
-        # Spark's own count of what runs may be some tasks late.
-        running = sum([handle.is_running for handle in self._handles])
-        return max(0, capacity - max(active, running))
+        return capacity, active
 
     def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
         """Make sure that `count` more slots can run, waiting for executors that still start.
@@ -212,14 +220,21 @@ class SlotLauncher:
         NotEnoughSlots
             They cannot; says how many are there and what to set.
         """
-        until = time.monotonic() + (wait_s if not self.is_local else 0)
+        needed, began = count + cores, time.monotonic()
         also = " and a core for the streaming queries that feed them" if cores else ""
-        while (free := self.free_slots()) is not None and free < count + cores:
-            if time.monotonic() > until:
+        while True:
+            capacity, active = self._cores()
+            if capacity is None or (free := capacity - active) >= needed:
+                return
+            if (
+                self.is_local
+            ):  # No core is added, but the slots of a job before may just have ended.
+                wait_s = SETTLE_S if capacity >= needed else 0
+            if time.monotonic() > began + wait_s:
                 raise NotEnoughSlots(
-                    f"{count} slots{also} are needed and {free} of Spark's cores are free",
+                    f"{count} slots{also} are needed and {max(0, free)} of Spark's cores are free",
                     where=self._name,
-                    remedy=self._remedy(count + cores, free),
+                    remedy=self._remedy(needed, max(0, free)),
                 )
             time.sleep(0.1)
 
