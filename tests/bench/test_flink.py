@@ -12,15 +12,14 @@ from contextlib import nullcontext
 import pytest
 
 from clonos.bench import nexmark, nexmark_flink, nexmark_flink_recovery, run
-from clonos.bench.flink.process import Installation, Peer, Ran
+from clonos.bench.flink.process import Installation, Peer
+from clonos.bench.gates import TRIAL_EVENTS, Ran, tried_out
 from clonos.bench.nexmark_flink import (
-    TRIAL_EVENTS,
     WAYS,
     Side,
     compete,
     functions_in_python,
     queries,
-    tried,
 )
 from clonos.bench.nexmark_functions import CASES
 from clonos.bench.nexmark_recovery import Pace, expected
@@ -92,7 +91,7 @@ def test_every_function_is_one_of_ours():
 
 @pytest.mark.parametrize("query", ["3", "8"])
 def test_what_a_cluster_wrote_is_read_back(tmp_path, query):
-    pace = Pace(time.time() - 30, 20_000.0)
+    pace = Pace(float(int(time.time()) - 30), 20_000.0)  # arrivals are whole milliseconds
     rows = expected(query, pace, time.time())
     lines = []
     for number, row in enumerate(rows):
@@ -125,11 +124,11 @@ def test_runs_are_tried_until_it_is_warm_and_their_length_is_known():
         sizes.append(size)
         return Ran(size / (1e6 if len(sizes) > 1 else 1e5), 0.0, size)
 
-    side = tried(once, 2.0, 5.0)
+    events, first = tried_out(once, 2.0, 5.0)
     # They took 2, 0.2, 2 and 2 s: what the compiler does to the first does not count for the size.
     assert sizes == [TRIAL_EVENTS, 200_000, 2_000_000, 2_000_000]
-    assert side.events == 2_000_000
-    assert side.trial.rows_out == TRIAL_EVENTS
+    assert events == 2_000_000
+    assert first.rows_out == TRIAL_EVENTS
 
 
 def measured(tmp_path, monkeypatch, results):
@@ -159,7 +158,7 @@ def test_both_sides_are_a_line_of_the_table(tmp_path, monkeypatch):
     part = measured(tmp_path, monkeypatch, lambda name: sides)
     assert part.ok
     assert [line[0] for line in part.lines] == ["q0", "q9", "q12"]
-    of_ours, of_theirs = ("2,000 (1,000..4,000)", "1.00"), ("400 (250..500)", "2.00")
+    of_ours, of_theirs = ("2,000 [1,000, 4,000]", "1.00"), ("400 [250, 500]", "2.00")
     assert part.lines[0] == ("q0", *of_ours, *of_theirs, "5.00")
     assert part.notes[-1] == "not in Flink SQL: q6"
 

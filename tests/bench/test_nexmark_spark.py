@@ -11,6 +11,7 @@ import pytest
 from pyspark import SparkContext
 
 from clonos.bench import nexmark_spark, run
+from clonos.bench.gates import Ran
 from clonos.bench.report import Report
 
 
@@ -50,7 +51,7 @@ def made(monkeypatch):
     def run_query(spark, query, folder, files, *, ends):
         is_cold = query not in {known for known, *_ in runs}
         runs.append((query, files, ends))
-        return nexmark_spark.Ran(2.0 * files + 60 * is_cold, 7.0, 5)
+        return Ran(2.0 * files + 60 * is_cold, 7.0, 5)
 
     spark = argparse.Namespace(conf=Conf())
     monkeypatch.setattr(nexmark_spark, "session", lambda cores: contextlib.nullcontext(spark))

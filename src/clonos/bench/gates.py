@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +24,8 @@ LIVE_S: Final = 120.0
 RUN_S: Final = 900.0
 
 _NAP_S: Final = 0.002
+
+AnyRan = TypeVar("AnyRan", bound="Ran")
 
 
 class GatedReader(BaseReader):
@@ -72,18 +74,50 @@ def _gated(source: SourceSpec, gate: str, index: int, parallelism: int) -> Gated
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One run, from when the sources were let go until the last output was delivered.
+class Ran:
+    """One run of some system, from when its sources were let go until its last row was out.
 
-    ``cpu_s``: of the whole machine, until the job has ended. ``memory_bytes``: the most that all
-    slots together kept resident. ``counters``: per operator, what its tasks said last, added
-    up. ``checkpoints``: that were completed.
+    ``cpu_s``: what the whole machine's processors were busy for meanwhile.
     """
 
     wall_s: float
     cpu_s: float
-    memory_bytes: int
     rows_out: int
+
+
+TRIAL_EVENTS: Final = 200_000
+_FEWEST_EVENTS: Final = 100_000
+_TRIALS: Final = 2
+
+
+def tried_out(
+    once: Callable[[int], AnyRan], run_s: float, warm_up_s: float = 0.0
+) -> tuple[int, AnyRan]:
+    """How many events take `run_s`: by runs that do not count, until `warm_up_s` of work is done.
+
+    Returns also the first of these, which has :data:`TRIAL_EVENTS`.
+
+    Examples
+    --------
+    >>> tried_out(lambda size: Ran(size / 1e6, 0.0, size), 2.0)
+    (2000000, Ran(wall_s=0.2, cpu_s=0.0, rows_out=200000))
+    """
+    size, done = TRIAL_EVENTS, list[AnyRan]()
+    while len(done) < _TRIALS or sum(each.wall_s for each in done) < warm_up_s:
+        done.append(once(size))
+        size = max(_FEWEST_EVENTS, round(size / done[-1].wall_s * run_s))
+    return size, done[0]
+
+
+@dataclass(frozen=True)
+class Timed(Ran):
+    """One of ours, until its last output was delivered; CPU until the job has ended.
+
+    ``memory_bytes``: the most that all slots together kept resident. ``counters``: per operator,
+    what its tasks said last, added up. ``checkpoints``: that were completed.
+    """
+
+    memory_bytes: int
     counters: Mapping[str, Mapping[str, int]]
     events: int = 1
     checkpoints: int = 0
@@ -123,5 +157,5 @@ def timed(job: clonos.Job, spark: Any, gate: Path, *, events: int = 1, **options
         for name, value in sample.counters.items():
             of[name] = of.get(name, 0) + value
     return Timed(
-        last - began, used, memory, watch.counted, counters, events, checkpoints=max(epochs)
+        last - began, used, watch.counted, memory, counters, events, checkpoints=max(epochs)
     )

@@ -50,8 +50,8 @@ from clonos.bench import (
     plots,
     run,
 )
-from clonos.bench.gates import Timed, gated, timed
-from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results, tried_out
+from clonos.bench.gates import Timed, gated, timed, tried_out
+from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
 from clonos.bench.plain import SOURCE, PlainLoop
 from clonos.bench.report import Aim, Report
 from clonos.bench.statistics import percentile, spread
@@ -254,7 +254,7 @@ def _engine(
                 sizes[name] = arguments.events
                 once(query, arguments.events)  # does not count: what is first is slower
             else:
-                sizes[name] = tried_out(partial(once, query), arguments.run_seconds)
+                sizes[name], _ = tried_out(partial(once, query), arguments.run_seconds)
         for _ in range(arguments.runs):
             for name, query in chosen.items():
                 done[name].append(once(query, sizes[name]))

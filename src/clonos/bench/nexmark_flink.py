@@ -16,7 +16,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,23 +30,17 @@ from clonos.bench.flink.process import (
     SETTINGS,
     Installation,
     Peer,
-    Ran,
     options,
 )
-from clonos.bench.gates import gated, timed
+from clonos.bench.gates import TRIAL_EVENTS, Ran, gated, timed, tried_out
 from clonos.bench.nexmark_functions import CASES
 from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
 from clonos.bench.report import Report
-from clonos.bench.statistics import percentile
+from clonos.bench.statistics import percentile, spread
 from clonos.errors import ClonosError
 from clonos.nexmark import events
 from clonos.nexmark.queries import Auctions
 
-TRIAL_EVENTS: Final = 200_000
-"""Of the first run of all, whose results are compared."""
-
-_FEWEST_EVENTS: Final = 100_000
-_TRIALS: Final = 2
 _WARM_UP_S: Final = 5.0
 """Of work in a virtual machine before a run counts: its compiler has seen the query by then."""
 _AHEAD_ROWS: Final = 100
@@ -105,22 +99,20 @@ class Contest:
 
 @dataclass(frozen=True)
 class Side:
-    """One system's runs, and how many events each had; ``trial``: of :data:`TRIAL_EVENTS`."""
+    """One system's runs, and how many events each had; ``trial``: the first of all."""
 
     events: int
     trial: Ran
-    runs: list[Ran]
+    runs: list[Ran] = field(default_factory=list)
 
     def rates(self) -> list[float]:
         """Thousands of events per second."""
         return [self.events / each.wall_s / 1e3 for each in self.runs]
 
     def cells(self) -> tuple[str, str]:
-        """Of the table: median (least..most), and CPU seconds per million events."""
-        rates = self.rates()
+        """Of the table: thousands of events per second, and CPU seconds per million events."""
         cpu = percentile([each.cpu_s / self.events * 1e6 for each in self.runs], 50)
-        rate = f"{percentile(rates, 50):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})"
-        return rate, f"{cpu:.2f}"
+        return spread(self.rates()), f"{cpu:.2f}"
 
 
 Once = Callable[[int], Ran]
@@ -190,7 +182,7 @@ def _measured(part: str, title: str, all_: Sequence[Contest], arguments: Any, ou
         f"Flink {flink.version()}, {arguments.parallelism} tasks per operator on both sides, "
         f"checkpoints every {arguments.checkpoint_ms} ms here and every "
         f"{arguments.flink_checkpoint_ms} ms there, median of {arguments.flink_runs} runs "
-        f"(least..most) of about {arguments.run_seconds:g} s; CPU: "
+        f"[lowest, highest] of about {arguments.run_seconds:g} s; CPU: "
         "seconds per million events, of the whole machine"
     )
     return report
@@ -214,8 +206,7 @@ def compete(
             for contest in all_:
 
                 def once(size: int, contest: Contest = contest) -> Ran:
-                    used = timed(made(contest, size), spark, gate)
-                    return Ran(used.wall_s, used.cpu_s, used.rows_out)
+                    return timed(made(contest, size), spark, gate)
 
                 try:
                     yield contest.name, _compared(contest, once, flink, arguments, out)
@@ -232,27 +223,12 @@ def _compared(
         def there(size: int) -> Ran:
             return process.run(contest.theirs(size))
 
-        sides = tried(here, arguments.run_seconds, 0.0), tried(there, arguments.run_seconds)
+        run_s = arguments.run_seconds
+        sides = Side(*tried_out(here, run_s)), Side(*tried_out(there, run_s, _WARM_UP_S))
         for _ in range(arguments.flink_runs):
             for once, side in zip((here, there), sides, strict=True):
                 side.runs.append(once(side.events))
     return sides
-
-
-def tried(once: Once, run_s: float, warm_up_s: float = _WARM_UP_S) -> Side:
-    """Runs that do not count, until it is warm and known how many events take `run_s`.
-
-    Examples
-    --------
-    >>> side = tried(lambda size: Ran(size / 1e6, 0.0, size), 2.0)
-    >>> side.events, side.trial.rows_out
-    (2000000, 200000)
-    """
-    size, done = TRIAL_EVENTS, list[Ran]()
-    while len(done) < _TRIALS or sum(each.wall_s for each in done) < warm_up_s:
-        done.append(once(size))
-        size = max(_FEWEST_EVENTS, round(size / done[-1].wall_s * run_s))
-    return Side(size, done[0], [])
 
 
 def settings(arguments: Any) -> dict[str, str]:

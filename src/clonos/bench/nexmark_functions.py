@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 import clonos
 from clonos.bench import nexmark_files, nexmark_spark, run
-from clonos.bench.gates import gated, timed
+from clonos.bench.gates import Ran, gated, timed
 from clonos.bench.nexmark_overhead import VARIANTS, Query, count_results
 from clonos.bench.nexmark_spark_queries import Streams
 from clonos.bench.report import Aim, Report
@@ -181,27 +181,27 @@ class Case:
 
 _STATE_SHARE: Final = 0.1
 _HOW: Final = ("pickled", "Arrow")
+
+
+def _of_rows(function: Callable[[Any], tuple[Any, ...]]) -> Case:
+    theirs = {f"udf of a struct, {how}": _row_udf(function, how) for how in _HOW}
+    return Case(lambda house: house.bids.map(function, _BID, name="mapped"), theirs)
+
+
+def _of_values(function: Callable[[int], Any], column: str, target: str, returns: str) -> Case:
+    theirs = {f"udf, {how}": _udf(function, returns, column, target, how) for how in _HOW}
+    return Case(lambda house: house.bids.with_column(target, function, column), theirs)
+
+
 CASES: Final[Mapping[str, Case]] = {
-    "q1 by value": Case(
-        lambda house: house.bids.with_column("price", euros, "price", name="q1"),
-        {f"udf, {how}": _udf(euros, "long", "price", "price", how) for how in _HOW},
-    ),
-    "q1 by row": Case(
-        lambda house: house.bids.map(in_euros_by_row, _BID, name="q1"),
-        {f"udf of a struct, {how}": _row_udf(in_euros_by_row, how) for how in _HOW},
-    ),
+    "q1 by value": _of_values(euros, "price", "price", "long"),
+    "q1 by row": _of_rows(in_euros_by_row),
     "q1 by batch": Case(
         lambda house: house.bids.map_batches(in_euros, name="q1"),
         {"pandas_udf": _pandas_euros, "mapInArrow": _in_arrow(in_euros)},
     ),
-    "q13 by value": Case(
-        lambda house: house.bids.with_column("extra", value_of, "bidder", name="q13"),
-        {f"udf, {how}": _udf(value_of, "string", "bidder", "extra", how) for how in _HOW},
-    ),
-    "q13 by row": Case(
-        lambda house: house.bids.map(enriched_by_row, _BID, name="q13"),
-        {f"udf of a struct, {how}": _row_udf(enriched_by_row, how) for how in _HOW},
-    ),
+    "q13 by value": _of_values(value_of, "bidder", "extra", "string"),
+    "q13 by row": _of_rows(enriched_by_row),
     "q13 by batch": Case(
         lambda house: house.bids.map_batches(enriched, _BID, name="q13"),
         {"pandas_udf": _pandas_value, "mapInArrow": _in_arrow(enriched)},
@@ -216,9 +216,6 @@ CASES: Final[Mapping[str, Case]] = {
 
 # --- measuring ------------------------------------------------------------------------------------
 
-Used = tuple[float, float]
-"""Seconds, and CPU seconds."""
-
 
 def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
     """Every function in both engines, session after session."""
@@ -226,8 +223,8 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
     title = f"Functions in Python, {arguments.events:,} events"
     columns = ("", "ours, events/s", "CPU", "PySpark, events/s", "CPU", "times as fast")
     report = Report("functions", title, (*columns, "times less CPU", "aim"))
-    ours: dict[str, list[Used]] = {name: [] for name in CASES}
-    theirs: dict[tuple[str, str], list[Used]] = {}
+    ours: dict[str, list[Ran]] = {name: [] for name in CASES}
+    theirs: dict[tuple[str, str], list[Ran]] = {}
     with tempfile.TemporaryDirectory(prefix="clonos-bench-") as scratch:
         folders = {share: Path(scratch) / str(share) for share in (1.0, _STATE_SHARE)}
         for share, folder in folders.items():
@@ -260,12 +257,12 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
     return report
 
 
-def _median(runs: list[Used]) -> Used:
-    wall, cpu = (percentile(values, 50) for values in zip(*runs, strict=True))
-    return wall, cpu
+def _median(runs: list[Ran]) -> tuple[float, float]:
+    """Seconds, and CPU seconds."""
+    return percentile([r.wall_s for r in runs], 50), percentile([r.cpu_s for r in runs], 50)
 
 
-def _run_ours(done: dict[str, list[Used]], arguments: Any, folders: Mapping[float, Path]) -> None:
+def _run_ours(done: dict[str, list[Ran]], arguments: Any, folders: Mapping[float, Path]) -> None:
     gate = folders[1.0] / "go"
 
     def job_of(case: Case) -> clonos.Job:
@@ -281,16 +278,15 @@ def _run_ours(done: dict[str, list[Used]], arguments: Any, folders: Mapping[floa
     with run.session(f"local[{slots}]") as spark:
         for name, case in CASES.items():
             timed(job_of(case), spark, gate)
-            used = timed(job_of(case), spark, gate)
-            done[name].append((used.wall_s, used.cpu_s))
+            done[name].append(timed(job_of(case), spark, gate))
 
 
 def _run_theirs(
-    done: dict[tuple[str, str], list[Used]], arguments: Any, folders: Mapping[float, Path]
+    done: dict[tuple[str, str], list[Ran]], arguments: Any, folders: Mapping[float, Path]
 ) -> None:
     with nexmark_spark.session(arguments.parallelism) as spark:
         for name, case in CASES.items():
             for way, query in case.theirs.items():
-                nexmark_spark.time_query(spark, query, folders[_STATE_SHARE])
-                used = nexmark_spark.time_query(spark, query, folders[case.share])
-                done.setdefault((name, way), []).append(used)
+                nexmark_spark.run_query(spark, query, folders[_STATE_SHARE], ends=False)
+                ran = nexmark_spark.run_query(spark, query, folders[case.share], ends=False)
+                done.setdefault((name, way), []).append(ran)

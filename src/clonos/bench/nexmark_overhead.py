@@ -36,7 +36,7 @@ import pyarrow as pa
 
 import clonos
 from clonos.bench import jobs, plots, run
-from clonos.bench.gates import Timed, gated, timed
+from clonos.bench.gates import Timed, gated, timed, tried_out
 from clonos.bench.report import Aim, Report
 from clonos.bench.statistics import Interval, mean_ratio, paired_ratio, percentile
 from clonos.nexmark import events
@@ -107,8 +107,6 @@ AIMS: Final[Mapping[str, tuple[Aim, Aim]]] = {
 }
 """For the mean and the worst query."""
 
-_TRIAL_EVENTS: Final = 1_000_000
-_FEWEST_EVENTS: Final = 100_000
 _MOST_BARE: Final = 3_000_000
 """Per source task: without checkpoints its in-flight log is never cut, and has to stay below the
 half gigabyte at which sources are throttled until it is."""
@@ -238,7 +236,7 @@ def _rounds(
             return timed(job, spark, gate, events=size, **variant.options)
 
         sizes = {
-            name: tried_out(partial(once, query, variants[BASE]), arguments.run_seconds)
+            name: tried_out(partial(once, query, variants[BASE]), arguments.run_seconds)[0]
             for name, query in chosen.items()
         }
         for _ in range(arguments.rounds):
@@ -247,15 +245,6 @@ def _rounds(
                     found = once(chosen[name], variants[which], sizes[name])
                     done[name][which].append(found)
     return done
-
-
-def tried_out(once: Callable[[int], Timed], seconds: float) -> int:
-    """How many events take about so long: tried with a few, and again with a second's worth."""
-    size = _FEWEST_EVENTS
-    for share in (0.2, 1.0):
-        tried = once(size)
-        size = max(_FEWEST_EVENTS, round(size / tried.wall_s * seconds * share))
-    return size
 
 
 def _job(query: Query, variant: Variant, size: int, gate: Path, arguments: Any) -> clonos.Job:

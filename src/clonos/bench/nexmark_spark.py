@@ -20,16 +20,17 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from clonos.bench import run
+from clonos.bench.gates import Ran
 from clonos.bench.nexmark_files import END, FILES
 from clonos.bench.nexmark_spark_queries import INEXPRESSIBLE, QUERIES, Streams, source
 from clonos.bench.processes import machine_cpu_seconds
 from clonos.bench.report import Report
-from clonos.bench.statistics import percentile
+from clonos.bench.statistics import percentile, spread
 from clonos.errors import ClonosError
 
 SOURCE_ALONE: Final = "source alone"
@@ -72,9 +73,9 @@ TUNED: Final[Mapping[str, Mapping[str, str]]] = {
 }  # fmt: skip
 """By query, what is set beyond :data:`SETTINGS`: what took least CPU time out of what was tried.
 
-State on the heap takes less than RocksDB wherever there is much of it in small rows: about a third
-for 9, clearly less for 3, 4, 5, 8 and 11. Formats 3 and 4 of a join's
-state help RocksDB (3, 9; not 8), but heap, which has only format 2, takes less than either.
+Single runs on a busy machine decided, so this is a choice and no result. State on the heap took
+less than RocksDB where there is much of it in small rows (3, 4, 5, 8, 9, 11). Formats 3 and 4 of a
+join's state help RocksDB (3, 9; not 8), but heap, which has only format 2, takes less than either.
 7 and 12 are the same on both: their state is a few rows, or changes once per key and micro-batch.
 Sessions merged before the shuffle help 14 a lot, 11 a little. 14, which keeps all bids for
 ten minutes, is then the same on both, and stays in RocksDB, as it might not fit into the heap.
@@ -95,15 +96,6 @@ def session(cores: int) -> Iterator[Any]:
     with run.session(f"local[{cores}]", config=JVM) as spark:
         configure(spark, cores)
         yield spark
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One run: seconds, CPU seconds of the machine, and the rows that came out."""
-
-    wall_s: float
-    cpu_s: float
-    rows_out: int
 
 
 def measure(report: Report, names: list[str], arguments: Any, folder: Path) -> dict[str, float]:
@@ -133,7 +125,7 @@ def measure(report: Report, names: list[str], arguments: Any, folder: Path) -> d
     report.notes.append(
         f"Spark: local[{arguments.parallelism}], {BATCHES} micro-batches per run of about "
         f"{arguments.run_seconds:g} s, {JVM['spark.driver.memory']} of heap; median of "
-        f"{arguments.runs} runs (from the slowest to the fastest); CPU: seconds of the whole "
+        f"{arguments.runs} runs [lowest, highest]; CPU: seconds of the whole "
         "machine per million events"
     )
     return {name: _rate(events, runs) for name, (events, runs) in done.items()}
@@ -144,13 +136,12 @@ def _rate(events: int, runs: list[Ran]) -> float:
 
 
 def _line(report: Report, name: str, events: int, runs: list[Ran]) -> None:
-    rates = [events / each.wall_s for each in runs]
     rate = _rate(events, runs)
     cpu = percentile([each.cpu_s for each in runs], 50) / events * 1e6
     what = name if name == SOURCE_ALONE else f"q{name}"
     report.add(
         f"{what}, Spark ({events:,} events)",
-        f"{rate:,.0f} ({min(rates):,.0f}..{max(rates):,.0f})",
+        spread([events / each.wall_s for each in runs]),
         f"{1e9 / rate:,.0f}",
         f"{cpu:.2f}",
         f"{runs[-1].rows_out:,}",
@@ -220,12 +211,6 @@ def streams(
     return stream
 
 
-def time_query(spark: Any, query: Callable[[Streams], Any], folder: Path) -> tuple[float, float]:
-    """Seconds and CPU seconds over all files, without an end of event time."""
-    done = run_query(spark, query, folder, ends=False)
-    return done.wall_s, done.cpu_s
-
-
 def run_query(
     spark: Any,
     query: Callable[[Streams], Any],
@@ -249,5 +234,5 @@ def run_query(
         wall, cpu = time.monotonic() - wall, machine_cpu_seconds() - cpu
     finally:
         started.stop()
-    # Sinks of this kind count what is written to them; to observe it would cost more than to make.
+    # Sinks of this kind count what is written to them.
     return Ran(wall, cpu, sum(each.sink.numOutputRows for each in started.recentProgress))

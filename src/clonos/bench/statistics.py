@@ -164,16 +164,27 @@ def back_to_normal(
     """
     before = (times >= kill_s - usual_s) & (times < kill_s)
     usual_ms = percentile(latencies_ms[before], USUAL)
+    normal_s = normal_from(times, latencies_ms, usual_ms, gap_end_s, until_s, hold_s)
+    return Normal(usual_ms, (normal_s - kill_s) * 1000)
+
+
+def normal_from(
+    times: Series,
+    latencies_ms: Series,
+    usual_ms: float,
+    begin_s: float,
+    end_s: float,
+    hold_s: float,
+) -> float:
+    """The first output between two moments from which on latency is usual for `hold_s` (or inf)."""
     limit_ms = usual_ms * (1 + TOLERANCE)
-    first = int(np.searchsorted(times, gap_end_s))
-    last = int(np.searchsorted(times, until_s - hold_s, "right"))
-    for i in range(first, last):
-        if latencies_ms[i] > limit_ms:
-            continue
+    first = int(np.searchsorted(times, begin_s))
+    last = int(np.searchsorted(times, end_s - hold_s, "right"))
+    for i in first + np.flatnonzero(latencies_ms[first:last] <= limit_ms):
         held = int(np.searchsorted(times, times[i] + hold_s, "right"))
         if percentile(latencies_ms[i:held], USUAL) <= limit_ms:
-            return Normal(usual_ms, (float(times[i]) - kill_s) * 1000)
-    return Normal(usual_ms, math.inf)
+            return float(times[i])
+    return math.inf
 
 
 @dataclass(frozen=True)

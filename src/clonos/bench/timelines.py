@@ -26,10 +26,10 @@ import numpy as np
 
 from clonos.bench.statistics import (
     HOLD_S,
-    TOLERANCE,
     TYPICAL_S,
     USUAL,
     Series,
+    normal_from,
     output_gap,
     percentile,
 )
@@ -139,7 +139,7 @@ class Timeline:
         gap, end_s = found
         last_s = min(next_s, float(times[-1]))
         hold_s = max(HOLD_S, 3 * pause_s)
-        normal_s = _normal_from(times, latencies, usual_ms, end_s, last_s, hold_s)
+        normal_s = normal_from(times, latencies, usual_ms, end_s, last_s, hold_s)
         return Effect(gap.gap_ms, (normal_s - kill_s) * 1000)
 
     def save(self, folder: Path, name: str) -> Path:
@@ -172,22 +172,3 @@ class Timeline:
                 f"{path} is no timeline: {type(error).__name__}: {error}",
                 remedy="its shape is described in clonos.bench.timelines",
             ) from error
-
-
-def _normal_from(
-    times: Series,
-    latencies_ms: Series,
-    usual_ms: float,
-    begin_s: float,
-    end_s: float,
-    hold_s: float,
-) -> float:
-    """The first delivery between two moments from which on latency is usual for `hold_s`."""
-    limit_ms = usual_ms * (1 + TOLERANCE)
-    first = int(np.searchsorted(times, begin_s))
-    last = int(np.searchsorted(times, end_s - hold_s, "right"))
-    for i in first + np.flatnonzero(latencies_ms[first:last] <= limit_ms):
-        held = int(np.searchsorted(times, times[i] + hold_s, "right"))
-        if percentile(latencies_ms[i:held], USUAL) <= limit_ms:
-            return float(times[i])
-    return math.inf

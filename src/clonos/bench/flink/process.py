@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from clonos.bench.gates import Ran
 from clonos.bench.processes import descendants
 from clonos.errors import ClonosError
 
@@ -105,18 +106,6 @@ class Installation:
         """Of Flink."""
         found = next(self.home.glob("lib/flink-dist-*.jar"), None)
         return "unknown" if found is None else found.stem.rpartition("-")[2]
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A job: from when its sources were let go until its last row was out.
-
-    ``cpu_s``: what the whole machine's processors were busy for meanwhile.
-    """
-
-    wall_s: float
-    cpu_s: float
-    rows_out: int
 
 
 class Peer:
