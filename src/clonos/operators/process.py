@@ -17,7 +17,7 @@ from clonos.operators.context import Context, to_ms
 from clonos.operators.keys import DistinctKeys, distinct_keys
 from clonos.operators.rows import RowBuilder, results_of, rows_of
 from clonos.operators.schema import parse_type
-from clonos.operators.state import PLAIN, Changes, KeyedStore
+from clonos.operators.state import Changes, KeyedStore, kept_as
 from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 
 _STATE = b"s"
@@ -87,9 +87,10 @@ class ValueState:
 
     def set(self, value: Any) -> None:
         """Replace the current key's value (None clears it)."""
-        if self._classes is not None and value is not None:
-            kept = value if type(value) in PLAIN else decode(encode(value))
-            if not isinstance(kept, self._classes):
+        kept = kept_as(value)
+        if self._classes is not None and kept is not None:
+            given = decode(kept) if type(kept) is bytes else kept
+            if not isinstance(given, self._classes):
                 wanted = " or ".join(cls.__name__ for cls in self._classes)
                 raise WrongType(
                     f"state {self._name!r} is set to a {type(value).__name__}, not {wanted}",
@@ -97,7 +98,7 @@ class ValueState:
                     remedy="set what was declared in ctx.state(name, type)",
                 )
         operator = self._operator
-        operator.store.put(self._prefix + operator.encoded_key, operator.key_group, value)
+        operator.store.put_kept(self._prefix + operator.encoded_key, operator.key_group, kept)
 
     def clear(self) -> None:
         """Forget the current key's value."""

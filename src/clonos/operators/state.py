@@ -120,9 +120,10 @@ class KeyedStore:
 
     def put(self, key: bytes, group: int, value: Any) -> None:
         """Set a value; None removes it. Raises `UnencodableValue`."""
-        self._put(key, group, value if value is None or _is_plain(value) else encode(value))
+        self.put_kept(key, group, kept_as(value))
 
-    def _put(self, key: bytes, group: int, kept: Any) -> None:
+    def put_kept(self, key: bytes, group: int, kept: Any) -> None:
+        """As :meth:`put`, of what :func:`kept_as` made."""
         if self._undo is not None:
             self._undo.append((key, group, self._kept.get(key)))
         self._dirty[key] = group
@@ -143,7 +144,7 @@ class KeyedStore:
         """Forget what was put since :meth:`begin`."""
         undo, self._undo = self._undo or [], None
         for key, group, kept in reversed(undo):
-            self._put(key, group, kept)
+            self.put_kept(key, group, kept)
 
     def changes(self) -> Changes:
         """What changed since the last call."""
@@ -165,9 +166,13 @@ class KeyedStore:
                 self._kept[key] = value
 
 
-def _is_plain(value: Any) -> bool:
-    """Encoding it later cannot fail, as it may with very long integers."""
-    return type(value) in PLAIN and (type(value) is not int or value.bit_length() <= _INT_BITS)
+def kept_as(value: Any) -> Any:
+    """What a store keeps: a value that nobody can change itself, all others encoded.
+
+    Raises `UnencodableValue`: also of an integer whose encoding would fail later, being very long.
+    """
+    is_plain = type(value) in PLAIN and (type(value) is not int or value.bit_length() <= _INT_BITS)
+    return value if value is None or is_plain else encode(value)
 
 
 class Delta:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.context import Context, takes_context
-from clonos.operators.rows import UNFIT, column_of, rows_of, values_of
+from clonos.operators.rows import column_of, rows_of, values_of
 
 
 class WithColumnOperator(Operator):
@@ -73,7 +73,7 @@ class WithColumnOperator(Operator):
         for i, value in enumerate(values):
             try:
                 column_of(self._field, [value])
-            except UNFIT as error:
+            except ValueError as error:
                 self._reject(error, batch, i)
                 bad.append(i)
         return bad
