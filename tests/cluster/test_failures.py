@@ -198,3 +198,11 @@ def test_rows_in_another_order_are_noticed(kit, spark):
 def test_timestamps_survive_spooling(kit, spark):
     frame = kit.dataframe(spark, 2_000)
     kit.check(kit.build(frame, rate=None, spool=True).run(spark, timeout_s=60).table(), 2_000)
+
+
+def test_spark_computes_only_the_columns_that_are_read(spark):
+    df = spark.range(10).selectExpr("id", "id * 2 AS twice", "assert_true(false) AS never")
+    job = clonos.Job("narrow", parallelism=1)
+    job.source(clonos.sources.dataframe(df)).select("twice").sink(clonos.sinks.collect())
+    result = job.run(spark, timeout_s=60)
+    assert sorted(result.table().column(0).to_pylist()) == list(range(0, 20, 2))

@@ -19,7 +19,7 @@ from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
 from clonos.operators.base import Operator
 from clonos.operators.keys import KEY_GROUPS
-from clonos.operators.specs import SinkSpec, SourceSpec
+from clonos.operators.specs import SourceSpec
 
 
 class Job:
@@ -165,10 +165,9 @@ class Job:
         parallelism: int | None,
         make: OperatorFactory | Callable[[], Operator],
         edges: tuple[Edge, ...] = (),
-        source: SourceSpec | None = None,
-        sink: SinkSpec | None = None,
+        **known: Any,
     ) -> Node:
-        """Add an operator to the graph; used by streams."""
+        """Add an operator to the graph, with what else is known of it; used by streams."""
         nodes = self._graph.nodes
         taken = {node.name for node in nodes}
         if name is not None and name in taken:
@@ -187,8 +186,7 @@ class Job:
             parallelism=parallelism,
             make=make,
             edges=edges,
-            source=source,
-            sink=sink,
+            **known,
         )
         nodes.append(node)
         return node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -70,7 +70,7 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
     wanted = None if schema is None else parse_schema(schema)
     if format == "parquet":
         rows = wanted or parse_schema(parquet_schema(found))
-        return SourceSpec("files", rows, partial(ParquetReader, found, rows), True, rows)
+        return _parquet(found, rows)
     if format == "text":
         rows = TEXT if wanted is None else wanted
         if [str(f.type) for f in rows] != ["string"]:
@@ -135,7 +135,11 @@ def dataframe(df: Any) -> SourceSpec:
     if df.isStreaming:
         return stream(df)
     schema = parse_schema(df.schema)
-    return SourceSpec("dataframe", schema, None, True, schema, dataframe=df)
+
+    def narrow(columns: Sequence[str]) -> SourceSpec:
+        return dataframe(df.select(*(f"`{name.replace('`', '``')}`" for name in columns)))
+
+    return SourceSpec("dataframe", schema, None, True, schema, dataframe=df, narrow=narrow)
 
 
 def stream(
@@ -220,6 +224,14 @@ def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:
         return builder.build([builder.as_tuple(row) for row in batch], _refuse)
     except (TypeError, ValueError) as error:
         raise WrongType(f"not rows of {', '.join(schema.names)}: {describe(error)}") from error
+
+
+def _parquet(found: FileList, rows: pa.Schema) -> SourceSpec:
+    def narrow(columns: Sequence[str]) -> SourceSpec:
+        return _parquet(found, pa.schema([rows.field(name) for name in columns]))
+
+    reader = partial(ParquetReader, found, rows)
+    return SourceSpec("files", rows, reader, True, rows, narrow=narrow)
 
 
 def _refuse(error: Exception, row: object) -> None:

@@ -166,7 +166,9 @@ class Stream:
         require_time(self.schema, column, name or "with_watermark")
         idle_ms = None if idle_after is None else parse_duration(idle_after)
         make = partial(WatermarkOperator, column, parse_duration(delay, minimum_ms=0), idle_ms)
-        node = self._add("with_watermark", name, self.schema, parallelism, make)
+        node = self._add(
+            "with_watermark", name, self.schema, parallelism, make, reads=(column,), passes_on=True
+        )
         return self._like_this(node)
 
     def select(
@@ -178,7 +180,8 @@ class Stream:
     ) -> Stream:
         """Only these columns, in this order; ``new="old"`` renames one.
 
-        A keyed stream stays one if its keys are among them.
+        A keyed stream stays one if its keys are among them. Behind a source of Parquet files or of
+        a DataFrame, with nothing but ``with_watermark`` between, the others are not even read.
 
         Examples
         --------
@@ -193,7 +196,8 @@ class Stream:
         fields = [self.schema.field(old).with_name(new) for new, old in chosen.items()]
         schema = parse_schema(pa.schema(fields))
         make = partial(MapBatchesOperator, Select(tuple(chosen.values()), schema), schema)
-        node = self._add("select", name, schema, parallelism, make)
+        reads = tuple(chosen.values())
+        node = self._add("select", name, schema, parallelism, make, reads=reads)
         is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
         return self._like_this(node) if is_like_this else Stream(self._job, node)
 
@@ -364,17 +368,12 @@ class Stream:
         schema: pa.Schema,
         parallelism: int | None,
         make: OperatorFactory,
+        **known: Any,
     ) -> Node:
         if parallelism is None and self._edge.routing is not Routing.FORWARD:
             parallelism = self._job.parallelism
-        return self._job.add_node(
-            kind,
-            name,
-            schema=schema,
-            parallelism=parallelism,
-            make=make,
-            edges=(self._edge,),
-        )
+        known |= {"schema": schema, "parallelism": parallelism, "make": make}
+        return self._job.add_node(kind, name, edges=(self._edge,), **known)
 
     def _follow(
         self,
@@ -384,9 +383,11 @@ class Stream:
         parallelism: int | None,
         make: OperatorFactory,
         edge: Edge,
+        **known: Any,
     ) -> Stream:
         """The stream behind an operator that reads from `edge`, and does not keep keys."""
-        node = Stream(self._job, edge.node, edge)._add(kind, name, schema, parallelism, make)  # noqa: SLF001 - our own
+        stream = Stream(self._job, edge.node, edge)
+        node = stream._add(kind, name, schema, parallelism, make, **known)
         return Stream(self._job, node)
 
     def _like_this(self, node: Node) -> Stream:

@@ -35,16 +35,16 @@ class WindowedStream:
             raise WrongType(
                 f"{window!r} is not a window", remedy='write window(clonos.tumbling("5 seconds"))'
             )
-        columns = list(window) if isinstance(window, Given) else [window.event_time]
-        for column in columns:
-            if isinstance(column, str):
-                require_columns(stream.schema, [column], "window")
-                require_time(stream.schema, column, "window")
-        if columns != [None] and not has_watermark(stream._node):  # noqa: SLF001 - our own
+        times = list(window) if isinstance(window, Given) else [window.event_time]
+        self._times = [column for column in times if column is not None]
+        for column in self._times:
+            require_columns(stream.schema, [column], "window")
+            require_time(stream.schema, column, "window")
+        if self._times and not has_watermark(stream._node):  # noqa: SLF001 - our own
             raise BadGraph(
                 "a window in event time on a stream without a watermark would never end",
                 where="window",
-                remedy=f'write with_watermark("{columns[0]}", "5 seconds") before it',
+                remedy=f'write with_watermark("{times[0]}", "5 seconds") before it',
             )
         self._stream = stream
         self._keys = tuple(keys)
@@ -87,7 +87,10 @@ class WindowedStream:
         )
         schema, keys, window = self._stream.schema, self._keys, self._window
         make = partial(Folded, schema, keys, window, dict(aggregates), where)
-        return self._add(make, name, parallelism, is_partial=pre_aggregate and make().is_exact)
+        is_partial = bool(pre_aggregate) and make().is_exact
+        of = [each.column for each in aggregates.values()]
+        reads = tuple(column for column in (*keys, *self._times, *of) if column is not None)
+        return self._add(make, name, parallelism, is_partial=is_partial, reads=reads)
 
     def top(
         self,
@@ -169,6 +172,7 @@ class WindowedStream:
         *,
         is_partial: bool,
         kind: str = "window",
+        reads: tuple[str, ...] | None = None,
     ) -> Stream:
         stream = self._stream
         if not self._keys:
@@ -189,7 +193,9 @@ class WindowedStream:
                 parallelism=stream._node.parallelism,  # noqa: SLF001
                 make=partial(_partial, make, self._window),
                 edges=(Edge(stream._node) if self._keys else edge,),  # noqa: SLF001
+                reads=reads,
             )
+            reads = None  # it gives pieces
             edge = Edge(node, edge.routing if self._keys else Routing.FORWARD, self._keys)
         return stream._follow(  # noqa: SLF001
             kind,
@@ -198,6 +204,7 @@ class WindowedStream:
             parallelism,
             partial(_window, make, self._window, is_final=is_partial),
             edge,
+            reads=reads,
         )
 
 

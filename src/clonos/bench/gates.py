@@ -66,7 +66,12 @@ def gated(source: SourceSpec, gate: Path) -> SourceSpec:
     >>> reader.read(10, 0.0) is None
     True
     """
-    return replace(source, factory=partial(_gated, source, str(gate)))
+    narrow = source.narrow
+    return replace(
+        source,
+        factory=partial(_gated, source, str(gate)),
+        narrow=narrow and (lambda columns: gated(narrow(columns), gate)),
+    )
 
 
 def _gated(source: SourceSpec, gate: str, index: int, parallelism: int) -> GatedReader:

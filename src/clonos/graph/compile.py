@@ -17,6 +17,7 @@ import pyarrow as pa
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
 from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
+from clonos.graph.prune import without_unread_columns
 from clonos.operators.base import Place
 from clonos.operators.chain import ChainProgram, Link
 from clonos.operators.partition import Output, Routing
@@ -123,7 +124,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             remedy="end a stream with .sink(...)",
         )
     _require_own_folders(nodes)
-    return _Wiring(graph, fuse(nodes)).compile()
+    return _Wiring(graph, fuse(without_unread_columns(nodes))).compile()
 
 
 def fuse(nodes: Sequence[Node]) -> list[Chain]:

@@ -19,7 +19,8 @@ class Node:
     """An operator, and where its rows come from.
 
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
-    apart by port, the position of the edge.
+    apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
+    known; ``passes_on``: it gives the rows that it is given, all columns.
     """
 
     id: int
@@ -31,6 +32,8 @@ class Node:
     edges: tuple[Edge, ...] = ()
     source: SourceSpec | None = None
     sink: SinkSpec | None = None
+    reads: tuple[str, ...] | None = None
+    passes_on: bool = False
 
 
 @dataclass(frozen=True)

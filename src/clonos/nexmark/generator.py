@@ -11,9 +11,9 @@ A *row number* counts the events of one kind in their order of arrival, 0, 1, 2,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -54,6 +54,8 @@ BASE_MS: Final = 1_436_918_400_000
 """Time of the first event: 2015-07-15, as in Beam."""
 
 Ranges = Sequence[tuple[int, int]]
+Columns = Mapping[str, Callable[[], pa.Array]]
+"""What makes each column of some rows."""
 
 _SHUFFLE: Final = 953
 _PERSON_FILLER, _AUCTION_FILLER, _BID_FILLER = 137, 382, 68
@@ -109,6 +111,12 @@ KINDS: Final = {"person": PERSON, "auction": AUCTION, "bid": BID, "event": EVENT
 """What can be generated; "event" is all of them as they come, two of the three columns null."""
 
 
+def schema_of(kind: str, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Of a kind, or of some of its columns."""
+    schema = KINDS[kind]
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
 @dataclass(frozen=True)
 class Generator:
     """The first `events` events.
@@ -159,15 +167,20 @@ class Generator:
         """Consecutive rows of one kind; row numbers are not bounded by `events`."""
         return self.batch_of(kind, [(first, rows)])
 
-    def batch_of(self, kind: str, ranges: Ranges) -> pa.RecordBatch:
-        """The rows of one kind with these numbers: each range is a first one and how many."""
+    def batch_of(
+        self, kind: str, ranges: Ranges, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """The rows of one kind with these numbers: each range is a first one and how many.
+
+        Only of `columns`, if they are given; what the others would take is not done.
+        """
         ids = np.concatenate([np.empty(0, np.int64), *(self.ids(kind, *r) for r in ranges)])
-        make: dict[str, Callable[[Int64, Ranges], pa.RecordBatch]] = {
-            "person": self._persons,
-            "auction": self._auctions,
-            "bid": self._bids,
-        }
-        return self._mixed(ids) if kind == "event" else make[kind](ids, ranges)
+        if kind == "event":
+            return self._mixed(ids)
+        of_kind = {"person": self._persons, "auction": self._auctions, "bid": self._bids}
+        made = of_kind[kind](ids, ranges)
+        schema = schema_of(kind, columns)
+        return pa.RecordBatch.from_arrays([made[name]() for name in schema.names], schema=schema)
 
     def time_ms(self, ids: Int64) -> Int64:
         """When events happen."""
@@ -176,76 +189,86 @@ class Generator:
     def _time(self, ids: Int64) -> pa.Array:
         return pa.array(self.time_ms(ids) * 1000).view(_TIME)
 
-    def _persons(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
-        draws = _draws(ids, 0)
-        cards, address = _draws(ids, 1), _draws(ids, 2)
-        quarters = [_choose(text.four_digits(), cards >> np.uint64(16 * i)) for i in range(4)]
-        mail = pc.binary_join_element_wise(
-            _choose(text.strings(7, 1), address),
-            pc.binary_join_element_wise(
-                _choose(text.strings(5, 2), address >> np.uint64(32)), "com", "."
+    def _persons(self, ids: Int64, ranges: Ranges) -> Columns:
+        draw = cache(partial(_draws, ids))
+
+        def mail() -> pa.Array:
+            user, provider = draw(2), draw(2) >> np.uint64(32)
+            host = pc.binary_join_element_wise(_choose(text.strings(5, 2), provider), "com", ".")
+            return pc.binary_join_element_wise(_choose(text.strings(7, 1), user), host, "@")
+
+        def card() -> pa.Array:
+            quarters = [_choose(text.four_digits(), draw(1) >> np.uint64(16 * i)) for i in range(4)]
+            return pc.binary_join_element_wise(*quarters, " ")
+
+        return {
+            "id": lambda: pa.array(_last_person(ids) + FIRST_ID),
+            "name": lambda: _choose(text.names(), draw(0)),
+            "email_address": mail,
+            "credit_card": card,
+            "city": lambda: _choose(pa.array(text.CITIES), draw(0) >> np.uint64(16)),
+            "state": lambda: _choose(pa.array(text.STATES), draw(0) >> np.uint64(32)),
+            "date_time": lambda: self._time(ids),
+            "extra": lambda: text.filler(ranges, _PERSON_FILLER, 1),
+        }
+
+    def _auctions(self, ids: Int64, ranges: Ranges) -> Columns:
+        draw = cache(partial(_draws, ids))
+
+        @cache
+        def initial() -> Int64:
+            return _price(draw(2))
+
+        def expires() -> pa.Array:
+            now = self.time_ms(ids)
+            ahead = self.time_ms(ids + AUCTIONS_IN_FLIGHT * PROPORTION // AUCTIONS) - now
+            open_for = _below(draw(4), np.maximum(2 * ahead, 1))
+            return pa.array((now + 1 + open_for) * 1000).view(_TIME)
+
+        def seller() -> pa.Array:
+            is_hot = draw(0) & np.uint64(HOT_SELLER_RATIO - 1) != 0
+            hot = _last_person(ids) // HOT_BATCH * HOT_BATCH
+            chosen = _either(is_hot, hot, _next_person(ids, draw(0) >> np.uint64(8)))
+            return pa.array(chosen + FIRST_ID)
+
+        return {
+            "id": lambda: pa.array(_last_auction(ids) + FIRST_ID),
+            "item_name": lambda: _choose(text.strings(20, 3), draw(1)),
+            "description": lambda: _choose(text.strings(100, 4), draw(1) >> np.uint64(32)),
+            "initial_bid": lambda: pa.array(initial()),
+            "reserve": lambda: pa.array(initial() + _price(draw(3))),
+            "date_time": lambda: self._time(ids),
+            "expires": expires,
+            "seller": seller,
+            "category": lambda: pa.array(
+                FIRST_CATEGORY + _below(draw(0) >> np.uint64(40), CATEGORIES)
             ),
-            "@",
-        )
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(_last_person(ids) + FIRST_ID),
-                _choose(text.names(), draws),
-                mail,
-                pc.binary_join_element_wise(*quarters, " "),
-                _choose(pa.array(text.CITIES), draws >> np.uint64(16)),
-                _choose(pa.array(text.STATES), draws >> np.uint64(32)),
-                self._time(ids),
-                text.filler(ranges, _PERSON_FILLER, 1),
-            ],
-            schema=PERSON,
-        )
+            "extra": lambda: text.filler(ranges, _AUCTION_FILLER, 2),
+        }
 
-    def _auctions(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
-        draws, words = _draws(ids, 0), _draws(ids, 1)
-        is_hot = draws & np.uint64(HOT_SELLER_RATIO - 1) != 0
-        hot = _last_person(ids) // HOT_BATCH * HOT_BATCH
-        seller = _either(is_hot, hot, _next_person(ids, draws >> np.uint64(8)))
-        initial = _price(_draws(ids, 2))
-        now = self.time_ms(ids)
-        ahead = self.time_ms(ids + AUCTIONS_IN_FLIGHT * PROPORTION // AUCTIONS) - now
-        open_for = _below(_draws(ids, 4), np.maximum(2 * ahead, 1))
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(_last_auction(ids) + FIRST_ID),
-                _choose(text.strings(20, 3), words),
-                _choose(text.strings(100, 4), words >> np.uint64(32)),
-                pa.array(initial),
-                pa.array(initial + _price(_draws(ids, 3))),
-                self._time(ids),
-                pa.array((now + 1 + open_for) * 1000).view(_TIME),
-                pa.array(seller + FIRST_ID),
-                pa.array(FIRST_CATEGORY + _below(draws >> np.uint64(40), CATEGORIES)),
-                text.filler(ranges, _AUCTION_FILLER, 2),
-            ],
-            schema=AUCTION,
-        )
+    def _bids(self, ids: Int64, ranges: Ranges) -> Columns:
+        draw = cache(partial(_draws, ids))
 
-    def _bids(self, ids: Int64, ranges: Ranges) -> pa.RecordBatch:
-        draws = _draws(ids, 0)
-        last = _last_auction(ids)
-        is_hot = draws & np.uint64(HOT_AUCTION_RATIO - 1) != 0
-        low = np.maximum(last - AUCTIONS_IN_FLIGHT, 0)
-        other = low + _below(draws >> np.uint64(8), last - low + 1 + ID_LEAD)
-        auction = _either(is_hot, last // HOT_BATCH * HOT_BATCH, other)
-        is_hot = (draws >> np.uint64(2)) & np.uint64(HOT_BIDDER_RATIO - 1) != 0
-        hot = _last_person(ids) // HOT_BATCH * HOT_BATCH + 1
-        bidder = _either(is_hot, hot, _next_person(ids, draws >> np.uint64(32)))
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(auction + FIRST_ID),
-                pa.array(bidder + FIRST_ID),
-                pa.array(_price(_draws(ids, 1))),
-                self._time(ids),
-                text.filler(ranges, _BID_FILLER, 3),
-            ],
-            schema=BID,
-        )
+        def auction() -> pa.Array:
+            last = _last_auction(ids)
+            is_hot = draw(0) & np.uint64(HOT_AUCTION_RATIO - 1) != 0
+            low = np.maximum(last - AUCTIONS_IN_FLIGHT, 0)
+            other = low + _below(draw(0) >> np.uint64(8), last - low + 1 + ID_LEAD)
+            return pa.array(_either(is_hot, last // HOT_BATCH * HOT_BATCH, other) + FIRST_ID)
+
+        def bidder() -> pa.Array:
+            is_hot = (draw(0) >> np.uint64(2)) & np.uint64(HOT_BIDDER_RATIO - 1) != 0
+            hot = _last_person(ids) // HOT_BATCH * HOT_BATCH + 1
+            other = _next_person(ids, draw(0) >> np.uint64(32))
+            return pa.array(_either(is_hot, hot, other) + FIRST_ID)
+
+        return {
+            "auction": auction,
+            "bidder": bidder,
+            "price": lambda: pa.array(_price(draw(1))),
+            "date_time": lambda: self._time(ids),
+            "extra": lambda: text.filler(ranges, _BID_FILLER, 3),
+        }
 
     def _mixed(self, ids: Int64) -> pa.RecordBatch:
         """Every event in the column of its kind."""

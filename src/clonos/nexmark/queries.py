@@ -88,7 +88,7 @@ def q1(house: Auctions) -> clonos.Stream:
 
 def q2(house: Auctions) -> clonos.Stream:
     """Selection: bids on some auctions."""
-    return house.bids.map_batches(_some, "auction long, price long", name="q2")
+    return house.bids.select("auction", "price").map_batches(_some, name="q2")
 
 
 def q3(house: Auctions) -> clonos.Stream:
@@ -98,10 +98,12 @@ def q3(house: Auctions) -> clonos.Stream:
 
 def local_sellers(house: Auctions) -> clonos.Stream:
     """The join of query 3, all columns."""
-    sellers = house.persons.map_batches(
-        _local, "person long, name string, city string, state string, since timestamp"
+    persons = house.persons.select("name", "city", "state", person="id", since="date_time")
+    sellers = persons.map_batches(_local, name="local")
+    auctions = house.auctions.select("id", "seller", "category", opens="date_time")
+    items = auctions.map_batches(
+        _in_category, "id long, seller long, opens timestamp", name="in_category"
     )
-    items = house.auctions.map_batches(_in_category, "id long, seller long, opens timestamp")
     return sellers.key_by("person").join(
         items.key_by("seller"), keep=WAIT, on=("since", "opens"), name="q3"
     )
@@ -255,19 +257,16 @@ def _in_euros(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _some(batch: pa.RecordBatch) -> pa.RecordBatch:
     auction = batch.column("auction")
     rest = pc.subtract(auction, pc.multiply(pc.divide(auction, EVERY), EVERY))
-    return batch.select(["auction", "price"]).filter(pc.equal(rest, 0))
+    return batch.filter(pc.equal(rest, 0))
 
 
 def _local(batch: pa.RecordBatch) -> pa.RecordBatch:
-    chosen = batch.filter(pc.is_in(batch.column("state"), STATES))
-    columns = [chosen.column(name) for name in ("id", "name", "city", "state", "date_time")]
-    return pa.RecordBatch.from_arrays(columns, ["person", "name", "city", "state", "since"])
+    return batch.filter(pc.is_in(batch.column("state"), STATES))
 
 
 def _in_category(batch: pa.RecordBatch) -> pa.RecordBatch:
     chosen = batch.filter(pc.equal(batch.column("category"), CATEGORY))
-    columns = [chosen.column(name) for name in ("id", "seller", "date_time")]
-    return pa.RecordBatch.from_arrays(columns, ["id", "seller", "opens"])
+    return chosen.select(["id", "seller", "opens"])
 
 
 def _at_least_reserve(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -296,13 +295,11 @@ def _with_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _enriched(house: Auctions) -> clonos.Stream:
     schema = "auction long, bidder long, price long, date_time timestamp, key long"
-    return house.bids.map_batches(_side_key, schema, name="keys").look_up(side_input(), "key")
+    bids = house.bids.select("auction", "bidder", "price", "date_time")
+    return bids.map_batches(_side_key, schema, name="keys").look_up(side_input(), "key")
 
 
 def _side_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     bidder = batch.column("bidder")
     key = pc.subtract(bidder, pc.multiply(pc.divide(bidder, SIDE_ROWS), SIDE_ROWS))
-    names = ["auction", "bidder", "price", "date_time"]
-    return pa.RecordBatch.from_arrays(
-        [*(batch.column(name) for name in names), key], [*names, "key"]
-    )
+    return batch.append_column("key", key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clonos.nexmark.generator import KINDS, PROPORTION, Generator
+from clonos.nexmark.generator import KINDS, PROPORTION, Generator, schema_of
 from clonos.operators.readers import BaseReader, EndOfInput
 from clonos.operators.specs import SourceSpec
 
@@ -26,9 +26,16 @@ class NexmarkReader(BaseReader):
     """One task's share of the rows of a kind."""
 
     def __init__(
-        self, generator: Generator, kind: str, block_events: int, index: int, parallelism: int
+        self,
+        generator: Generator,
+        kind: str,
+        block_events: int,
+        index: int,
+        parallelism: int,
+        columns: Sequence[str] | None = None,
     ) -> None:
-        self.schema = KINDS[kind]
+        self.schema = schema_of(kind, columns)
+        self._columns = columns
         self._generator = generator
         self._kind = kind
         self._rows = generator.rows(kind)
@@ -56,7 +63,7 @@ class NexmarkReader(BaseReader):
             max_rows -= rows
         if not ranges:
             raise EndOfInput
-        return self._generator.batch_of(self._kind, ranges)
+        return self._generator.batch_of(self._kind, ranges, self._columns)
 
 
 def events(
@@ -88,8 +95,18 @@ def events(
     """
     generator = Generator(events, delay_us, group)
     generator.rows(kind)  # complains about unknown kinds
-    factory = partial(_reader, generator, kind, block_events)
-    return SourceSpec("nexmark", KINDS[kind], factory, True, KINDS[kind])
+    return _source(generator, kind, block_events, None)
+
+
+def _source(
+    generator: Generator, kind: str, block_events: int, columns: Sequence[str] | None
+) -> SourceSpec:
+    schema = schema_of(kind, columns)
+    factory = partial(_reader, generator, kind, block_events, columns)
+    narrow = partial(_source, generator, kind, block_events)
+    return SourceSpec(
+        "nexmark", schema, factory, True, schema, narrow=None if kind == "event" else narrow
+    )
 
 
 def side_input() -> pa.RecordBatch:
@@ -127,6 +144,11 @@ def write_parquet(generator: Generator, folder: str | Path) -> None:
 
 
 def _reader(
-    generator: Generator, kind: str, block_events: int, index: int, parallelism: int
+    generator: Generator,
+    kind: str,
+    block_events: int,
+    columns: Sequence[str] | None,
+    index: int,
+    parallelism: int,
 ) -> NexmarkReader:
-    return NexmarkReader(generator, kind, block_events, index, parallelism)
+    return NexmarkReader(generator, kind, block_events, index, parallelism, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +67,9 @@ class SourceSpec:
         Of "versions": how often the table is read again.
     ends
         Whether it is known to end by itself.
+    narrow
+        The same source without all columns but those that it is given, in their order; None if
+        that saves nothing.
     """
 
     kind: str
@@ -81,6 +84,7 @@ class SourceSpec:
     feeding: Feeding | None = None
     refresh_ms: int | None = None
     ends: bool = True
+    narrow: Callable[[Sequence[str]], SourceSpec] | None = field(default=None, compare=False)
 
     @property
     def is_fed(self) -> bool:
@@ -99,7 +103,7 @@ class SourceSpec:
         return self.factory(task_index, parallelism)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "dataframe": None}
+        return {**self.__dict__, "dataframe": None, "narrow": None}
 
 
 @dataclass(frozen=True)
