@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_a_large_batch_is_received_where_it_stays(node: Callable[..., Node]) -> 
     received = receiver.next(Data).item.batch.payload
     assert received.column(0).buffers()[1].address % 8 == 0
     assert received.equals(payload)
+
+
+def test_columns_are_sent_from_where_they_lie(node: Callable[..., Node]) -> None:
+    sender, receiver = node(), node()
+    large = pa.record_batch({"n": pa.array(range(300_000)), "s": pa.array(["word"] * 300_000)})
+    receiver.do(lambda: receiver.plane.pin(6, large.schema))
+    outgoing = sender.connect(receiver, 6, large.schema)
+    receiver.next(ChannelOpened)
+    pieces = [large, large.slice(7, 20), large.slice(100_000, 150_000), large.slice(0, 0), large]
+    said = [replace(data(n, piece), channel=6) for n, piece in enumerate(pieces)]
+    sender.send(outgoing, *said)
+    assert receiver.take(Data, len(said)) == said
 
 
 def test_a_large_message(node: Callable[..., Node]) -> None:

@@ -8,7 +8,8 @@ not repeated: both ends have pinned it before the stream was opened.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import xxhash
@@ -26,7 +27,12 @@ APART_BYTES: Final = 64 << 10
 ALIGNMENT: Final = 64
 """Of a batch's bytes in memory."""
 
+IN_PLACE_BYTES: Final = 64 << 10
+"""The columns of a larger batch are sent from where they lie; those of a smaller one cost less to
+copy than to handle one by one."""
+
 Frame = tuple[bytes, pa.Buffer | None]
+Piece: TypeAlias = bytes | pa.Buffer
 
 
 class FrameReader:
@@ -114,22 +120,31 @@ class Bodies:
     --------
     >>> batch = pa.record_batch({"k": [1, 2]})
     >>> bodies = Bodies(batch.schema)
-    >>> bodies.decode(bodies.encode(batch)).equals(batch)
+    >>> (piece,) = bodies.encode(batch, batch.nbytes)
+    >>> bodies.decode(piece).equals(batch)
     True
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._has_dictionaries = any(_has_dictionary(field.type) for field in schema)
+        self._in_place: _InPlace | None = None
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
-        """Return `batch` as one IPC message (or a whole IPC stream, if it has dictionaries)."""
-        if not self._has_dictionaries:
-            return batch.serialize()
-        sink = pa.BufferOutputStream()
-        with ipc.new_stream(sink, self.schema) as writer:
-            writer.write_batch(batch)
-        return sink.getvalue()
+    def encode(self, batch: pa.RecordBatch, nbytes: int) -> Sequence[Piece]:
+        """Return `batch` as one IPC message (or a whole IPC stream, if it has dictionaries).
+
+        What follows one another in memory is a piece. A large batch stays where it is.
+        """
+        if self._has_dictionaries:
+            sink = pa.BufferOutputStream()
+            with ipc.new_stream(sink, self.schema) as writer:
+                writer.write_batch(batch)
+            return [sink.getvalue()]
+        if nbytes < IN_PLACE_BYTES:
+            return [batch.serialize()]
+        if self._in_place is None:
+            self._in_place = _InPlace(self.schema)
+        return self._in_place.encode(batch)
 
     def decode(self, body: pa.Buffer) -> pa.RecordBatch:
         """Return the batch; its columns lie in `body`.
@@ -151,6 +166,39 @@ class Bodies:
         except (pa.ArrowException, OSError, StopIteration) as error:
             raise MalformedMessage(f"a batch is damaged: {error}") from error
         return batch
+
+
+class _InPlace:
+    """Batches of one schema as IPC messages whose columns are not copied.
+
+    Arrow hands a stream in Python references to a batch's buffers, as the pieces of what it writes.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._pieces = _Pieces()
+        self._writer = ipc.new_stream(pa.PythonFile(self._pieces, mode="w"), schema)
+        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema))  # the schema goes before
+
+    def encode(self, batch: pa.RecordBatch) -> Sequence[Piece]:
+        self._pieces.written = []
+        self._writer.write_batch(batch)
+        return self._pieces.written
+
+
+class _Pieces:
+    """As much of a file as Arrow needs."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[Piece] = []
+
+    def write(self, piece: Piece) -> int:
+        self.written.append(piece)
+        return len(piece)
+
+    def flush(self) -> None:
+        """Everything is where it shall be."""
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:

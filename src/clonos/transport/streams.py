@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
@@ -25,7 +25,7 @@ from clonos.transport.errors import (
     SchemaMismatch,
 )
 from clonos.transport.events import WIRE, Event, Refused
-from clonos.transport.frames import HEAD, RECEIVE_BYTES, Bodies, Frame, FrameReader
+from clonos.transport.frames import HEAD, RECEIVE_BYTES, Bodies, Frame, FrameReader, Piece
 from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
 from clonos.transport.tls import Tls
 
@@ -92,25 +92,24 @@ class Stream:
     def _put(self, message: Any) -> None:
         self._put_frame(*self._frame(message))
 
-    def _frame(self, message: Any) -> tuple[bytes, pa.Buffer | None]:
-        body = None
+    def _frame(self, message: Any) -> tuple[bytes, Sequence[Piece]]:
+        body: Sequence[Piece] = ()
         if type(message) is m.Data and message.item is not None and message.item.batch is not None:
             payload = message.item.batch.payload
             if self._bodies is None or not payload.schema.equals(self._bodies.schema):
                 pinned = self._bodies.schema if self._bodies else None
                 raise wrong_schema(f"channel {message.channel}", pinned, payload.schema)
-            body = self._bodies.encode(payload)
+            body = self._bodies.encode(payload, message.item.batch.nbytes)
         return WIRE.encode(message), body
 
-    def _put_frame(self, encoded: bytes, body: pa.Buffer | None = None) -> None:
-        size = body.size if body is not None else 0
+    def _put_frame(self, encoded: bytes, body: Sequence[Piece] = ()) -> None:
+        size = sum(map(len, body))
         head = HEAD.pack(len(encoded), size) + encoded
         if self.tls is not None:
-            self._append(self.tls.seal([head] if body is None else [head, body]))
+            self._append(self.tls.seal([head, *body]))
         else:
             self._out.append(head)
-            if body is not None:
-                self._out.append(memoryview(body))
+            self._out.extend(map(memoryview, body))
             self._unsent_bytes += len(head) + size
         self._host.changed(self)
 
@@ -296,7 +295,7 @@ class Outgoing(Stream):
         self._sealed = secret.seal(greeting)
         self._bodies = Bodies(schema) if schema is not None else None
         self._on_over = over
-        self._held: list[tuple[bytes, pa.Buffer | None]] = []
+        self._held: list[tuple[bytes, Sequence[Piece]]] = []
         if tls is None:
             self._put_frame(self._sealed)
         else:
