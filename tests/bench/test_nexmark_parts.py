@@ -253,6 +253,22 @@ def test_the_aim_is_for_ours_and_every_kill_is_kept(tmp_path):
     assert saved["q3"]["Flink"]["kills"][0]["normal_ms"] == pytest.approx(3000, abs=1)
 
 
+def test_a_system_that_does_not_bear_the_rate_leaves_the_others(tmp_path, monkeypatch):
+    def run_(query, system, arguments):
+        if system == "full":
+            raise clonos.ClonosError("never in time")
+        return killed(f"Clonos, {system}", 0.1), []
+
+    monkeypatch.setattr(nexmark_recovery, "_run", run_)
+    monkeypatch.setattr(nexmark_recovery, "_standbys", lambda *_: [])
+    arguments = options("--joins", "3,8", "--systems", "full,1", "--out", str(tmp_path))
+    report = nexmark_recovery.measure({}, arguments, tmp_path)
+    assert not report.ok
+    assert [line[0] for line in report.lines[:2]] == ["q3, Clonos, 1", "q8, Clonos, 1"]
+    assert "q8, full: never in time" in report.notes
+    assert (tmp_path / "q3.png").exists()
+
+
 def test_unknown_systems_are_refused(tmp_path):
     arguments = options("--systems", "1-executor", "--out", str(tmp_path))
     with pytest.raises(clonos.ClonosError, match="full-executor"):
