@@ -42,10 +42,8 @@ from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkS
 from clonos.spark.session import LOOPBACK, require_driver
 
 EXECUTORS_WAIT_S: Final = 15.0
-"""How long a young application's executors may take to appear before slots are missing."""
-
-SETTLE_S: Final = 5.0
-"""How long Spark may still count what has just ended, where no executors will appear."""
+"""How long a young application's executors may take to appear before slots are missing; and what
+has ended, to be counted no more: Spark is sure to look again with a heartbeat, every 10 s."""
 
 UNBOUNDED_EXECUTORS: Final = 10_000
 """A maximum above this is Spark's way to say that there is none."""
@@ -208,7 +206,7 @@ class SlotLauncher:
         return capacity, active
 
     def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
-        """Make sure that `count` more slots can run, waiting for executors that still start.
+        """Make sure that `count` more slots can run; waits for executors, and for what just ends.
 
         Parameters
         ----------
@@ -226,11 +224,9 @@ class SlotLauncher:
             capacity, active = self._cores()
             if capacity is None or (free := capacity - active) >= needed:
                 return
-            if (
-                self.is_local
-            ):  # No core is added, but the slots of a job before may just have ended.
-                wait_s = SETTLE_S if capacity >= needed else 0
-            if time.monotonic() > began + wait_s:
+            # No core is added to a local master; but what has ended may still be counted.
+            patience_s = 0.0 if self.is_local and capacity < needed else wait_s
+            if time.monotonic() > began + patience_s:
                 raise NotEnoughSlots(
                     f"{count} slots{also} are needed and {max(0, free)} of Spark's cores are free",
                     where=self._name,
