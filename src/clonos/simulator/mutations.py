@@ -377,6 +377,15 @@ MUTATIONS: dict[str, Mutation] = {
     "who starts over misses what was made meanwhile": mutation(
         "equivalence", InFlightLog, "made_until", _continue_at_the_end, near=170, availability=True
     ),
+    "epochs from before and after a reset make a floor": mutation(
+        "no early truncation",
+        Coordinator,
+        "_newest_epoch",
+        constant(0),
+        near=390,
+        harsh=True,
+        availability=True,
+    ),
     "a forgiven loss is forgotten at the floor": mutation(
         "bounded memory and liveness",
         HouseKeeper,
