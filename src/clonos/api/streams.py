@@ -195,8 +195,8 @@ class Stream:
         require_columns(self.schema, list(chosen.values()), where)
         fields = [self.schema.field(old).with_name(new) for new, old in chosen.items()]
         schema = parse_schema(pa.schema(fields))
-        make = partial(MapBatchesOperator, Select(tuple(chosen.values()), schema), schema)
         reads = tuple(chosen.values())
+        make = partial(MapBatchesOperator, Select(reads, schema), schema)
         node = self._add("select", name, schema, parallelism, make, reads=reads)
         is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
         return self._like_this(node) if is_like_this else Stream(self._job, node)

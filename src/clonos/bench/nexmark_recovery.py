@@ -74,8 +74,8 @@ FOR_EVER: Final = 1 << 40
 
 _BLOCK_EVENTS: Final = 10 * PROPORTION
 _LINGER_MS: Final = 20.0
-"""Between looks for new events. A batch costs all tasks on its way as much as thousands of rows: in
-steps of 5 ms these joins take nearly all of two cores, and rows are later than in steps of 20."""
+"""Between looks for new events: a batch of a few rows costs all tasks on its way as much as a large
+one, and at the usual rate those of 5 ms have few."""
 _MARGIN_S: Final = 2.0
 """Rows of events that are younger need not be delivered when the sources end."""
 _SETTLE_S: Final = 3.0

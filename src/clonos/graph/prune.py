@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow as pa
-
 from clonos.graph.nodes import Edge, Node
 
 
@@ -60,10 +58,5 @@ def _narrowed(node: Node, unread: frozenset[str]) -> Node:
         source = node.source.narrow(columns or schema.names[:1])
         return replace(node, source=source, make=source.head, schema=source.rows_schema)
     if node.passes_on:
-        given = node.edges[0].node.schema
-        return replace(node, schema=_kept(node.schema, given))
+        return replace(node, schema=node.edges[0].node.schema)
     return node
-
-
-def _kept(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
-    return pa.schema([field for field in schema if field.name in given.names])

@@ -222,15 +222,15 @@ class SlotLauncher:
         also = " and a core for the streaming queries that feed them" if cores else ""
         while True:
             capacity, active = self._cores()
-            if capacity is None or (free := capacity - active) >= needed:
+            if capacity is None or (free := max(0, capacity - active)) >= needed:
                 return
             # No core is added to a local master; but what has ended may still be counted.
             patience_s = 0.0 if self.is_local and capacity < needed else wait_s
             if time.monotonic() > began + patience_s:
                 raise NotEnoughSlots(
-                    f"{count} slots{also} are needed and {max(0, free)} of Spark's cores are free",
+                    f"{count} slots{also} are needed and {free} of Spark's cores are free",
                     where=self._name,
-                    remedy=self._remedy(needed, max(0, free)),
+                    remedy=self._remedy(needed, free),
                 )
             time.sleep(0.1)
 
