@@ -124,7 +124,13 @@ def test_names():
     stream = stream.filter(bool).filter(bool, name="mine").filter(bool)
     stream.sink(clonos.sinks.collect())
     code = job.compile().codes[0]
-    assert [name for name, _ in code.operators] == ["batches", "filter", "mine", "filter_2"]
+    assert [name for name, _ in code.operators] == [
+        "batches",
+        "filter",
+        "mine",
+        "filter_2",
+        "collect",
+    ]
     assert code.task.name == "mine[0]"
     assert _agg(name=clonos.count()).schema.names[-1] == "name"
 

@@ -289,8 +289,8 @@ def test_one_thing_grows_on_each_axis(tmp_path):
             assert len(sizes) == 1
             tasks[axis, point.at] = sizes.pop()
             assert all(run.slots_of(job) >= tasks[axis, point.at] for job in jobs.values())
-    assert [tasks["parallelism", p] for p in (1, 2, 4, 8)] == [4, 8, 16, 32]
-    assert [tasks["depth", d] for d in (1, 2, 4, 8)] == [3, 4, 6, 10]
+    assert [tasks["parallelism", p] for p in (1, 2, 4, 8)] == [3, 6, 12, 24]
+    assert [tasks["depth", d] for d in (1, 2, 4, 8)] == [2, 3, 5, 9]
     assert len({tasks["keys", k] for k in (100, 10_000, 1_000_000)}) == 1
     with pytest.raises(clonos.ClonosError, match="no axis x"):
         nexmark_growth._points("x", arguments)

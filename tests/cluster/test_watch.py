@@ -256,13 +256,13 @@ def test_nobody_listens_costs_no_thread(job):
 
 def test_status(job):
     seen = watched(job)
-    assert seen.status.message == "tasks: 3 waiting for a slot"
+    assert seen.status.message == "tasks: 2 waiting for a slot"
     assert not seen.status.is_recovering
     for state in job.coordinator.tasks.values():
         state.phase = co.TaskPhase.LIVE
     job.coordinator.tasks[1].phase = co.TaskPhase.REPLAYING
     job.coordinator.tasks[1].incarnation = Incarnation(1, 1)
-    assert seen.status.message == "tasks: 2 live, 1 replaying"
+    assert seen.status.message == "tasks: 1 live, 1 replaying"
     assert seen.status.is_recovering
 
 

@@ -28,13 +28,38 @@ def wordcount(**options):
 def test_neighbours_are_fused():
     compiled = wordcount()
     assert [task.name for task in compiled.plan.tasks] == [
-        "in[0]", "in[1]", "count[0]", "count[1]", "out[0]", "out[1]"
+        "in[0]", "in[1]", "count[0]", "count[1]"
     ]  # fmt: skip
     assert [[name for name, _ in code.operators] for code in compiled.codes[::2]] == [
         ["in", "map", "filter", "count_partial"],
-        ["count", "map_2"],
-        ["out"],
+        ["count", "map_2", "out"],
     ]
+    assert [task.sink for task in compiled.plan.tasks] == [None, None, "out", "out"]
+    assert list(compiled.sinks) == ["out"]
+
+
+def test_a_chain_goes_from_source_to_sink_unless_told_otherwise():
+    def names(end):
+        job = clonos.Job(parallelism=2)
+        end(source(job).map(lambda r: r, SCHEMA, name="f"))
+        return [code.task.name for code in job.compile().codes]
+
+    out = clonos.sinks.collect()
+    assert names(lambda f: f.sink(out, name="out")) == ["in[0]", "in[1]"]
+    assert names(lambda f: f.sink(out, name="out", parallelism=1)) == ["in[0]", "in[1]", "out[0]"]
+    apart = names(lambda f: f.start_new_chain().sink(out, name="out"))
+    assert apart == ["in[0]", "in[1]", "out[0]", "out[1]"]
+    twice = names(lambda f: (f.sink(out, name="a"), f.sink(out, name="b")))
+    assert twice == ["in[0]", "in[1]", "a[0]", "a[1]", "b[0]", "b[1]"]
+
+
+def test_a_new_chain_keeps_its_keys():
+    job = clonos.Job(parallelism=2)
+    filtered = source(job).key_by("k").filter(lambda r: True, name="f")
+    filtered.start_new_chain().map(lambda r: r, SCHEMA, name="g").sink(clonos.sinks.collect())
+    compiled = job.compile()
+    assert [code.task.name for code in compiled.codes[2:]] == ["f[0]", "f[1]", "g[0]", "g[1]"]
+    assert [o.routing for o in task_code(compiled, "f[0]").outputs] == [Routing.FORWARD]
 
 
 def test_plan_is_consistent():
@@ -49,8 +74,8 @@ def test_plan_is_consistent():
         assert set(compiled.codes[i].schemas) == {*task.inputs, *task.outputs}
     assert [channel.id for channel in plan.channels] == list(range(len(plan.channels)))
     assert set(compiled.schemas) == set(range(len(plan.channels)))
-    assert [task.is_source for task in plan.tasks] == [True] * 2 + [False] * 4
-    assert [task.is_sink for task in plan.tasks] == [False] * 4 + [True] * 2
+    assert [task.is_source for task in plan.tasks] == [True] * 2 + [False] * 2
+    assert [task.is_sink for task in plan.tasks] == [False] * 2 + [True] * 2
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, "full"])
@@ -70,9 +95,9 @@ def test_sources_that_cannot_replay_are_gated():
     lines = job.source(clonos.sources.socket_lines("localhost", 1), name="lines")
     lines.sink(clonos.sinks.collect(), name="out")
     plan = job.compile().plan
-    (task, sink) = plan.tasks
+    (task,) = plan.tasks
     assert task.is_gated
-    assert not sink.is_gated
+    assert task.is_sink
     assert plan.channels[task.outputs[-1]].receiver == HOUSE_KEEPER
 
 
@@ -99,7 +124,7 @@ def test_routing_and_parallelism():
     assert routing["all[1]"] == [Routing.HASH]
     assert routing["keyed[3]"] == [Routing.FORWARD]
     assert len(task_code(compiled, "all[1]").outputs[0].channels) == 4
-    assert "out[3]" in routing
+    assert [code.task.sink for code in compiled.codes][-4:] == ["out"] * 4
 
 
 def test_keyed_operators_stay_in_one_chain():
@@ -107,7 +132,7 @@ def test_keyed_operators_stay_in_one_chain():
     keyed = source(job).key_by("k").filter(lambda r: True, name="f").map_batches(lambda b: b)
     keyed.window(clonos.tumbling("1 s")).agg(n=clonos.count()).sink(clonos.sinks.collect())
     names = [[name for name, _ in code.operators] for code in job.compile().codes]
-    assert names[2] == ["f", "map_batches", "window"]
+    assert names[2] == ["f", "map_batches", "window", "collect"]
 
 
 def test_a_stream_that_is_used_twice_ends_its_chain():
@@ -116,7 +141,7 @@ def test_a_stream_that_is_used_twice_ends_its_chain():
     left = stream.map(lambda r: r, SCHEMA, name="left")
     left.union(stream, name="both").sink(clonos.sinks.collect(), name="out")
     compiled = job.compile()
-    assert [task.name for task in compiled.plan.tasks] == ["in[0]", "left[0]", "both[0]", "out[0]"]
+    assert [task.name for task in compiled.plan.tasks] == ["in[0]", "left[0]", "both[0]"]
     both = task_code(compiled, "both[0]")
     ports = [compiled.plan.channels[c].port for c in both.task.inputs]
     assert sorted(ports) == [0, 1]
@@ -131,7 +156,7 @@ def test_only_what_leads_to_a_sink_runs():
     with pytest.raises(BadGraph, match="no sink"):
         job.compile()
     stream.sink(clonos.sinks.collect(), name="out")
-    assert [task.name for task in job.compile().plan.tasks] == ["in[0]", "out[0]"]
+    assert [task.name for task in job.compile().plan.tasks] == ["in[0]"]
 
 
 def test_same_key_goes_to_same_task_and_nothing_is_lost():

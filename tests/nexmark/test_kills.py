@@ -17,7 +17,7 @@ from clonos.simulator.seeds import random_options, simulate_job
 
 EVENTS = 3500
 DELAY_US = 20_000
-SEEDS = 3
+SEEDS = 4
 
 
 def run(number, seed):

@@ -16,7 +16,8 @@ SCHEMA = "n long"
 def sink_program(rows_per_file=4, linger="10 ms"):
     job = clonos.Job()
     stream = job.source(clonos.sources.from_batches([], schema=SCHEMA))
-    stream.sink(clonos.sinks.parquet("out", rows_per_file=rows_per_file, linger=linger))
+    files = clonos.sinks.parquet("out", rows_per_file=rows_per_file, linger=linger)
+    stream.start_new_chain().sink(files)
     compiled = job.compile()
     assert compiled.codes[1].task.writes_itself
     return compiled.codes[1].program()

@@ -60,7 +60,7 @@ class Job:
     >>> counts = words.key_by("word").window(clonos.tumbling("1 second")).agg(n=clonos.count())
     >>> counts.sink(clonos.sinks.collect())
     >>> len(job.compile().plan.tasks)
-    3
+    2
     """
 
     def __init__(

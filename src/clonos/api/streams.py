@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -309,37 +310,33 @@ class Stream:
         """Give every row to every task of the next operator."""
         return Stream(self._job, self._node, Edge(self._node, Routing.BROADCAST))
 
+    def start_new_chain(self) -> Stream:
+        """Run the next operator or sink in tasks of its own, which fail alone, on other cores."""
+        return Stream(self._job, self._node, replace(self._edge, is_chained=False))
+
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
     ) -> None:
-        """End the stream in one of ``clonos.sinks``."""
+        """End the stream in one of ``clonos.sinks``, which takes rows where they are made."""
         if not isinstance(sink, SinkSpec):
             raise WrongType(
                 f"{type(sink).__name__} is not a sink",
                 where=name or "sink",
                 remedy="give one of clonos.sinks, such as clonos.sinks.collect()",
             )
-        self._job.add_node(
-            sink.kind,
-            name,
-            schema=self.schema,
-            parallelism=parallelism,
-            make=sink.head,
-            edges=(self._edge,),
-            sink=sink.with_schema(self.schema),
-        )
+        described = sink.with_schema(self.schema)
+        self._add(sink.kind, name, self.schema, parallelism, sink.head, sink=described)
 
     def to_dataframe(self, spark: Any = None, *, name: str | None = None, **options: Any) -> Any:
         """Run the job and give what this stream had as a Spark DataFrame.
 
-        The job runs now, to its end, as with ``DataFrame.checkpoint()``: what it does is done
-        once, whatever is then asked of the DataFrame and however often. Its rows are read by
-        Spark's own tasks when they are needed. The job's other sinks get theirs, too.
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then asked of
+        the DataFrame; its rows are read by Spark's own tasks. Other sinks get theirs, too.
 
         With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
-        once; without one it runs the job again, and rows are kept until this process ends. On a
-        cluster the executors read them from the checkpoint directory, which they must share. For
-        several streams of a job give each a sink, and use the result's ``dataframe(sink)``.
+        once; without one it runs the job again, and rows are kept until this process ends. The
+        executors of a cluster must share that directory. For several streams of a job give each
+        a sink, and use the result's ``dataframe(sink)``.
 
         Parameters
         ----------

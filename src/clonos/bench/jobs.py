@@ -150,12 +150,11 @@ def stateful(
         on_orphan="consistency" if protected else "availability",
     )
     ids = job.source(source, name="source")
-    # Without the rebalance source and map would be one task.
-    keyed = ids.rebalance().map_batches(AddKey(keys), schema="key long, id long", name="map")
+    keyed = ids.start_new_chain().map_batches(AddKey(keys), schema="key long, id long", name="map")
     touched = keyed.key_by("key").process(
         Touch(value_bytes), schema="key long, id long, seen long", name="state"
     )
-    touched.sink(clonos.sinks.callback(nothing), name="sink")
+    touched.start_new_chain().sink(clonos.sinks.callback(nothing), name="sink")
     return job
 
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 import clonos
 from clonos.bench import jobs, plots, recovery, run
 from clonos.bench.gates import Timed, gated, timed
-from clonos.bench.nexmark_overhead import BASE, VARIANTS, Variant, count_in_place
+from clonos.bench.nexmark_overhead import BASE, VARIANTS, Variant, count_results
 from clonos.bench.report import Report
 from clonos.bench.statistics import paired_ratio, percentile
 from clonos.operators.specs import SourceSpec
@@ -172,9 +172,9 @@ def _chain(
     if shape.is_counted:
         # A window that stays open: its counts are what every checkpoint is about.
         counts = stream.key_by("key").window(clonos.tumbling("1 day")).agg(n=clonos.count())
-        count_in_place(counts)
+        count_results(counts)
     else:
-        count_in_place(stream)
+        count_results(stream)
     return job
 
 

@@ -4,8 +4,7 @@ Every query is run in all *variants*, in one Spark session, round after round; w
 queries and variants come in random order, all variants of a query one after the other. Ratios are
 of pairs of one round. A run is measured from when its sources are let go until its last output is
 delivered (:mod:`clonos.bench.gates`), over as many events as the query takes ``--run-seconds`` for
-when it is *off*, which is tried out first. What a query gives is sent to tasks of its own and
-counted there, as if they were a sink.
+when it is *off*, which is tried out first. What a query gives is counted where it is given.
 
 off
     The causal log is: at least once, no digests, nothing is shared, no standby. Checkpoints are
@@ -254,12 +253,7 @@ def _job(query: Query, variant: Variant, size: int, gate: Path, arguments: Any) 
 
 
 def count_results(rows: clonos.Stream) -> None:
-    """What a query gives goes to tasks of its own, as to a sink; how much it is leaves the job."""
-    count_in_place(rows.rebalance())
-
-
-def count_in_place(rows: clonos.Stream) -> None:
-    """The same by the tasks that give it."""
+    """What a query gives is counted by the tasks that give it; how much it is leaves the job."""
     counts = rows.union(name="result").map_batches(_count, "key long, rows long", name="counted")
     counts.sink(clonos.sinks.callback(jobs.nothing), name="sink")
 

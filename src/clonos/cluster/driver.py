@@ -123,9 +123,8 @@ class RunningJob:
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
-        sinks = [code for code in compiled.codes if code.sink is not None]
-        self.sinks = {c.task.operator: c.sink for c in sinks if c.sink is not None}
-        self.sink_schemas = {c.task.operator: c.schemas[c.task.outputs[-1]] for c in sinks}
+        self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
+        self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
         self.observer = Observer({t.id: t.name for t in self.plan.tasks})
         self.consumers = Consumers(self.plan, self.sinks)
         self.warnings: list[str] = []

@@ -130,8 +130,9 @@ class KeeperHost:
         for (channel, generation), outputs in self._fresh.items():
             task = self._plan.tasks[self._plan.channels[channel].sender]
             numbers = [output.item.seq for output in outputs]
+            assert task.sink is not None
             self.delivered.write(
-                task.operator,
+                task.sink,
                 task.index,
                 generation,
                 numbers[0],

@@ -32,19 +32,20 @@ class Consumers:
         """Delivered rows per sink, in this run of the job."""
 
     def watch(self, watcher: Callable[[str, Deliver], None]) -> None:
-        """Call ``watcher(operator, output)`` for everything delivered from now on."""
+        """Call ``watcher(sink, output)`` for everything delivered from now on."""
         self._watchers.append(watcher)
 
     def __call__(self, output: Deliver) -> None:
-        operator = self._plan.tasks[output.task].operator
+        sink = self._plan.tasks[output.task].sink
+        assert sink is not None
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None:
-            self.rows[operator] += batch.rows
-            self._consume(operator, self._sinks[operator], batch.payload)
+            self.rows[sink] += batch.rows
+            self._consume(sink, self._sinks[sink], batch.payload)
         for watcher in self._watchers:
-            watcher(operator, output)
+            watcher(sink, output)
 
-    def _consume(self, operator: str, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
+    def _consume(self, name: str, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
         if batch is None:
             return
         if sink.kind == "console":
@@ -57,7 +58,7 @@ class Consumers:
             except Exception as error:
                 raise OperatorError(
                     f"the callback raised {describe(error)}",
-                    where=operator,
+                    where=name,
                     remedy="correct the function; with a checkpoint_dir the job then goes on",
                 ) from error
 

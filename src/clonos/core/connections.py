@@ -198,13 +198,14 @@ class Connections:
         log = output.log
         while log.cursor <= log.last:
             item = log.item(log.cursor)
-            if self._gate_closed(item):
+            if self._gate_closed(output, item):
                 break
             log.cursor += 1
             self._send(output, item)
 
-    def _gate_closed(self, item: Item) -> bool:
-        if not (self.spec.is_gated and self.plan.causal_log):
+    def _gate_closed(self, output: Output, item: Item) -> bool:
+        # The house-keeper takes an output and the log entries behind it as one.
+        if output.to_world or not (self.spec.is_gated and self.plan.causal_log):
             return False
         return item.dep[self.id].position > self.stable.get(self.id, 0)
 

@@ -31,8 +31,9 @@ class TaskSpec:
 
     ``is_source``: fed by a reader instead of channels. ``is_gated``: its outputs wait until the
     house-keeper holds the log entries that made them (sources that cannot replay put their
-    content there). ``is_sink``: its last channel leads to the house-keeper. ``writes_itself``: a
-    sink whose outputs take effect where it runs, after the house-keeper has acknowledged them.
+    content there). ``sink``: the name of the sink that its last operator is; its last channel
+    leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect where it
+    runs, after the house-keeper has acknowledged them.
     """
 
     id: int
@@ -42,9 +43,14 @@ class TaskSpec:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     is_source: bool = False
-    is_sink: bool = False
+    sink: str | None = None
     is_gated: bool = False
     writes_itself: bool = False
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether what it makes leaves the job."""
+        return self.sink is not None
 
 
 @dataclass(frozen=True, slots=True)

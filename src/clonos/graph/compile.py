@@ -1,8 +1,8 @@
 """From the logical graph to a plan and the code of each task.
 
 Neighbouring operators of the same parallelism with no shuffle between them run fused as one
-chain. A chain ends where rows are shuffled, where a stream is used twice, before a union and
-before a sink: a sink is always a task of its own, so that it can fail alone.
+chain, from a source to a sink if nothing is in the way. A chain ends where rows are shuffled,
+where a stream is used twice, before a union and where the user says so.
 """
 
 from __future__ import annotations
@@ -82,6 +82,15 @@ class CompiledJob:
         """The schema of each channel."""
         return {c: schema for code in self.codes for c, schema in code.schemas.items()}
 
+    @cached_property
+    def sinks(self) -> dict[str, tuple[SinkSpec, pa.Schema]]:
+        """The sinks by name, each with the schema of its rows."""
+        return {
+            code.task.sink: (code.sink, code.schemas[code.task.outputs[-1]])
+            for code in self.codes
+            if code.task.sink is not None and code.sink is not None
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Chain:
@@ -138,8 +147,8 @@ def fuse(nodes: Sequence[Node]) -> list[Chain]:
         upstream = node.edges[0].node if len(node.edges) == 1 else None
         if (
             upstream is not None
-            and node.sink is None
             and node.edges[0].routing is Routing.FORWARD
+            and node.edges[0].is_chained
             and upstream.parallelism == node.parallelism
             and readers[upstream.id] == 1
         ):
@@ -230,7 +239,7 @@ class _Wiring:
         return number
 
     def _tasks(self, chain: Chain) -> list[TaskSpec]:
-        source, sink = chain.head.source, chain.head.sink
+        source, sink = chain.head.source, chain.tail.sink
         specs = []
         for i in range(chain.parallelism):
             number = self._first_task[chain] + i
@@ -244,7 +253,7 @@ class _Wiring:
                     inputs=tuple(self._inputs[number]),
                     outputs=tuple(c for output in outputs for c in output.channels),
                     is_source=source is not None,
-                    is_sink=sink is not None,
+                    sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
                     writes_itself=sink is not None and sink.path is not None,
                 )
@@ -276,7 +285,7 @@ class _Wiring:
 
     def _code(self, chain: Chain, task: TaskSpec) -> TaskCode:
         outputs = tuple(self._outputs[task.id])
-        sink = chain.head.sink
+        sink = chain.tail.sink
         if sink is not None:
             outputs = (Output(Routing.FORWARD, (task.outputs[-1],)),)
         channels = (*task.inputs, *task.outputs)

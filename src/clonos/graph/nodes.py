@@ -38,11 +38,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """How the rows of a node reach the next."""
+    """How the rows of a node reach the next, which may run in the same task if `is_chained`."""
 
     node: Node
     routing: Routing = Routing.FORWARD
     keys: tuple[str, ...] = ()
+    is_chained: bool = True
 
 
 @dataclass(frozen=True)

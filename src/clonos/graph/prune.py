@@ -23,7 +23,7 @@ def without_unread_columns(nodes: Sequence[Node]) -> list[Node]:
     unread = _unread(nodes)
     made: dict[int, Node] = {}
     for node in nodes:
-        edges = tuple(Edge(made[e.node.id], e.routing, e.keys) for e in node.edges)
+        edges = tuple(replace(e, node=made[e.node.id]) for e in node.edges)
         made[node.id] = _narrowed(replace(node, edges=edges), unread[node.id])
     return list(made.values())
 

@@ -58,7 +58,7 @@ def log_before_effect(
 def gated_source(machine: TaskMachine, item: Item, durable: dict[int, int]) -> None:
     """Invariant 1 for sources that cannot be read again: content is in the journal before any of
     it leaves."""
-    if machine.plan.causal_log and machine.spec.is_gated:
+    if machine.plan.causal_log and machine.spec.is_gated and not machine.spec.is_sink:
         position = item.dep[machine.id].position
         require(
             position <= durable.get(machine.id, 0),

@@ -292,7 +292,7 @@ def build_job(
             tuple(c.id for c in channels if c.receiver == task),
             tuple(c.id for c in channels if c.sender == task),
             is_source=not stages[number].reads,
-            is_sink=stages[number].is_sink,
+            sink=stages[number].name if stages[number].is_sink else None,
             is_gated=stages[number].is_gated,
             writes_itself=stages[number].writes_itself,
         )
@@ -315,8 +315,11 @@ def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
     )
 
 
-def random_job(random: Random) -> Job:
-    """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks."""
+def random_job(random: Random, *, with_fused: bool = False) -> Job:
+    """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks.
+
+    `with_fused`: and one or two more, each a source and a sink at once.
+    """
     stages: list[Stage] = []
     budget = random.randint(3, 9)
 
@@ -357,4 +360,16 @@ def random_job(random: Random) -> Job:
             )
         )
     depth = random.choice((0, 1, 1, 2, FULL_DEPTH))
+    if with_fused:
+        add(
+            Stage(
+                "fused",
+                random.choice((1, 2)),
+                (),
+                random_behaviour(random, is_source=random.random() < 0.3),
+                is_sink=True,
+                is_gated=random.random() < 0.3,
+                writes_itself=random.random() < 0.3,
+            )
+        )
     return build_job(stages, sharing_depth=depth, rows=random.randint(8, 50))

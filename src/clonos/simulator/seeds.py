@@ -90,8 +90,8 @@ def with_poison(job: Job, random: Random) -> Job:
     return replace(job, stages=tuple(stages))
 
 
-def _toy_job(random: Random) -> tuple[Job, bool]:
-    job = random_job(random)
+def _toy_job(random: Random, *, with_fused: bool) -> tuple[Job, bool]:
+    job = random_job(random, with_fused=with_fused)
     if random.random() < 0.05:
         plan = job.plan
         job = replace(job, plan=Plan(plan.tasks, plan.channels, plan.sharing_depth, False))
@@ -109,7 +109,8 @@ def simulate(
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
-    Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise.
+    Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
+    fifth has tasks that are source and sink at once.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     """
@@ -121,7 +122,7 @@ def simulate(
     if arrow:
         job = random_arrow_job(random)
     else:
-        job, is_poisoned = _toy_job(random)
+        job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2)
         if harsh:
             plan = job.plan
             job = replace(job, plan=Plan(plan.tasks, plan.channels, random.choice((0, 1, 2, 9))))

@@ -91,10 +91,9 @@ class InMemoryRun:
             event = self._read(task) if channel is None else self._receive(channel)
             if event is not None:
                 self._take(task, event, self._tasks[task])
-        schemas = {c.task.operator: c.sink.schema for c in self._compiled.codes if c.sink}
         return {
             name: pa.Table.from_batches(self._delivered.get(name, []), schema)
-            for name, schema in schemas.items()
+            for name, (_, schema) in self._compiled.sinks.items()
         }
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -157,7 +156,8 @@ class InMemoryRun:
         channels = self._compiled.plan.channels
         for channel, batch in output.batches.items():
             if channels[channel].receiver == HOUSE_KEEPER:
-                name = self._compiled.codes[task].task.operator
+                name = self._compiled.plan.tasks[task].sink
+                assert name is not None
                 self._delivered.setdefault(name, []).append(batch.payload)
             else:
                 self._queues[channel].append(Batches(channel, (batch.payload,)))
