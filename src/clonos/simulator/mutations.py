@@ -382,7 +382,7 @@ MUTATIONS: dict[str, Mutation] = {
         Coordinator,
         "_newest_epoch",
         constant(0),
-        near=390,
+        near=3600,
         harsh=True,
         availability=True,
     ),
