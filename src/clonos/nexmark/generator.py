@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from typing import Final
+from functools import cache, lru_cache
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from clonos.errors import WrongType
 from clonos.nexmark import text
-from clonos.nexmark.text import Int64, UInt64, mix, split
+from clonos.nexmark.text import GOLDEN, Int64, UInt64, scramble, split
 
 PROPORTION: Final = 50
 """Events among which the kinds are shared out."""
@@ -62,6 +62,7 @@ _PERSON_FILLER, _AUCTION_FILLER, _BID_FILLER = 137, 382, 68
 """Mean length of ``extra``: brings the mean sizes to 200, 500 and 100 bytes."""
 
 _LOG_10 = math.log(10.0)
+_BITS_64: Final = (1 << 64) - 1
 _TIME = pa.timestamp("us", "UTC")
 
 PERSON: Final = pa.schema(
@@ -158,10 +159,7 @@ class Generator:
 
     def ids(self, kind: str, first: int, rows: int) -> Int64:
         """The event ids of consecutive rows."""
-        layout = _layout(_known(kind), self.group)
-        groups, place = split(np.arange(first, first + rows, dtype=np.int64), layout.size)
-        ids: Int64 = groups * len(layout.order) + layout.places[place]
-        return ids
+        return self._rows(kind, [(first, rows)]).ids()
 
     def batch(self, kind: str, first: int, rows: int) -> pa.RecordBatch:
         """Consecutive rows of one kind; row numbers are not bounded by `events`."""
@@ -174,11 +172,11 @@ class Generator:
 
         Only of `columns`, if they are given; what the others would take is not done.
         """
-        ids = np.concatenate([np.empty(0, np.int64), *(self.ids(kind, *r) for r in ranges)])
+        rows = self._rows(kind, ranges)
         if kind == "event":
-            return self._mixed(ids)
+            return self._mixed(rows.ids())
         of_kind = {"person": self._persons, "auction": self._auctions, "bid": self._bids}
-        made = of_kind[kind](ids, ranges)
+        made = of_kind[kind](rows, ranges)
         schema = schema_of(kind, columns)
         return pa.RecordBatch.from_arrays([made[name]() for name in schema.names], schema=schema)
 
@@ -187,10 +185,17 @@ class Generator:
         return BASE_MS + ids * self.delay_us // 1000
 
     def _time(self, ids: Int64) -> pa.Array:
-        return pa.array(self.time_ms(ids) * 1000).view(_TIME)
+        us = ids.view(np.uint64) * np.uint64(self.delay_us)
+        us //= np.uint64(1000)
+        us += np.uint64(BASE_MS)
+        us *= np.uint64(1000)
+        return pa.array(us.view(np.int64)).view(_TIME)
 
-    def _persons(self, ids: Int64, ranges: Ranges) -> Columns:
-        draw = cache(partial(_draws, ids))
+    def _rows(self, kind: str, ranges: Ranges) -> _Rows:
+        return _Rows(_layout(_known(kind), self.group), ranges)
+
+    def _persons(self, rows: _Rows, ranges: Ranges) -> Columns:
+        ids, draw = rows.ids(), rows.draws()
 
         def mail() -> pa.Array:
             user, provider = draw(2), draw(2) >> np.uint64(32)
@@ -212,8 +217,8 @@ class Generator:
             "extra": lambda: text.filler(ranges, _PERSON_FILLER, 1),
         }
 
-    def _auctions(self, ids: Int64, ranges: Ranges) -> Columns:
-        draw = cache(partial(_draws, ids))
+    def _auctions(self, rows: _Rows, ranges: Ranges) -> Columns:
+        ids, draw = rows.ids(), rows.draws()
 
         @cache
         def initial() -> Int64:
@@ -226,10 +231,9 @@ class Generator:
             return pa.array((now + 1 + open_for) * 1000).view(_TIME)
 
         def seller() -> pa.Array:
-            is_hot = draw(0) & np.uint64(HOT_SELLER_RATIO - 1) != 0
-            hot = _last_person(ids) // HOT_BATCH * HOT_BATCH
-            chosen = _either(is_hot, hot, _next_person(ids, draw(0) >> np.uint64(8)))
-            return pa.array(chosen + FIRST_ID)
+            hot = rows.epochs // HOT_BATCH * HOT_BATCH + FIRST_ID
+            other = rows.next_person(draw(0) >> np.uint64(8))
+            return pa.array(_either(_is_hot(draw(0), HOT_SELLER_RATIO), rows.spread(hot), other))
 
         return {
             "id": lambda: pa.array(_last_auction(ids) + FIRST_ID),
@@ -246,27 +250,27 @@ class Generator:
             "extra": lambda: text.filler(ranges, _AUCTION_FILLER, 2),
         }
 
-    def _bids(self, ids: Int64, ranges: Ranges) -> Columns:
-        draw = cache(partial(_draws, ids))
+    def _bids(self, rows: _Rows, ranges: Ranges) -> Columns:
+        draw = rows.draws()
 
         def auction() -> pa.Array:
-            last = _last_auction(ids)
-            is_hot = draw(0) & np.uint64(HOT_AUCTION_RATIO - 1) != 0
+            last = rows.epochs * AUCTIONS + AUCTIONS - 1  # bids come behind their epoch's auctions
             low = np.maximum(last - AUCTIONS_IN_FLIGHT, 0)
-            other = low + _below(draw(0) >> np.uint64(8), last - low + 1 + ID_LEAD)
-            return pa.array(_either(is_hot, last // HOT_BATCH * HOT_BATCH, other) + FIRST_ID)
+            other = rows.spread(low + FIRST_ID)
+            other += _below(draw(0) >> np.uint64(8), rows.limit(last - low + 1 + ID_LEAD))
+            hot = rows.spread(last // HOT_BATCH * HOT_BATCH + FIRST_ID)
+            return pa.array(_either(_is_hot(draw(0), HOT_AUCTION_RATIO), hot, other))
 
         def bidder() -> pa.Array:
-            is_hot = (draw(0) >> np.uint64(2)) & np.uint64(HOT_BIDDER_RATIO - 1) != 0
-            hot = _last_person(ids) // HOT_BATCH * HOT_BATCH + 1
-            other = _next_person(ids, draw(0) >> np.uint64(32))
-            return pa.array(_either(is_hot, hot, other) + FIRST_ID)
+            hot = rows.spread(rows.epochs // HOT_BATCH * HOT_BATCH + 1 + FIRST_ID)
+            is_hot = _is_hot(draw(0) >> np.uint64(2), HOT_BIDDER_RATIO)
+            return pa.array(_either(is_hot, hot, rows.next_person(draw(0) >> np.uint64(32))))
 
         return {
             "auction": auction,
             "bidder": bidder,
             "price": lambda: pa.array(_price(draw(1))),
-            "date_time": lambda: self._time(ids),
+            "date_time": lambda: self._time(rows.ids()),
             "extra": lambda: text.filler(ranges, _BID_FILLER, 3),
         }
 
@@ -312,6 +316,67 @@ class _Layout:
         return len(self.places)
 
 
+class _Rows:
+    """Rows of one kind: of whole groups of events, less what is cut off.
+
+    An *epoch* is 50 events, which begin with a person and auctions; a group has one or more. What
+    follows from the epoch alone is computed once for each and spread over its rows.
+    """
+
+    def __init__(self, layout: _Layout, ranges: Ranges) -> None:
+        self._layout = layout
+        groups = [np.empty(0, np.int64)]
+        self._cuts: list[slice] = []
+        end = 0
+        for first, rows in ranges:
+            begin = first // layout.size
+            groups.append(np.arange(begin, -(-(first + rows) // layout.size), dtype=np.int64))
+            start = end + first - begin * layout.size
+            end += len(groups[-1]) * layout.size
+            stop = start + rows
+            if self._cuts and self._cuts[-1].stop == start:
+                start = self._cuts.pop().start
+            self._cuts.append(slice(start, stop))
+        self._groups = np.concatenate(groups)
+        per_group = len(layout.order) // PROPORTION
+        self.epochs: Int64 = (self._groups[:, None] * per_group + np.arange(per_group)).reshape(-1)
+        self.ids = cache(self._ids)
+
+    def _cut(self, of_groups: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        flat = of_groups.reshape(-1)
+        if len(self._cuts) == 1:
+            return flat[self._cuts[0]]
+        return np.concatenate([flat[:0], *(flat[cut] for cut in self._cuts)])
+
+    def _ids(self) -> Int64:
+        firsts = self._groups * len(self._layout.order)
+        return self._cut(firsts[:, None] + self._layout.places)
+
+    def spread(self, per_epoch: Int64) -> Int64:
+        """To each row what belongs to its epoch."""
+        groups, size = len(self._groups), self._layout.size
+        if len(per_epoch) == groups:
+            return self._cut(np.repeat(per_epoch, size))
+        return self._cut(per_epoch.reshape(groups, -1)[:, self._layout.places // PROPORTION])
+
+    def limit(self, per_epoch: Int64) -> Int64 | int:
+        """The same, or one number for all, which it is but for the first epochs."""
+        first = int(per_epoch[0]) if len(per_epoch) else 0
+        return first if (per_epoch == first).all() else self.spread(per_epoch)
+
+    def draws(self) -> Callable[[int], UInt64]:
+        """64 random bits per row, which are a function of its id; each number gives others."""
+        state = self.ids().view(np.uint64) * np.uint64((GOLDEN << 3) & _BITS_64)
+        return cache(lambda number: scramble(state + np.uint64(GOLDEN * (number + 1) & _BITS_64)))
+
+    def next_person(self, draws: UInt64) -> Int64:
+        """One of those who are active, or will come soon."""
+        people = self.epochs + 1
+        active = np.minimum(people, ACTIVE_PEOPLE)
+        chosen = self.spread(people - active + FIRST_ID)
+        return chosen + _below(draws, self.limit(active + ID_LEAD))
+
+
 @lru_cache(maxsize=64)
 def _layout(kind: str, group: int) -> _Layout:
     order = np.arange(PROPORTION)
@@ -337,29 +402,38 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _draws(ids: Int64, number: int) -> UInt64:
-    """64 random bits per event; each `number` gives others."""
-    return mix((ids.astype(np.uint64) << np.uint64(3)) + np.uint64(number + 1))
-
-
 def _below(draws: UInt64, limit: Int64 | int) -> Int64:
     """Numbers from 0 to limit - 1 out of 24 bits or more."""
-    bits = np.uint64(24)
-    share = (draws & np.uint64((1 << 24) - 1)) * np.asarray(limit, np.uint64)
-    numbers: Int64 = (share >> bits).astype(np.int64)
-    return numbers
+    share = draws & np.uint64((1 << 24) - 1)
+    share *= np.asarray(limit).astype(np.uint64)
+    share >>= np.uint64(24)
+    below: Int64 = share.view(np.int64)
+    return below
 
 
-def _either(is_first: npt.NDArray[np.bool_], first: Int64, second: Int64) -> Int64:
+def _is_hot(draws: UInt64, ratio: int) -> Int64:
+    """1 where it is, 0 where not, which is one in `ratio`."""
+    bits = draws & np.uint64(ratio - 1)
+    hot: Int64 = np.minimum(bits, np.uint64(1), out=bits).view(np.int64)
+    return hot
+
+
+def _either(is_first: Int64, first: Int64, second: Int64) -> Int64:
     """``np.where`` without branches, which nobody can predict."""
-    chosen: Int64 = second + is_first * (first - second)
+    chosen: Int64 = first - second
+    chosen *= is_first
+    chosen += second
     return chosen
 
 
 def _price(draws: UInt64) -> Int64:
-    exponent = (draws >> np.uint64(11)).astype(np.float64) * (6.0 / 2**53)
-    prices: Int64 = np.rint(np.exp(exponent * _LOG_10) * 100.0).astype(np.int64)
-    return prices
+    exponent = (draws >> np.uint64(11)).astype(np.float64)
+    exponent *= 6.0 / 2**53
+    exponent *= _LOG_10
+    prices = np.exp(exponent, out=exponent)
+    prices *= 100.0
+    whole: Int64 = np.rint(prices, out=prices).astype(np.int64)
+    return whole
 
 
 def _last_person(ids: Int64) -> Int64:
@@ -371,12 +445,6 @@ def _last_auction(ids: Int64) -> Int64:
     # Before the first auction of an epoch the last one is of the epoch before.
     numbers: Int64 = epoch * AUCTIONS + np.minimum(rest, AUCTIONS) - 1
     return numbers
-
-
-def _next_person(ids: Int64, draws: UInt64) -> Int64:
-    people = _last_person(ids) + 1
-    active = np.minimum(people, ACTIVE_PEOPLE)
-    return people - active + _below(draws, active + ID_LEAD)
 
 
 def _choose(pool: pa.Array, draws: UInt64) -> pa.Array:

@@ -38,7 +38,7 @@ _PERIOD: Final = 1 << 20
 _LONGEST: Final = 1 << 22
 """What can be cut out of the filler in one piece."""
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN: Final = 0x9E3779B97F4A7C15
 _LETTERS: Final = np.uint64(26)
 _BLANK_EVERY: Final = np.uint64(13)
 _SHORTEST: Final = 3
@@ -46,13 +46,18 @@ _SHORTEST: Final = 3
 
 def mix(values: UInt64) -> UInt64:
     """64 random bits per number: splitmix64 at that place of its sequence."""
-    z = values * _GOLDEN
-    z ^= z >> np.uint64(30)
+    return scramble(values * np.uint64(GOLDEN))
+
+
+def scramble(z: UInt64) -> UInt64:
+    """What splitmix64 does with its state; in place, as new memory costs more than the work."""
+    shifted = np.empty_like(z)
+    z ^= np.right_shift(z, np.uint64(30), out=shifted)
     z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
     z *= np.uint64(0x94D049BB133111EB)
-    mixed: UInt64 = z ^ (z >> np.uint64(31))
-    return mixed
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
+    return z
 
 
 def split(numbers: Any, by: int) -> tuple[Any, Any]:
@@ -109,11 +114,13 @@ def filler(ranges: Iterable[tuple[int, int]], mean: int, salt: int) -> pa.Array:
         for first in range(begin, begin + count, rows_max):
             rows = min(rows_max, begin + count - first)
             numbers = np.arange(first, first + rows + 1, dtype=np.int64)
-            _, jitter = split(mix((numbers + (salt << 48)).astype(np.uint64)), max(1, mean // 5))
-            starts = numbers * mean + jitter.astype(np.int64)
+            _, jitter = split(mix((numbers + (salt << 48)).view(np.uint64)), max(1, mean // 5))
+            starts = np.multiply(numbers, mean, out=numbers)
+            starts += jitter.view(np.int64)
             place, length = int(starts[0] % _PERIOD), int(starts[-1] - starts[0])
             parts.append(_filler()[place : place + length])
-            offsets.append(starts[1:] - (starts[0] - total))
+            starts -= starts[0] - total
+            offsets.append(starts[1:])
             total += length
     return string_array(np.concatenate(offsets), np.concatenate(parts))
 
