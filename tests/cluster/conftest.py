@@ -110,9 +110,18 @@ class Kit:
         )
 
     def build(
-        self, source: Any, *, sink: Any = None, rate: float | None = 2000.0, **settings: Any
+        self,
+        source: Any,
+        *,
+        sink: Any = None,
+        rate: float | None = 2000.0,
+        is_fused: bool = False,
+        **settings: Any,
     ) -> clonos.Job:
-        """Per key, running totals, and their sum and maximum in windows of event time."""
+        """Per key, running totals, and their sum and maximum in windows of event time.
+
+        The sink has tasks of its own but if `is_fused`.
+        """
         settings = {"parallelism": 2, "checkpoint_interval": "300 ms", **settings}
         spool = settings.pop("spool", False)
         job = clonos.Job("windows", **settings)
@@ -127,7 +136,8 @@ class Kit:
             .window(clonos.tumbling(WINDOW, on="at"))
             .agg(name="windows", n=clonos.sum("n"), top=clonos.max("total"), rows=clonos.count())
         )
-        windows.sink(sink or clonos.sinks.collect(), name="out")
+        end = windows if is_fused else windows.start_new_chain()
+        end.sink(sink or clonos.sinks.collect(), name="out")
         return job
 
     def expected(self, rows: int) -> list[tuple[Any, ...]]:

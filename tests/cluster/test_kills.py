@@ -117,8 +117,8 @@ def test_direct_parquet_sink(kit, spark, tmp_path):
     rows = 5_000
     out = tmp_path / "out"
     sink = clonos.sinks.parquet(str(out), rows_per_file=10, linger="50 ms")
-    job = kit.build(kit.gated(tmp_path, rows), sink=sink).start(spark)
-    for count, victim in enumerate(("out[0]", "out[1]", "out[0]"), 1):
+    job = kit.build(kit.gated(tmp_path, rows), sink=sink, is_fused=True).start(spark)
+    for count, victim in enumerate(("windows[0]", "windows[1]", "windows[0]"), 1):
         kit.wait_quiet(job)
         kit.kill(job, victim)
         kit.wait_recovered(job, count)
@@ -128,18 +128,22 @@ def test_direct_parquet_sink(kit, spark, tmp_path):
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
 
 
-def test_socket_source(spark, tmp_path):
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_socket_source(spark, tmp_path, is_fused):
+    """What it has given is in the journal before it leaves, also if it leaves as output."""
     lines = [f"line {i}" for i in range(6_000)]
     text = tmp_path / "text"
     text.write_text("\n".join(lines) + "\n")
     with ServerProcess("clonos.demo.lines", [str(text), "--rate", "1500"]) as server:
         job = clonos.Job("socket", checkpoint_interval="300 ms")
         source = clonos.sources.socket_lines(LOOPBACK, server.port, resume=True)
-        job.source(source, name="lines").key_by("value").filter(lambda row: True).sink(
-            clonos.sinks.collect(), name="out"
-        )
+        stream = job.source(source, name="lines")
+        if not is_fused:
+            stream = stream.key_by("value").filter(lambda row: True)
+        stream.sink(clonos.sinks.collect(), name="out")
         running = job.start(spark)
-        for count, victim in enumerate(("lines[0]", "filter[0]", "lines[0]"), 1):
+        victims = ("lines[0]", "lines[0]" if is_fused else "filter[0]", "lines[0]")
+        for count, victim in enumerate(victims, 1):
             _wait(lambda: all(t.phase == "live" for t in running.tasks()))
             time.sleep(0.7)
             by_name = {slot.runs: slot.pid for slot in running.slots()}

@@ -82,5 +82,6 @@ def build(
         .window(clonos.tumbling(window))
         .agg(name="count", kept=clonos.sum("kept"), seen=clonos.sum("seen"))
     )
-    counts.sink(sink or clonos.sinks.collect(), name="sink")
+    # Tasks of its own for the sink, so that it can be killed alone.
+    counts.start_new_chain().sink(sink or clonos.sinks.collect(), name="sink")
     return job
