@@ -47,8 +47,8 @@ _POINTS: Final[Mapping[str, tuple[int, ...]]] = {
     "keys": (100, 10_000, 1_000_000),
     "state": (1, 10, 100),
 }
-_SHARING: Final = {0: Variant(0), 1: Variant(1), 2: Variant(2), 5: Variant("full")}
-"""In a chain of six tasks, the source and the sink included, "full" is five hops."""
+_SHARING: Final = {0: Variant(0), 1: Variant(1), 2: Variant(2), 4: Variant("full")}
+"""In a chain of five tasks, the source included, "full" is four hops."""
 _COMPARED: Final = ("1", "full")
 _BATCH_ROWS: Final = 8192
 _VALUE_BYTES: Final = 1000

@@ -420,7 +420,7 @@ def _joining(
             run.session(master) as spark,
             run.running(job, spark, linger_ms=_LINGER_MS, standby_slots=spare) as (started, watch),
         ):
-            watched = next(task.id for task in started.plan.tasks if task.name == "sink[0]")
+            watched = next(t.id for t in started.plan.tasks if t.sink is not None and t.index == 0)
             started.consumers.watch(partial(_take, rows, watched))
             run.until(started, watch, rows.drain, PATIENCE_S, "rows are delivered")
             _settle(started, rows, pace)
