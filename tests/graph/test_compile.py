@@ -60,6 +60,25 @@ def test_a_new_chain_keeps_its_keys():
     compiled = job.compile()
     assert [code.task.name for code in compiled.codes[2:]] == ["f[0]", "f[1]", "g[0]", "g[1]"]
     assert [o.routing for o in task_code(compiled, "f[0]").outputs] == [Routing.FORWARD]
+    apart = filtered.start_new_chain().window(clonos.tumbling("5 s")).agg(n=clonos.count())
+    assert apart.schema.names == ["k", "window_start", "window_end", "n"]
+    filtered.start_new_chain().deduplicate()
+
+
+def test_a_new_chain_begins_before_what_is_done_ahead_of_a_shuffle():
+    job = clonos.Job(parallelism=2)
+    keyed = source(job).start_new_chain().key_by("k").window(clonos.tumbling("5 s"))
+    keyed.agg(n=clonos.count(), name="count").sink(clonos.sinks.collect())
+    names = [[name for name, _ in code.operators] for code in job.compile().codes[::2]]
+    assert names == [["in"], ["count_partial"], ["count", "collect"]]
+
+
+def test_a_chain_is_not_called_like_its_sink():
+    job = clonos.Job()
+    rows = job.source(clonos.sources.from_batches([], schema=SCHEMA))
+    rows.sink(clonos.sinks.collect(), name="out")
+    (code,) = job.compile().codes
+    assert (code.task.name, code.source_name, code.task.sink) == ("batches[0]", "batches", "out")
 
 
 def test_plan_is_consistent():

@@ -38,6 +38,29 @@ def test_files_leave_when_full_or_after_a_while():
     assert rows(harness.end(0).batches[1]) == [(1,)]
 
 
+class Many(clonos.Process):
+    def on_row(self, row, ctx):
+        ctx.timers.processing_time(ctx.clock.now_ms() + 5)
+        return [(row.n,)] * 3
+
+    def on_timer(self, key, due, ctx):
+        return [(key,)] * 9
+
+
+def test_a_step_that_gives_rows_twice_sends_one_file():
+    """Timers of a process and of the buffer behind it are due in one step."""
+    job = clonos.Job()
+    keyed = job.source(clonos.sources.from_batches([], schema=SCHEMA)).key_by("n")
+    files = clonos.sinks.parquet("out", rows_per_file=4, linger="5 ms")
+    keyed.process(Many(), SCHEMA, name="many").sink(files)
+    harness = StepHarness(job.compile().codes[1].program(), now_ms=100)
+    sizes = [b.rows for b in harness.input(0, [(1,)], schema=SCHEMA).batches.values()]
+    while harness.wake_ms is not None:
+        now = max(harness.now_ms, harness.wake_ms)
+        sizes += [b.rows for b in harness.tick(now).batches.values()]
+    assert sizes == [4, 4, 4]
+
+
 batches = st.lists(st.integers(0, 9), min_size=1, max_size=9).map(
     lambda numbers: Batches(0, (pa.record_batch({"n": numbers}),))
 )

@@ -40,7 +40,7 @@ def callback(fn: Callable[..., Any]) -> SinkSpec:
 def parquet(
     path: str, *, rows_per_file: int = 100_000, linger: str | timedelta = "1 second"
 ) -> SinkSpec:
-    """Write Parquet files, from the sink tasks themselves.
+    """Write Parquet files, from the tasks themselves.
 
     Parameters
     ----------

@@ -36,6 +36,8 @@ from clonos.operators.window_kinds import Window
 from clonos.operators.with_column import WithColumnOperator
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from clonos.api.job import Job
 
 Function = Callable[..., Any]
@@ -276,7 +278,8 @@ class Stream:
         if not columns:
             raise WrongType("key_by without a column", remedy='write key_by("word")')
         require_columns(self.schema, columns, "key_by")
-        return KeyedStream(self._job, self._node, Edge(self._node, Routing.HASH, columns))
+        edge = replace(self._edge, routing=Routing.HASH, keys=columns)
+        return KeyedStream(self._job, self._node, edge)
 
     def union(
         self, *others: Stream, name: str | None = None, parallelism: int | None = None
@@ -310,9 +313,9 @@ class Stream:
         """Give every row to every task of the next operator."""
         return Stream(self._job, self._node, Edge(self._node, Routing.BROADCAST))
 
-    def start_new_chain(self) -> Stream:
-        """Run the next operator or sink in tasks of its own, which fail alone, on other cores."""
-        return Stream(self._job, self._node, replace(self._edge, is_chained=False))
+    def start_new_chain(self) -> Self:
+        """Run what follows in tasks of its own, which fail alone, on other cores."""
+        return type(self)(self._job, self._node, replace(self._edge, is_chained=False))
 
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
@@ -402,7 +405,7 @@ class KeyedStream(Stream):
 
     @property
     def _hashed(self) -> Edge:
-        return Edge(self._node, Routing.HASH, self.keys)
+        return replace(self._edge, routing=Routing.HASH)
 
     def window(self, window: Window) -> WindowedStream:
         """Group rows by key and window; see ``clonos.tumbling``, ``sliding``, ``session`` and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -192,7 +193,7 @@ class WindowedStream:
                 schema=make().schema,
                 parallelism=stream._node.parallelism,  # noqa: SLF001
                 make=partial(_partial, make, self._window),
-                edges=(Edge(stream._node) if self._keys else edge,),  # noqa: SLF001
+                edges=(replace(edge, routing=Routing.FORWARD, keys=()) if self._keys else edge,),
                 reads=reads,
             )
             reads = None  # it gives pieces

@@ -77,7 +77,7 @@ class Feeds:
         self._working: list[FeedingQuery | Refresher] = []
         self._looking: threading.Thread | None = None
         for code in fed(compiled):
-            self._tasks.setdefault(code.task.operator, []).append(code)
+            self._tasks.setdefault(code.source_name, []).append(code)
         for operator, codes in self._tasks.items():
             self._spools[operator] = self._spool(operator, codes[0])
 
@@ -106,7 +106,7 @@ class Feeds:
         return replace(compiled, codes=tuple(map(self._reading, codes)))
 
     def _reading(self, code: TaskCode) -> TaskCode:
-        spool = self._spools.get(code.task.operator)
+        spool = self._spools.get(code.source_name)
         if spool is None or code.source is None:
             return code
         factory = partial(SpoolReader, spool.uri, code.source.schema)

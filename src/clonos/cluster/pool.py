@@ -131,7 +131,7 @@ class SlotPool:
             except SPARK_ERRORS as error:
                 raise SourceError(
                     f"the DataFrame cannot be read: {in_short(error)}",
-                    where=operator,
+                    where=code.source_name,
                 ) from error
             self._frames[operator] = frame
 
@@ -343,7 +343,7 @@ def places(
     free = len(compiled.codes) - len(bound)
     if standby_slots is None:
         wanted = free * copies
-        standby_slots = max(copies, -(-wanted // 2)) if copies and is_local else wanted
+        standby_slots = max(copies, -(-wanted // 2)) if wanted and is_local else wanted
     return [*([None] * free), *([None] * standby_slots), *(bound * (1 + copies))]
 
 

@@ -27,14 +27,14 @@ def spooled(compiled: CompiledJob, spark: Any, base: str) -> CompiledJob:
     """The job with every source that is to be spooled reading files below `base`."""
     found: dict[str, FileList] = {}
     for code in compiled.codes:
-        operator = code.task.operator
+        operator = code.source_name
         if code.source is not None and code.source.kind == "spool" and operator not in found:
             found[operator] = _spool(code, spark, f"{base}/{folder_name(operator)}")
     return replace(compiled, codes=tuple(_reading(code, found) for code in compiled.codes))
 
 
 def _reading(code: TaskCode, found: dict[str, FileList]) -> TaskCode:
-    files = found.get(code.task.operator)
+    files = found.get(code.source_name)
     if files is None or code.source is None:
         return code
     factory = partial(ParquetReader, files, code.source.schema)
@@ -54,7 +54,7 @@ def _spool(code: TaskCode, spark: Any, uri: str) -> FileList:
     except (*SPARK_ERRORS, pa.ArrowException) as error:
         raise SourceError(
             f"the DataFrame could not be spooled to {uri}: {in_short(error)}",
-            where=code.task.operator,
+            where=code.source_name,
             remedy="see that the DataFrame can be computed and that Spark and pyarrow both reach "
             "the checkpoint_dir",
         ) from error

@@ -202,6 +202,9 @@ class Connections:
                 break
             log.cursor += 1
             self._send(output, item)
+        # What cannot be read again is put down even if nothing has come of it yet.
+        if self.spec.is_gated and output.to_world and output.lags(self.book, self.stable):
+            self._send(output, None)
 
     def _gate_closed(self, output: Output, item: Item) -> bool:
         # The house-keeper takes an output and the log entries behind it as one.
@@ -223,7 +226,8 @@ class Connections:
         if not self.spec.writes_itself:
             output.settled = output.log.processed
         else:
-            while output.released < done:
+            # What is made again could be something else: nobody may see it before that is known.
+            while output.log.is_verified and output.released < done:
                 output.released += 1
                 item = output.log.item(output.released)
                 if item.kind is Kind.BATCH:
@@ -246,8 +250,7 @@ class Connections:
         for output in self.outputs.values():
             if output.broken and output.address is not None:
                 self._dial(output)
-            delivers = output.to_world and output.carries_items
-            if output.connected and not delivers and output.lags(self.book, self.stable):
+            if output.connected and output.lags(self.book, self.stable):
                 self._send(output, None)
 
     # --- fences, floors -----------------------------------------------------------------------

@@ -65,6 +65,11 @@ class InFlightLog:
         """Bytes of all items kept."""
         return self._sizes
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether all that the receiver knew when it was connected has been made again."""
+        return self._expected is None
+
     def append(
         self,
         kind: Kind,

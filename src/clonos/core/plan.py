@@ -29,11 +29,11 @@ class Incarnation(NamedTuple):
 class TaskSpec:
     """One parallel instance of a chain of operators.
 
-    ``is_source``: fed by a reader instead of channels. ``is_gated``: its outputs wait until the
-    house-keeper holds the log entries that made them (sources that cannot replay put their
-    content there). ``sink``: the name of the sink that its last operator is; its last channel
-    leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect where it
-    runs, after the house-keeper has acknowledged them.
+    ``is_source``: fed by a reader instead of channels. ``is_gated``: what it sends to other tasks
+    waits until the house-keeper holds the log entries that made it (sources that cannot replay
+    put their content there). ``sink``: the name of the sink that its last operator is; its last
+    channel leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect
+    where it runs, after the house-keeper has acknowledged them.
     """
 
     id: int

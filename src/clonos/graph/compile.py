@@ -46,6 +46,11 @@ class TaskCode:
     ports: Mapping[int, int] = field(default_factory=dict)
     digests: bool = True
 
+    @property
+    def source_name(self) -> str:
+        """Of the source that the chain begins with; the chain may be called otherwise."""
+        return self.operators[0][0]
+
     def program(self) -> ChainProgram:
         """A fresh program, with no state."""
         links = [
@@ -112,8 +117,9 @@ class Chain:
 
     @property
     def name(self) -> str:
-        """That of the first node whose name the user chose, else of the first node."""
-        return next((node.name for node in self.nodes if node.is_named), self.head.name)
+        """That of the first operator whose name the user chose, else of the first node."""
+        named = (node.name for node in self.nodes if node.is_named and node.sink is None)
+        return next(named, self.head.name)
 
 
 def compile_graph(graph: LogicalGraph) -> CompiledJob:

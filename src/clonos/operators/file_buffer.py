@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,17 +28,22 @@ class FileBufferOperator(Operator):
         self._pieces: dict[int, pa.RecordBatch] = {}
         self._rows = 0
         self._dirty: dict[int, None] = {}
+        self._last_step: Any = None  # that has sent a batch
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         now_ms = self.services.step.clock_ms()
         if not self._pieces:
             self.facts.set("due", now_ms + self._linger_ms)
         self._add(batch)
-        return self._take(self._rows_per_file, now_ms) if self._is_full else None
+        if self._is_full:
+            self.facts.set("due", now_ms)
+        return self._take(self._rows_per_file, now_ms) if self._is_full and self._may_send else None
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
         due = self.next_due_ms()
-        return None if due is None or due > now_ms else self._take(self._rows_per_file, now_ms)
+        if due is None or due > now_ms or not self._may_send:
+            return None
+        return self._take(self._rows_per_file, now_ms)
 
     def next_due_ms(self) -> int | None:
         due: int = self.facts.get("due", 0)
@@ -67,6 +73,11 @@ class FileBufferOperator(Operator):
         self._rows = sum(piece.num_rows for piece in self._pieces.values())
 
     @property
+    def _may_send(self) -> bool:
+        """Operators before it may have rows for it more than once in a step."""
+        return self._last_step is not self.services.step
+
+    @property
     def _is_full(self) -> bool:
         return self._rows >= self._rows_per_file
 
@@ -85,6 +96,7 @@ class FileBufferOperator(Operator):
 
     def _take(self, rows: int, now_ms: int) -> pa.RecordBatch:
         """Remove the first `rows` rows; what remains is due now (a file) or a linger later."""
+        self._last_step = self.services.step
         taken = []
         wanted = rows
         for number, piece in list(self._pieces.items()):

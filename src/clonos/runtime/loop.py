@@ -94,7 +94,9 @@ class SlotLoop:
         self._feeder: Feeder | None = None
         self._warm: dict[int, Feeder] = {}  # of the source tasks whose standbys are here
         self._writer: OutputWriter | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
+        # One thread each: files of output, in their order, do not wait for a large layer.
+        self._storing = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
         self._stopped = False
         self._lost: ClonosError | None = None
         self._latency_ms = 0
@@ -132,7 +134,8 @@ class SlotLoop:
         finally:
             self._close_feeder(self._feeder)
             self._cool()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._storing, self._writing):
+                pool.shutdown(wait=False, cancel_futures=True)
             self._plane.shutdown()
         if self._lost is not None:
             raise self._lost  # the driver cannot be told otherwise than by Spark
@@ -367,8 +370,8 @@ class SlotLoop:
         assert self._feeder is not None
         self._feeder.ask(action.cuts)
 
-    def _in_background(self, work: Callable[[], ev.Event]) -> None:
-        """Do slow work in the store's thread; its outcome comes back as an event of this life."""
+    def _in_background(self, pool: ThreadPoolExecutor, work: Callable[[], ev.Event]) -> None:
+        """Do slow work in another thread; its outcome comes back as an event of this life."""
         life = self._life
 
         def run() -> None:
@@ -380,14 +383,14 @@ class SlotLoop:
                 return
             self._inbox.put(lambda: self._feed(event) if self._life == life else None)
 
-        self._pool.submit(run)
+        pool.submit(run)
 
     def _fail_if(self, life: int, failure: Exception) -> None:
         if self._life == life:
             raise failure
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
-        self._in_background(lambda: ev.LayerStored(self._put_layer(action)))
+        self._in_background(self._storing, lambda: ev.LayerStored(self._put_layer(action)))
 
     def _put_layer(self, action: ev.StoreLayer) -> LayerRef:
         layer = replace(action.layer, delta=bytes(action.delta))
@@ -406,7 +409,7 @@ class SlotLoop:
             writer.write(task, action.generation, item.seq, item.batch.payload)
             return ev.Written(action.channel, item.seq)
 
-        self._in_background(write)
+        self._in_background(self._writing, write)
 
 
 def _nothing() -> None:

@@ -55,15 +55,26 @@ def log_before_effect(
         )
 
 
-def gated_source(machine: TaskMachine, item: Item, durable: dict[int, int]) -> None:
+def gated_source(machine: TaskMachine, channel: int, item: Item, durable: dict[int, int]) -> None:
     """Invariant 1 for sources that cannot be read again: content is in the journal before any of
     it leaves."""
-    if machine.plan.causal_log and machine.spec.is_gated and not machine.spec.is_sink:
+    to_world = machine.plan.channels[channel].receiver == HOUSE_KEEPER
+    if machine.plan.causal_log and machine.spec.is_gated and not to_world:
         position = item.dep[machine.id].position
         require(
             position <= durable.get(machine.id, 0),
             "log before effect",
             f"{machine.spec.name} sends entry {position}, the journal has {durable}",
+        )
+
+
+def log_leaves(machine: TaskMachine) -> None:
+    """Invariant 1 in time: what a live task has written down is on its way after each tick."""
+    for channel, output in machine.outputs.items():
+        require(
+            not output.connected or not output.lags(machine.book, machine.stable),
+            "log before effect",
+            f"{machine.spec.name} keeps log entries from channel {channel}",
         )
 
 

@@ -233,6 +233,26 @@ def _release_at_once(original: Any) -> Any:
     return settle
 
 
+def _wait_for_the_journal(_: Any) -> Any:
+    def gate_closed(self: TaskMachine, _: Any, item: Any) -> bool:
+        return self.spec.is_gated and item.dep[self.id].position > self.stable.get(self.id, 0)
+
+    return gate_closed
+
+
+def _keep_the_log(original: Any) -> Any:
+    def on_tick(self: TaskMachine, event: Any) -> None:
+        sinks = [o for o in self.outputs.values() if o.to_world and o.carries_items]
+        logs = [output.logs for output in sinks]
+        for output in sinks:
+            output.logs = ()
+        original(self, event)
+        for output, kept in zip(sinks, logs, strict=True):
+            output.logs = kept
+
+    return on_tick
+
+
 def _count_no_death(original: Any) -> Any:
     def note(self: Coordinator, task: TaskState, length: int) -> None:
         original(self, task, length)
@@ -318,6 +338,12 @@ MUTATIONS: dict[str, Mutation] = {
     "a gated source does not wait": mutation(
         "log before effect", Connections, "_gate_closed", constant(False)
     ),
+    "a gated source waits for what it is about to send": mutation(
+        "bounded memory and liveness", Connections, "_gate_closed", _wait_for_the_journal, near=32
+    ),
+    "a sink keeps its log until it has output": mutation(
+        "log before effect", Connections, "_on_tick", _keep_the_log
+    ),
     "answers leave before the commit": mutation(
         "stable output", Driver, "_process", _answer_before_commit
     ),
@@ -382,7 +408,7 @@ MUTATIONS: dict[str, Mutation] = {
         Coordinator,
         "_newest_epoch",
         constant(0),
-        near=3600,
+        near=1500,
         harsh=True,
         availability=True,
     ),
@@ -400,7 +426,7 @@ MUTATIONS: dict[str, Mutation] = {
     "any slot runs any task": mutation("placement", Slot, "serves", constant(True)),
     "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
     "received orphans are kept": mutation(
-        "equivalence", Input, "drop_orphans", constant(False), near=160
+        "equivalence", Input, "drop_orphans", constant(False), near=1400
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(

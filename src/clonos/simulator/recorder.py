@@ -112,7 +112,7 @@ class Recorder:
 
     def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:
         if isinstance(data, msg.Data) and data.item is not None:
-            invariants.gated_source(machine, data.item, self._durable)
+            invariants.gated_source(machine, data.channel, data.item, self._durable)
 
     def receives(self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome) -> None:
         channel_input = machine.inputs[stream.channel]

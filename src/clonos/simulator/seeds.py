@@ -82,7 +82,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
 def with_poison(job: Job, random: Random) -> Job:
     """The same job with a row that kills whoever reads it."""
     stages = list(job.stages)
-    number = random.choice([n for n, s in enumerate(stages) if s.reads])
+    number = random.choice([n for n, s in enumerate(stages) if s.reads or s.is_sink])
     source = random.choice(list(job.sources.values()))
     row_id = random.choice(source.rows)[0]
     behaviour = replace(stages[number].behaviour, poison_id=row_id)

@@ -13,7 +13,7 @@ from clonos.core.messages import Layer
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
 from clonos.simulator.invariants import backlogs as backlogs_of
-from clonos.simulator.invariants import require
+from clonos.simulator.invariants import log_leaves, require
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
 from clonos.simulator.world import EPOCH_MS, TaskWorld
@@ -191,6 +191,8 @@ class Slot:
         self._tick_due = False
         if self.alive and self.machine is not None:
             self._perform(self.machine.handle(ev.Tick()))
+            if self.machine.phase is Phase.LIVE:
+                log_leaves(self.machine)
 
     def _now_ms(self) -> int:
         return EPOCH_MS + int(self.cluster.scheduler.now)
