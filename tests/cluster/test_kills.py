@@ -142,7 +142,7 @@ def test_socket_source(spark, tmp_path, is_fused):
             stream = stream.key_by("value").filter(lambda row: True)
         stream.sink(clonos.sinks.collect(), name="out")
         running = job.start(spark)
-        victims = ("lines[0]", "lines[0]" if is_fused else "out[0]", "lines[0]")
+        victims = ("lines[0]", "lines[0]" if is_fused else "filter[0]", "lines[0]")
         for count, victim in enumerate(victims, 1):
             _wait(lambda: all(t.phase == "live" for t in running.tasks()))
             time.sleep(0.7)

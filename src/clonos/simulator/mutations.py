@@ -376,6 +376,7 @@ MUTATIONS: dict[str, Mutation] = {
         "fence",
         _fence_without_effect,
         (Fences, "judge", _never_unknown),
+        near=3500,
         harsh=True,
     ),
     "acknowledgements outlive their task": mutation(
