@@ -181,6 +181,10 @@ def test_rate_is_a_function_of_the_row_number():
     assert parts[1][1][0].timestamp() == pytest.approx(0.3)
     check_replay(lambda: make(0), parts[0])
     reader = make(0)
+    reader.open(1)
+    reader.skip(2)
+    assert reader.read_exactly(1).column(1).to_pylist() == [6]
+    reader = make(0)
     reader.open(0)
     start = clock[0]
     assert reader.read(1, 1.0).num_rows == 1

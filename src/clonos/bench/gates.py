@@ -51,6 +51,14 @@ class GatedReader(BaseReader):
         time.sleep(min(max_wait_s, _NAP_S))
         return None
 
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """See :meth:`Reader.read_exactly`; they were let go before."""
+        return self._reader.read_exactly(rows)
+
+    def skip(self, rows: int) -> None:
+        """See :meth:`Reader.skip`."""
+        self._reader.skip(rows)
+
     def close(self) -> None:
         """See :meth:`Reader.close`."""
         self._reader.close()

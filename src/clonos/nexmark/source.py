@@ -48,6 +48,10 @@ class NexmarkReader(BaseReader):
         """See :meth:`Reader.open`."""
         self._next = rows_consumed
 
+    def skip(self, rows: int) -> None:
+        """See :meth:`Reader.skip`; a standby that follows does not make the rows."""
+        self._next += rows
+
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`; never waits."""
         del max_wait_s
