@@ -44,7 +44,8 @@ def main(folder: Path) -> None:
     rows = job.source(numbers, name="numbers", parallelism=1, rows_per_second=300)
     keyed = rows.map(lambda row: (row.n, row.n % 7), "n long, key long").key_by("key")
     counted = keyed.process(Numbered(), "n long, key long, seen long, home string", name="count")
-    counted.sink(clonos.sinks.collect(), name="out")
+    # Tasks of its own for the sink: so many slots do not fit into one executor.
+    counted.start_new_chain().sink(clonos.sinks.collect(), name="out")
     running = job.start(spark, tls=True)
     until = time.monotonic() + 60
     while running.is_running and time.monotonic() < until:
