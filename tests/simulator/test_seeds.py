@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 
 import pytest
 
 from clonos.simulator import command, main
+from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.seeds import simulate
 
 SEEDS = 2_000
@@ -29,6 +32,23 @@ def test_a_seed_is_the_same_simulation_every_time():
     assert first == second
 
 
+def test_a_digest_tells_apart_what_went_another_way():
+    """Even where the verdict is the same: a layer is acknowledged a little earlier."""
+    before = [simulate(0), simulate(0, harsh=True), simulate(1)]
+    with MUTATIONS["a layer does not wait for delivery"].active():
+        after = simulate(0)
+    assert after.verdict == before[0].verdict == "ok"
+    assert len({result.digest for result in (*before, after)}) == 4
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_digest_is_the_same_in_every_process(hash_seed):
+    program = "from clonos.simulator.seeds import simulate; print(simulate(7).digest)"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert said.strip() == simulate(7).digest
+
+
 def run(*arguments):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -40,6 +60,16 @@ def test_the_command_says_how_to_repeat_a_failure(capsys):
     said = capsys.readouterr().out
     assert "clonos sim --seed 0 --trace" in said
     assert "log before effect" in said
+
+
+def test_the_command_says_one_digest_of_many_seeds(capsys):
+    said = []
+    for arguments in (("--jobs", "2"), (), ("--first-seed", "1")):
+        assert run("--seeds", "25", "--digest", *arguments) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    assert said[0].startswith("digest ")
+    assert said[0].endswith("violations: 0\n")
 
 
 def test_the_command_reports_coverage(capsys):

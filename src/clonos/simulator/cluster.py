@@ -83,7 +83,7 @@ class Cluster:
         self.service = Service(random)
         self.layers: dict[str, bytes] = {}
         self.journal: list[bytes] = []
-        self.recorder = Recorder(job, self.layers)
+        self.recorder = Recorder(job, self.layers, self.scheduler.digest)
         self.slots: list[Slot] = []
         self.outcome = Outcome()
         self.on_note: list[Callable[[co.Note], None]] = []
@@ -235,6 +235,7 @@ class Cluster:
         if not slot.is_controlled:
             return
         self.trace(f"-> {slot.address} {command}"[:300])
+        self.recorder.ordered(slot.number, command)
         control = self._controls[slot]
         at = max(self.scheduler.now + self.network.delay(slot), slot.stalled_until)
         control.order_at = max(control.order_at, at)
@@ -257,6 +258,7 @@ class Cluster:
     def _reported(self, driver: Driver, slot: Slot, report: msg.Report) -> None:
         if driver.alive and slot.is_controlled:
             self.trace(f"<- {slot.address} {report}"[:300])
+            self.recorder.reported(slot.number, report)
             driver.happened(co.Reported(slot.number, report))
 
     # --- what the driver says ---------------------------------------------------------------------

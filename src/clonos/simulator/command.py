@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from clonos.simulator.coverage import Coverage, table
 from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.seeds import Result, simulate
+from clonos.simulator.world import TraceDigest
 
 CHUNK = 20
 """Seeds that a process runs before it reports."""
@@ -37,11 +38,14 @@ AS_THE_SEED_SAYS = Kind()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos sim`` understands."""
     parser.add_argument("--seeds", type=int, default=1000, help="how many to run")
-    parser.add_argument("--first-seed", type=int, default=0, metavar="S")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
     parser.add_argument("--seconds", type=float, help="stop after this long, whatever --seeds")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, metavar="S", help="run only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: say all that happens")
+    parser.add_argument(
+        "--digest", action="store_true", help="say only one digest of all that happened"
+    )
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
     parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
@@ -57,12 +61,16 @@ def run(args: argparse.Namespace) -> int:
         kind = Kind(args.harsh, args.availability)
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
+        if args.digest:
+            return _print_digest(
+                _results(args.seeds, args.first_seed, args.seconds, args.jobs, kind)
+            )
         return main(args.seeds, args.first_seed, args.seconds, jobs=args.jobs, kind=kind)
 
 
 def main(
     seeds: int,
-    first_seed: int | None = None,
+    first_seed: int = 0,
     seconds: float | None = None,
     *,
     jobs: int = 1,
@@ -75,7 +83,7 @@ def main(
     coverage: Coverage = Counter()
     verdicts: Counter[str] = Counter()
     failures: list[Result] = []
-    for result in _results(seeds, first_seed or 0, seconds, jobs, kind):
+    for result in _results(seeds, first_seed, seconds, jobs, kind):
         coverage.update(result.coverage)
         verdicts[result.verdict] += 1
         done = verdicts.total()
@@ -118,9 +126,22 @@ def _chunk(seeds: range, kind: Kind) -> list[Result]:
     return [simulate(seed, **kind._asdict()) for seed in seeds]
 
 
+def _print_digest(results: Iterable[Result]) -> int:
+    """Equal before and after a change: the change has changed nothing, not even a delay."""
+    digest, failures = TraceDigest(), 0
+    for result in results:
+        digest.add(result.seed, result.verdict, result.digest)
+        failures += result.verdict == "violation"
+    _say(f"digest {digest.value}, violations: {failures}")
+    return 1 if failures else 0
+
+
 def _run_one(seed: int, kind: Kind, *, trace: bool) -> int:
     result = simulate(seed, trace=trace, **kind._asdict())
-    _say(f"seed {seed}: {result.verdict}, {result.steps} steps, {result.events} events")
+    _say(
+        f"seed {seed}: {result.verdict}, {result.steps} steps, {result.events} events, "
+        f"digest {result.digest}"
+    )
     if result.failure:
         _say(result.failure)
     return 1 if result.verdict == "violation" else 0

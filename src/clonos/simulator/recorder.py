@@ -7,6 +7,7 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.canonical import decode
+from clonos.core.codec import CODEC
 from clonos.core.connections import Phase
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
@@ -18,6 +19,7 @@ from clonos.simulator import invariants
 from clonos.simulator.invariants import require
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import AnyJob
+from clonos.simulator.world import TraceDigest
 
 NOBODY = Incarnation(0, 0)
 
@@ -25,8 +27,9 @@ NOBODY = Incarnation(0, 0)
 class Recorder:
     """The history of one simulation."""
 
-    def __init__(self, job: AnyJob, layers: dict[str, bytes]) -> None:
+    def __init__(self, job: AnyJob, layers: dict[str, bytes], digest: TraceDigest) -> None:
         self.job = job
+        self.digest = digest
         self.fenced: dict[int, Incarnation] = {}
         self.newest: dict[int, Incarnation] = {}
         self.generation = 0
@@ -62,6 +65,14 @@ class Recorder:
     def decode_answer(answer: bytes) -> Any:
         return decode(answer)
 
+    # --- control ----------------------------------------------------------------------------------
+
+    def ordered(self, slot: int, command: msg.Command) -> None:
+        self.digest.add(slot, CODEC.encode(command))
+
+    def reported(self, slot: int, report: msg.Report) -> None:
+        self.digest.add(slot, CODEC.encode(report))
+
     # --- tasks ------------------------------------------------------------------------------------
 
     def activated(self, machine: TaskMachine, command: msg.Activate) -> None:
@@ -93,6 +104,8 @@ class Recorder:
     def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
         """A step has ended; `backlogs` are those from before."""
         self.steps += 1
+        record = machine.book.record(machine.id, machine.position)
+        self.digest.add(machine.id, machine.incarnation, machine.position, record)
         if machine.incarnation < self.newest.get(machine.id, NOBODY):
             if machine.incarnation == self._owner.get(machine.id):
                 self._append(machine)
@@ -112,6 +125,7 @@ class Recorder:
 
     def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:
         if isinstance(data, msg.Data) and data.item is not None:
+            self.digest.add(data.channel, data.item.seq, data.item.chain)
             invariants.gated_source(machine, data.channel, data.item, self._durable)
 
     def receives(self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome) -> None:
@@ -128,6 +142,7 @@ class Recorder:
 
     def written(self, machine: TaskMachine, action: ev.Release) -> None:
         key = (action.generation, machine.id, action.item.seq)
+        self.digest.add(*key, action.item.chain)
         invariants.stable_output(self._written, key, action.item, "written")
 
     # --- the house-keeper -------------------------------------------------------------------------
@@ -200,6 +215,7 @@ class Recorder:
 
     def _take_output(self, deliver: Deliver) -> None:
         key = (deliver.generation, deliver.task, deliver.item.seq)
+        self.digest.add(*key, deliver.item.chain)
         is_new = key not in self._outputs
         invariants.stable_output(self._outputs, key, deliver.item, "delivered")
         if is_new:

@@ -26,7 +26,7 @@ PATIENCE_MS = 30_000.0
 
 @dataclass
 class Result:
-    """What became of one seed."""
+    """What became of one seed. ``digest``: of all that happened, in its order."""
 
     seed: int
     verdict: str
@@ -35,6 +35,7 @@ class Result:
     coverage: Coverage = field(default_factory=Counter)
     steps: int = 0
     events: int = 0
+    digest: str = ""
 
 
 @contextmanager
@@ -185,6 +186,7 @@ def simulate_job(
     result.coverage = faults.coverage
     result.steps = cluster.recorder.steps
     result.events = cluster.scheduler.steps
+    result.digest = cluster.scheduler.digest.value
     return result, cluster
 
 

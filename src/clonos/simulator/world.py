@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import msgpack
+import xxhash
 
 from clonos.core.digest import content_digest
 from clonos.core.plan import Incarnation
@@ -18,11 +19,29 @@ EPOCH_MS = 1_700_000_000_000
 """Processing time at the start of every simulation."""
 
 
+class TraceDigest:
+    """A running digest of all that happens: two simulations with the same one went the same way.
+
+    What goes in are numbers and bytes, not names: it outlives renaming.
+    """
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def add(self, *what: Any) -> None:
+        self._hash.update(msgpack.packb(what))
+
+    @property
+    def value(self) -> str:
+        return self._hash.hexdigest()
+
+
 class Scheduler:
     """The only clock and the only queue: things happen in order of their time, then of arrival."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.digest = TraceDigest()
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
@@ -37,7 +56,8 @@ class Scheduler:
         """Let the next thing happen. False: nothing is left."""
         if not self._queue:
             return False
-        self.now, _, do, args = heapq.heappop(self._queue)
+        self.now, number, do, args = heapq.heappop(self._queue)
+        self.digest.add(self.now, number)
         do(*args)
         return True
 
