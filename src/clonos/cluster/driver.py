@@ -456,7 +456,7 @@ class RunningJob:
         actions, self._pending = self._pending, []
         for action in actions:
             match action:
-                case co.Order(slot=slot, command=command):
+                case co.Command(slot=slot, command=command):
                     self.pool.command(slot, command)
                 case co.Expel(slot=slot):
                     self.pool.expel(slot)

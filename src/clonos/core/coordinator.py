@@ -24,13 +24,13 @@ from clonos.core import messages as msg
 from clonos.core.cuts import consistent_cut
 from clonos.core.decisions import (
     Action,
+    Command,
     Compacted,
     Done,
     Event,
     Expel,
     Fail,
     Note,
-    Order,
     Reported,
     SlotLost,
     SlotReady,
@@ -43,7 +43,7 @@ from clonos.core.placement import Slot, best_slot, misplaced_standby, place_stan
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 
 __all__ = [
-    "Action", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail", "Note", "Order",
+    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail", "Note",
     "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
 ]  # fmt: skip
 
@@ -163,7 +163,7 @@ class Coordinator:
     def _order(self, task: int, command: msg.Command) -> None:
         slot = self.tasks[task].slot
         if slot is not None and slot in self.slots:
-            self._do(Order(slot, command))
+            self._do(Command(slot, command))
 
     def _active(self) -> list[TaskState]:
         return [t for t in self.tasks.values() if t.phase in ACTIVE]
@@ -440,7 +440,7 @@ class Coordinator:
             keeper.generation,
         )
         slot.standbys.clear()
-        self._do(Order(slot.id, activate))
+        self._do(Command(slot.id, activate))
         self._do(Note("activated", task.id, task.incarnation))
         for channel in self.plan.tasks[task.id].inputs:
             sender = self.tasks[self.plan.channels[channel].sender]
@@ -528,7 +528,7 @@ class Coordinator:
             self._order(task.id, msg.Floor(epoch, positions))
         for slot in self.slots.values():
             for task_id in slot.standbys:
-                self._do(Order(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
+                self._do(Command(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
 
     def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
         """A task says how much it keeps for its receivers: past the high mark, sources wait."""
@@ -566,13 +566,13 @@ class Coordinator:
         while (move := misplaced_standby(self.slots, homes, self.bound)) is not None:
             keeper, better, task = move
             del keeper.standbys[task]
-            self._do(Order(keeper.id, msg.Drop(task)))
+            self._do(Command(keeper.id, msg.Drop(task)))
             self._feed(better, task)
 
     def _feed(self, slot: Slot, task: int) -> None:
         slot.standbys[task] = -1
         feed = msg.Feed(task, self.keeper.epoch, self.keeper.layers[task])
-        self._do(Order(slot.id, feed))
+        self._do(Command(slot.id, feed))
 
     def _on_fed(self, slot: int, report: msg.Fed) -> None:
         standbys = self.slots[slot].standbys

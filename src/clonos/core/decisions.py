@@ -51,8 +51,8 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Send a command to a slot."""
+class Command:
+    """A command, and the slot that it goes to."""
 
     slot: int
     command: msg.Command
@@ -93,4 +93,4 @@ class Done:
 
 
 Event = SlotReady | SlotLost | Reported | Compacted
-Action = Order | Expel | Note | Fail | Done
+Action = Command | Expel | Note | Fail | Done

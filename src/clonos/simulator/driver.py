@@ -134,7 +134,7 @@ class Driver:
 
     def _perform(self, action: co.Action) -> None:
         match action:
-            case co.Order():
+            case co.Command():
                 slot = self.slots.get(action.slot)
                 if slot is not None:
                     self.cluster.order(slot, action.command)
