@@ -385,7 +385,7 @@ CODEC: Final = Codec(
         19: m.Connect,
         20: m.Inject,
         21: m.Floor,
-        22: m.Feed,
+        22: m.Follow,
         23: m.Drop,
         24: m.ReadLog,
         25: m.Stop,
@@ -398,7 +398,7 @@ CODEC: Final = Codec(
         36: m.LayerAck,
         37: m.Finished,
         38: m.TaskError,
-        39: m.Fed,
+        39: m.Followed,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -150,7 +150,7 @@ class Coordinator:
             msg.LayerAck: self._on_layer_ack,
             msg.Finished: self._on_finished,
             msg.TaskError: self._on_task_error,
-            msg.Fed: self._on_fed,
+            msg.Followed: self._on_followed,
         }
 
     def _do(self, action: Action) -> None:
@@ -219,7 +219,7 @@ class Coordinator:
         self.slots[event.slot] = Slot(event.slot, event.address, event.group, event.bound)
         if not self._in_round:
             self._activate_waiting()
-        self._feed_standbys()
+        self._fill_standbys()
 
     def _on_slot_lost(self, slot_id: int) -> None:
         slot = self.slots.pop(slot_id, None)
@@ -231,7 +231,7 @@ class Coordinator:
                 task.died = task.phase in ACTIVE
                 self._begin_recovery(task)
                 self._advance_round()
-        self._feed_standbys()
+        self._fill_standbys()
 
     def _note_death(self, task: TaskState, length: int) -> None:
         """A poison record must not burn one standby after another."""
@@ -368,7 +368,7 @@ class Coordinator:
         for task in failed:
             self._settle(task, lengths[task.id], generation, reset=reset)
         self._activate_waiting()
-        self._feed_standbys()
+        self._fill_standbys()
 
     def _newest_epoch(self) -> int:
         """The newest that anybody may have begun: of an earlier term, its marker is in a log."""
@@ -478,7 +478,7 @@ class Coordinator:
             self._order(task.id, msg.Inject(self.pending_epoch))
         if self._throttled and self.plan.tasks[task.id].is_source:
             self._order(task.id, msg.Throttle(closed=True))
-        self._feed_standbys()
+        self._fill_standbys()
 
     # --- checkpoints ------------------------------------------------------------------------
 
@@ -528,7 +528,7 @@ class Coordinator:
             self._order(task.id, msg.Floor(epoch, positions))
         for slot in self.slots.values():
             for task_id in slot.standbys:
-                self._do(Command(slot.id, msg.Feed(task_id, epoch, layers[task_id])))
+                self._do(Command(slot.id, msg.Follow(task_id, epoch, layers[task_id])))
 
     def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
         """A task says how much it keeps for its receivers: past the high mark, sources wait."""
@@ -553,7 +553,7 @@ class Coordinator:
 
     # --- standbys ---------------------------------------------------------------------------
 
-    def _feed_standbys(self) -> None:
+    def _fill_standbys(self) -> None:
         """Give every task its passive copies again, away from the executor it runs on.
 
         Not while one recovers: to fill a copy takes what its recovery needs.
@@ -562,19 +562,19 @@ class Coordinator:
             return
         homes = {t.id: t.slot for t in self.tasks.values()}
         for slot, task in place_standbys(self.slots, homes, self.standbys, self.bound):
-            self._feed(slot, task)
+            self._follow(slot, task)
         while (move := misplaced_standby(self.slots, homes, self.bound)) is not None:
             keeper, better, task = move
             del keeper.standbys[task]
             self._do(Command(keeper.id, msg.Drop(task)))
-            self._feed(better, task)
+            self._follow(better, task)
 
-    def _feed(self, slot: Slot, task: int) -> None:
+    def _follow(self, slot: Slot, task: int) -> None:
         slot.standbys[task] = -1
-        feed = msg.Feed(task, self.keeper.epoch, self.keeper.layers[task])
-        self._do(Command(slot.id, feed))
+        follow = msg.Follow(task, self.keeper.epoch, self.keeper.layers[task])
+        self._do(Command(slot.id, follow))
 
-    def _on_fed(self, slot: int, report: msg.Fed) -> None:
+    def _on_followed(self, slot: int, report: msg.Followed) -> None:
         standbys = self.slots[slot].standbys
         if report.task in standbys:
             standbys[report.task] = report.epoch

@@ -214,7 +214,7 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class Follow:
     """Hold `task` as a passive standby, with these layers applied in order."""
 
     task: int
@@ -326,7 +326,7 @@ class TaskError:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class Followed:
     """The standby of `task` holds everything up to `epoch`."""
 
     task: int
@@ -334,9 +334,19 @@ class Fed:
 
 
 Command = (
-    Fence | Resolve | Activate | Connect | Inject | Floor | Feed | Drop | ReadLog | Throttle | Stop
+    Fence
+    | Resolve
+    | Activate
+    | Connect
+    | Inject
+    | Floor
+    | Follow
+    | Drop
+    | ReadLog
+    | Throttle
+    | Stop
 )
-Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Fed
+Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Followed
 ChannelMessage = Data | Hello | Welcome | Credit
 
 

@@ -11,7 +11,7 @@ class Slot:
     """A process offered by one Spark task: runs one task or keeps passive standbys.
 
     ``group`` names its executor; ``bound`` the only task it can serve (a partition of a
-    DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: not yet fed).
+    DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still empty).
     """
 
     id: int

@@ -270,7 +270,7 @@ class SlotLoop:
         match command:
             case msg.Activate():
                 self._activate_or_tell(command)
-            case msg.Feed():
+            case msg.Follow():
                 self._feed_or_drop(command)
             case msg.Drop():
                 self._standbys.drop(command.task)
@@ -293,12 +293,12 @@ class SlotLoop:
                 msg.TaskError(command.task, command.incarnation, name, told, position=0)
             )
 
-    def _feed_or_drop(self, command: msg.Feed) -> None:
+    def _feed_or_drop(self, command: msg.Follow) -> None:
         try:
             self._feed_standby(command)
         except Exception:  # noqa: BLE001 - a standby that cannot follow is none; it starts over
             self._standbys.drop(command.task)
-            self._control.send(msg.Fed(command.task, -1))
+            self._control.send(msg.Followed(command.task, -1))
 
     def _activate(self, command: msg.Activate) -> None:
         """Become a task, or another life of it."""
@@ -332,7 +332,7 @@ class SlotLoop:
             digests=shipment.plan.causal_log,
         )
 
-    def _feed_standby(self, command: msg.Feed) -> None:
+    def _feed_standby(self, command: msg.Follow) -> None:
         """Follow a task's floor; a standby of a source has it open and in place, too."""
         standby = self._standbys.feed(command.task, command.layers)
         spec = self._shipment.plan.tasks[command.task]
@@ -340,7 +340,7 @@ class SlotLoop:
             if command.task not in self._warm:
                 self._warm[command.task] = self._new_feeder(command.task)
             self._warm[command.task].advance(standby.floor.source_rows if standby.floor else 0)
-        self._control.send(msg.Fed(command.task, standby.epoch))
+        self._control.send(msg.Followed(command.task, standby.epoch))
 
     def _cool(self) -> None:
         for feeder in self._warm.values():

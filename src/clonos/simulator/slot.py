@@ -59,7 +59,7 @@ class Slot:
         self._wake_at = 0.0
         self._rows_due = False
         self._loading = False
-        self._feeds: list[msg.Feed] = []
+        self._feeds: list[msg.Follow] = []
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Slot:
             return
         if isinstance(command, msg.Stop):
             self.cluster.kill(self, "stopped")
-        elif isinstance(command, msg.Feed):
+        elif isinstance(command, msg.Follow):
             self._feeds.append(command)
             self._feed_next()
         elif isinstance(command, msg.Drop):
@@ -101,7 +101,7 @@ class Slot:
         for layer in self._missing(standby, feed.layers):
             standby.program.apply(layer.delta)
             standby.applied = layer
-        self.tell(msg.Fed(feed.task, feed.epoch))
+        self.tell(msg.Followed(feed.task, feed.epoch))
         self._feed_next()
 
     def _missing(self, standby: Standby, refs: tuple[msg.LayerRef, ...]) -> list[Layer]:
