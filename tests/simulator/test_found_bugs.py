@@ -6,7 +6,7 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.channels import Input, Verdict
+from clonos.core.channels import Inbound, Verdict
 from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Reported, SlotReady
 from clonos.core.determinants import Order, Source, encode_record
@@ -62,7 +62,7 @@ def test_entries_of_a_new_life_wait_until_the_old_ones_are_cut():
     book = LogBook()
     book.append(Run(0, OLD, 1, (b"a", b"lost")))
     book.fence(0, NEW)
-    channel = Input(JOB.plan, JOB.plan.channels[0], 0, 0)
+    channel = Inbound(JOB.plan, JOB.plan.channels[0], 0, 0)
     data = msg.Data(0, NEW, None, (Run(0, NEW, 2, (b"new",)),))
     assert channel.take(data, book) is Verdict.HELD
     book.resolve(0, NEW, 1)
@@ -181,7 +181,7 @@ def test_who_starts_over_gets_all_that_was_made_since_the_cut_also_by_a_later_li
 
 
 def test_a_later_cut_does_not_move_where_a_receiver_starts_over():
-    channel = Input(JOB.plan, JOB.plan.channels[0], 0, 0)
+    channel = Inbound(JOB.plan, JOB.plan.channels[0], 0, 0)
     channel.start_over(10)
     channel.start_over(12)
     assert channel.hello(OLD, LogBook()).reset_at == 10

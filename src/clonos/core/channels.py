@@ -31,7 +31,7 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
-class Input:
+class Inbound:
     """The receiving end of a channel.
 
     Attributes
@@ -186,7 +186,7 @@ class Input:
         return Credit(self.spec.id, self.consumed, relaxed)
 
 
-class Output:
+class Outbound:
     """The sending end of a channel.
 
     Attributes

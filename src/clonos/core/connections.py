@@ -11,7 +11,7 @@ from functools import partial
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.channels import Input, Output, Verdict
+from clonos.core.channels import Inbound, Outbound, Verdict
 from clonos.core.fences import Fences, depends_on_lost
 from clonos.core.log import LogBook
 from clonos.core.messages import Item, Kind, Layer
@@ -43,10 +43,10 @@ class Connections:
         ins = floor.ins if floor else {}
         outs = floor.outs if floor else {}
         self.inputs = {
-            c: Input(plan, plan.channels[c], *ins.get(c, (0, 0))) for c in self.spec.inputs
+            c: Inbound(plan, plan.channels[c], *ins.get(c, (0, 0))) for c in self.spec.inputs
         }
         self.outputs = {
-            c: Output(plan, plan.channels[c], *outs.get(c, (0, 0))) for c in self.spec.outputs
+            c: Outbound(plan, plan.channels[c], *outs.get(c, (0, 0))) for c in self.spec.outputs
         }
         for channel in floor.ended if floor else ():
             self.inputs[channel].ended = True
@@ -70,188 +70,188 @@ class Connections:
     # --- inputs -----------------------------------------------------------------------------
 
     def _on_opened(self, event: ev.Opened) -> None:
-        channel_input = self.inputs[event.channel]
-        if self.fences.refuses(channel_input.spec.sender, event.incarnation):
+        inbound = self.inputs[event.channel]
+        if self.fences.refuses(inbound.spec.sender, event.incarnation):
             self._do(ev.Refuse(event.conn))
             return
-        if channel_input.conn is not None:
-            self._do(ev.Refuse(channel_input.conn))
-        channel_input.open(event.conn)
-        self._greet(channel_input)
+        if inbound.conn is not None:
+            self._do(ev.Refuse(inbound.conn))
+        inbound.open(event.conn)
+        self._greet(inbound)
 
-    def _greet(self, channel_input: Input) -> None:
+    def _greet(self, inbound: Inbound) -> None:
         """Answer as soon as restored; but a sender whose log is being cut has to wait."""
-        if channel_input.conn is None or channel_input.greeted:
+        if inbound.conn is None or inbound.greeted:
             return
         # What we say we hold of a log that is being cut would be wrong when it arrives.
-        if any(self.fences.pending(t) for t in (channel_input.spec.sender, *channel_input.logs)):
+        if any(self.fences.pending(t) for t in (inbound.spec.sender, *inbound.logs)):
             return
-        self._do(ev.Reply(channel_input.conn, channel_input.hello(self.incarnation, self.book)))
+        self._do(ev.Reply(inbound.conn, inbound.hello(self.incarnation, self.book)))
         if self.phase is Phase.LIVE:
-            self._credit(channel_input, force=True)
+            self._credit(inbound, force=True)
 
     def _on_received(self, event: ev.Received) -> None:
-        channel_input = self.inputs[event.channel]
-        if event.conn != channel_input.conn or not channel_input.greeted:
+        inbound = self.inputs[event.channel]
+        if event.conn != inbound.conn or not inbound.greeted:
             return
         if isinstance(event.data, msg.Welcome):
-            channel_input.restart(event.data.next_seq - 1, event.data.chain)
+            inbound.restart(event.data.next_seq - 1, event.data.chain)
             return
-        if channel_input.reset_at is not None:
+        if inbound.reset_at is not None:
             return  # sent before the sender knew that we start over
-        if channel_input.take(event.data, self.book) is Verdict.REFUSED:
-            self._refuse(channel_input)
+        if inbound.take(event.data, self.book) is Verdict.REFUSED:
+            self._refuse(inbound)
 
-    def _refuse(self, channel_input: Input) -> None:
-        if channel_input.conn is not None:
-            self._do(ev.Refuse(channel_input.conn))
-            channel_input.close()
+    def _refuse(self, inbound: Inbound) -> None:
+        if inbound.conn is not None:
+            self._do(ev.Refuse(inbound.conn))
+            inbound.close()
 
     def _on_input_closed(self, event: ev.InputClosed) -> None:
-        channel_input = self.inputs[event.channel]
-        if event.conn == channel_input.conn:
-            channel_input.close()
+        inbound = self.inputs[event.channel]
+        if event.conn == inbound.conn:
+            inbound.close()
 
-    def _credit(self, channel_input: Input, *, force: bool = False) -> None:
-        relaxed = self.phase is Phase.REPLAYING or channel_input.aligned
-        credit = channel_input.credit(relaxed=relaxed, force=force)
-        if credit is not None and channel_input.conn is not None:
-            self._do(ev.Reply(channel_input.conn, credit))
+    def _credit(self, inbound: Inbound, *, force: bool = False) -> None:
+        relaxed = self.phase is Phase.REPLAYING or inbound.aligned
+        credit = inbound.credit(relaxed=relaxed, force=force)
+        if credit is not None and inbound.conn is not None:
+            self._do(ev.Reply(inbound.conn, credit))
 
     # --- outputs ----------------------------------------------------------------------------
 
     def _on_connect(self, command: msg.Connect) -> None:
         peer = command.peer
-        output = self.outputs[peer.channel]
-        receiver = output.spec.receiver
+        outbound = self.outputs[peer.channel]
+        receiver = outbound.spec.receiver
         if receiver != HOUSE_KEEPER and self.fences.refuses(receiver, peer.incarnation):
             return
-        if peer.incarnation < output.peer:
+        if peer.incarnation < outbound.peer:
             return
-        if (output.peer, output.address) == (peer.incarnation, peer.address):
+        if (outbound.peer, outbound.address) == (peer.incarnation, peer.address):
             return
-        output.peer, output.address = peer.incarnation, peer.address
-        self._dial(output)
+        outbound.peer, outbound.address = peer.incarnation, peer.address
+        self._dial(outbound)
 
-    def _dial(self, output: Output) -> None:
-        if output.attempt:
-            self._do(ev.Hang(output.spec.id, output.attempt))
-        output.down()
-        output.broken = False
-        output.attempt += 1
-        assert output.address is not None
-        self._do(ev.Dial(output.spec.id, output.attempt, output.peer, output.address))
+    def _dial(self, outbound: Outbound) -> None:
+        if outbound.attempt:
+            self._do(ev.Hang(outbound.spec.id, outbound.attempt))
+        outbound.down()
+        outbound.broken = False
+        outbound.attempt += 1
+        assert outbound.address is not None
+        self._do(ev.Dial(outbound.spec.id, outbound.attempt, outbound.peer, outbound.address))
 
     def _on_output_closed(self, event: ev.OutputClosed) -> None:
-        output = self.outputs[event.channel]
-        if event.attempt == output.attempt and output.address is not None:
-            output.down()
-            output.broken = True  # dialled again at the next tick: not as fast as it can fail
+        outbound = self.outputs[event.channel]
+        if event.attempt == outbound.attempt and outbound.address is not None:
+            outbound.down()
+            outbound.broken = True  # dialled again at the next tick: not as fast as it can fail
 
     def _on_answered(self, event: ev.Answered) -> None:
-        output = self.outputs[event.channel]
-        if event.attempt != output.attempt:
+        outbound = self.outputs[event.channel]
+        if event.attempt != outbound.attempt:
             return
         message = event.message
         if isinstance(message, msg.Hello):
             if message.reset_at is not None:
-                output.unanswered = message
-                self._answer_reset(output)
+                outbound.unanswered = message
+                self._answer_reset(outbound)
             else:
-                output.greet(message)
-                self._settle(output)
-                self._pump(output)
+                outbound.greet(message)
+                self._settle(outbound)
+                self._pump(outbound)
             return
         for task, length in message.stable.items():
             self.stable[task] = max(self.stable.get(task, 0), length)
-        if output.carries_items:
-            output.log.acknowledge(message.processed)
-        output.relaxed = message.relaxed
-        self._settle(output)
+        if outbound.carries_items:
+            outbound.log.acknowledge(message.processed)
+        outbound.relaxed = message.relaxed
+        self._settle(outbound)
         if message.stable:
             for other in self.outputs.values():
                 self._pump(other)
 
-    def _answer_reset(self, output: Output) -> None:
+    def _answer_reset(self, outbound: Outbound) -> None:
         """Availability: once live, continue the channel behind where our log was cut.
 
         That may have been in an earlier life: what we have made since is still owed.
         """
-        hello = output.unanswered
+        hello = outbound.unanswered
         if hello is None or hello.reset_at is None or self.phase is not Phase.LIVE:
             return
-        last, chain = output.log.made_until(self.id, hello.reset_at)
-        output.restart(hello, last)
-        welcome = msg.Welcome(output.spec.id, self.incarnation, last + 1, chain)
-        self._do(ev.Send(output.attempt, welcome))
-        self._settle(output)
-        self._pump(output)
+        last, chain = outbound.log.made_until(self.id, hello.reset_at)
+        outbound.restart(hello, last)
+        welcome = msg.Welcome(outbound.spec.id, self.incarnation, last + 1, chain)
+        self._do(ev.Send(outbound.attempt, welcome))
+        self._settle(outbound)
+        self._pump(outbound)
 
-    def _pump(self, output: Output) -> None:
+    def _pump(self, outbound: Outbound) -> None:
         """Send what may be sent, each item with what its receiver lacks of the logs."""
-        if not output.connected:
+        if not outbound.connected:
             return
-        if not output.carries_items:
-            if output.lags(self.book, self.stable):
-                self._send(output, None)
+        if not outbound.carries_items:
+            if outbound.lags(self.book, self.stable):
+                self._send(outbound, None)
             return
-        log = output.log
+        log = outbound.log
         while log.cursor <= log.last:
             item = log.item(log.cursor)
-            if self._gate_closed(output, item):
+            if self._gate_closed(outbound, item):
                 break
             log.cursor += 1
-            self._send(output, item)
+            self._send(outbound, item)
         # What cannot be read again is put down even if nothing has come of it yet.
-        if self.spec.is_gated and output.to_world and output.lags(self.book, self.stable):
-            self._send(output, None)
+        if self.spec.is_gated and outbound.to_world and outbound.lags(self.book, self.stable):
+            self._send(outbound, None)
 
-    def _gate_closed(self, output: Output, item: Item) -> bool:
+    def _gate_closed(self, outbound: Outbound, item: Item) -> bool:
         # The house-keeper takes an output and the log entries behind it as one.
-        if output.to_world or not (self.spec.is_gated and self.plan.causal_log):
+        if outbound.to_world or not (self.spec.is_gated and self.plan.causal_log):
             return False
         return item.dep[self.id].position > self.stable.get(self.id, 0)
 
-    def _send(self, output: Output, item: Item | None) -> None:
-        runs = output.delta(self.book, self.stable)
+    def _send(self, outbound: Outbound, item: Item | None) -> None:
+        runs = outbound.delta(self.book, self.stable)
         self.shared_bytes += sum(len(record) for run in runs for record in run.records)
-        data = msg.Data(output.spec.id, self.incarnation, item, runs)
-        self._do(ev.Send(output.attempt, data))
+        data = msg.Data(outbound.spec.id, self.incarnation, item, runs)
+        self._do(ev.Send(outbound.attempt, data))
 
-    def _settle(self, output: Output) -> None:
+    def _settle(self, outbound: Outbound) -> None:
         """The house-keeper is done with some outputs: let them take effect."""
-        if not (output.to_world and output.carries_items):
+        if not (outbound.to_world and outbound.carries_items):
             return
-        done = min(output.log.processed, output.log.last)
+        done = min(outbound.log.processed, outbound.log.last)
         if not self.spec.writes_itself:
-            output.settled = output.log.processed
+            outbound.settled = outbound.log.processed
         else:
             # What is made again could be something else: nobody may see it before that is known.
-            while output.log.is_verified and output.released < done:
-                output.released += 1
-                item = output.log.item(output.released)
+            while outbound.log.is_verified and outbound.released < done:
+                outbound.released += 1
+                item = outbound.log.item(outbound.released)
                 if item.kind is Kind.BATCH:
-                    self._do(ev.Release(output.spec.id, item, self.generation))
-                elif output.settled == output.released - 1:
-                    output.settled = output.released
+                    self._do(ev.Release(outbound.spec.id, item, self.generation))
+                elif outbound.settled == outbound.released - 1:
+                    outbound.settled = outbound.released
         self._on_settled()
 
     def _on_written(self, event: ev.Written) -> None:
-        output = self.outputs[event.channel]
-        output.settled = max(output.settled, event.seq)
-        while output.settled < min(output.released, output.log.last):
-            if output.log.item(output.settled + 1).kind is Kind.BATCH:
+        outbound = self.outputs[event.channel]
+        outbound.settled = max(outbound.settled, event.seq)
+        while outbound.settled < min(outbound.released, outbound.log.last):
+            if outbound.log.item(outbound.settled + 1).kind is Kind.BATCH:
                 break
-            output.settled += 1
-        self._settle(output)
+            outbound.settled += 1
+        self._settle(outbound)
 
     def _on_tick(self, event: ev.Tick) -> None:
         """Log entries that no batch has taken along within the linger go by themselves."""
-        for output in self.outputs.values():
-            if output.broken and output.address is not None:
-                self._dial(output)
-            if output.connected and output.lags(self.book, self.stable):
-                self._send(output, None)
+        for outbound in self.outputs.values():
+            if outbound.broken and outbound.address is not None:
+                self._dial(outbound)
+            if outbound.connected and outbound.lags(self.book, self.stable):
+                self._send(outbound, None)
 
     # --- fences, floors -----------------------------------------------------------------------
 
@@ -268,22 +268,22 @@ class Connections:
             dep = max(mine, key=lambda d: d.position) if mine else None
             # What we hold may yet be cut; only what we have said we depend on cannot surprise.
             self.fences.announce(task, incarnation, dep.position if dep else 0)
-            for channel_input in self._from(task):
-                self._refuse(channel_input)
-            for output in self.outputs.values():
-                if output.spec.receiver == task and output.peer < incarnation:
-                    self._hang(output)
+            for inbound in self._from(task):
+                self._refuse(inbound)
+            for outbound in self.outputs.values():
+                if outbound.spec.receiver == task and outbound.peer < incarnation:
+                    self._hang(outbound)
         self._do(ev.Tell(msg.FenceAnswer(self.id, task, incarnation, length, dep)))
 
-    def _from(self, task: int) -> list[Input]:
+    def _from(self, task: int) -> list[Inbound]:
         return [i for i in self.inputs.values() if i.spec.sender == task]
 
-    def _hang(self, output: Output) -> None:
-        if output.address is not None:
-            self._do(ev.Hang(output.spec.id, output.attempt))
-        output.address = None
-        output.attempt += 1
-        output.down()
+    def _hang(self, outbound: Outbound) -> None:
+        if outbound.address is not None:
+            self._do(ev.Hang(outbound.spec.id, outbound.attempt))
+        outbound.address = None
+        outbound.attempt += 1
+        outbound.down()
 
     def _remember_fence(self, fence: msg.Resolve) -> None:
         self.fences.resolve(fence.task, fence.incarnation, fence.length, forgive=fence.reset)
@@ -302,20 +302,20 @@ class Connections:
         self.generation = max(self.generation, command.generation)
         task, length = command.task, command.length
         self.stable[task] = min(self.stable.get(task, 0), length)
-        for output in self.outputs.values():
-            output.cut(task, length)
-            if not output.connected and output.address is not None and task in output.logs:
-                self._dial(output)  # a hello under way may still count what is cut
+        for outbound in self.outputs.values():
+            outbound.cut(task, length)
+            if not outbound.connected and outbound.address is not None and task in outbound.logs:
+                self._dial(outbound)  # a hello under way may still count what is cut
         if command.reset:
             self.dep = self.fences.clamp(self.dep)
-        for channel_input in self.inputs.values():
-            from_lost = channel_input.spec.sender == task
-            if command.reset and from_lost and lost(channel_input.consumed_dep):
-                channel_input.start_over(length)
-            elif (from_lost or not command.reset) and channel_input.drop_orphans(void):
-                self._refuse(channel_input)
+        for inbound in self.inputs.values():
+            from_lost = inbound.spec.sender == task
+            if command.reset and from_lost and lost(inbound.consumed_dep):
+                inbound.start_over(length)
+            elif (from_lost or not command.reset) and inbound.drop_orphans(void):
+                self._refuse(inbound)
             if command.reset:
-                channel_input.consumed_dep = self.fences.clamp(channel_input.consumed_dep)
-            if channel_input.release_held(self.book) is Verdict.REFUSED:
-                self._refuse(channel_input)
-            self._greet(channel_input)
+                inbound.consumed_dep = self.fences.clamp(inbound.consumed_dep)
+            if inbound.release_held(self.book) is Verdict.REFUSED:
+                self._refuse(inbound)
+            self._greet(inbound)

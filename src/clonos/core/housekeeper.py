@@ -21,7 +21,7 @@ import msgpack
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.channels import Input, Verdict
+from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Fences, Trust, depends_on_lost, merge
 from clonos.core.log import LogBook
@@ -69,7 +69,7 @@ class HouseKeeper:
         self.stable: dict[int, int] = {task.id: 0 for task in plan.tasks}
         self.fences = Fences()
         self.inputs = {
-            c.id: Input(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER
+            c.id: Inbound(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER
         }
         self.resolved: list[msg.Resolve] = []
         self.world_dep: dict[int, Dependencies] = {c: {} for c in self.inputs}
@@ -95,12 +95,12 @@ class HouseKeeper:
         """Everything taken so far is durable: acknowledge it, let it out."""
         self._advance_stable()
         for channel in sorted(self._credit_due):
-            channel_input = self.inputs[channel]
-            credit = channel_input.credit(relaxed=False, force=True)
-            if credit is not None and channel_input.conn is not None:
-                stable = {t: self.stable[t] for t in channel_input.logs}
+            inbound = self.inputs[channel]
+            credit = inbound.credit(relaxed=False, force=True)
+            if credit is not None and inbound.conn is not None:
+                stable = {t: self.stable[t] for t in inbound.logs}
                 message = msg.Credit(channel, credit.processed, stable=stable)
-                self._actions.append(ev.Reply(channel_input.conn, message))
+                self._actions.append(ev.Reply(inbound.conn, message))
         self._credit_due.clear()
         actions, self._actions = self._actions, []
         delivered, self._delivered = self._delivered, []
@@ -191,14 +191,14 @@ class HouseKeeper:
         if Kind(kind) is Kind.BATCH:
             batch = Batch(self._decode(content), rows, len(content), digest)
         item = Item(seq, Kind(kind), epoch, 0, batch, _dep(dep), chain)
-        i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], seq, chain)
+        i = self.inputs[channel] = Inbound(self.plan, self.plan.channels[channel], seq, chain)
         i.ended = item.kind is Kind.END
         merge(self.world_dep[channel], item.dep)
         self.generation = max(self.generation, generation)
         self._delivered.append(Deliver(channel, i.spec.sender, generation, item))
 
     def _read_world(self, channel: int, consumed: int, chain: int, *rest: Any) -> None:
-        i = self.inputs[channel] = Input(self.plan, self.plan.channels[channel], consumed, chain)
+        i = self.inputs[channel] = Inbound(self.plan, self.plan.channels[channel], consumed, chain)
         i.ended, i.reset_at, dep = rest
         self.world_dep[channel] = _dep(dep)
 
@@ -217,52 +217,52 @@ class HouseKeeper:
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         """A sender connects, sends or goes. Effects appear after the next commit."""
-        channel_input = self.inputs[event.channel]
+        inbound = self.inputs[event.channel]
         if isinstance(event, ev.Opened):
-            if self.fences.refuses(channel_input.spec.sender, event.incarnation):
+            if self.fences.refuses(inbound.spec.sender, event.incarnation):
                 self._actions.append(ev.Refuse(event.conn))
                 return
-            self._refuse(channel_input)
-            channel_input.open(event.conn)
-            self._greet(channel_input)
-        elif event.conn != channel_input.conn:
+            self._refuse(inbound)
+            inbound.open(event.conn)
+            self._greet(inbound)
+        elif event.conn != inbound.conn:
             return
         elif isinstance(event, ev.InputClosed):
-            channel_input.close()
+            inbound.close()
         else:
-            self._receive(channel_input, event.data)
+            self._receive(inbound, event.data)
 
-    def _refuse(self, channel_input: Input) -> None:
-        if channel_input.conn is not None:
-            self._actions.append(ev.Refuse(channel_input.conn))
-            channel_input.close()
+    def _refuse(self, inbound: Inbound) -> None:
+        if inbound.conn is not None:
+            self._actions.append(ev.Refuse(inbound.conn))
+            inbound.close()
 
-    def _greet(self, channel_input: Input) -> None:
-        if channel_input.conn is None or channel_input.greeted:
+    def _greet(self, inbound: Inbound) -> None:
+        if inbound.conn is None or inbound.greeted:
             return
-        if any(self.fences.pending(t) for t in (channel_input.spec.sender, *channel_input.logs)):
+        if any(self.fences.pending(t) for t in (inbound.spec.sender, *inbound.logs)):
             return
         # To a sink, what we say we have is delivered; what only waits for its causes is not.
-        channel_input.forget_queue()
-        hello = channel_input.hello(self.incarnation, self.book)
-        self._actions.append(ev.Reply(channel_input.conn, hello))
-        self._credit_due.add(channel_input.spec.id)
+        inbound.forget_queue()
+        hello = inbound.hello(self.incarnation, self.book)
+        self._actions.append(ev.Reply(inbound.conn, hello))
+        self._credit_due.add(inbound.spec.id)
 
-    def _receive(self, channel_input: Input, data: msg.Data | msg.Welcome) -> None:
-        if not channel_input.greeted:
+    def _receive(self, inbound: Inbound, data: msg.Data | msg.Welcome) -> None:
+        if not inbound.greeted:
             return
         if isinstance(data, msg.Welcome):
-            channel_input.restart(data.next_seq - 1, data.chain)
+            inbound.restart(data.next_seq - 1, data.chain)
             return
-        if channel_input.reset_at is not None:
+        if inbound.reset_at is not None:
             return
         lengths = {run.task: self.book.length(run.task) for run in data.runs}
-        verdict = channel_input.take(data, self.book)
+        verdict = inbound.take(data, self.book)
         self._journal_new(lengths)
         if verdict is Verdict.REFUSED:
-            self._refuse(channel_input)
+            self._refuse(inbound)
         elif verdict is Verdict.TAKEN:
-            self._credit_due.add(channel_input.spec.id)
+            self._credit_due.add(inbound.spec.id)
         self._deliver()
 
     def _journal_new(self, lengths: dict[int, int]) -> None:

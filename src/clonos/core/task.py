@@ -18,7 +18,7 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.channels import Input
+from clonos.core.channels import Inbound
 from clonos.core.connections import Connections, Phase
 from clonos.core.determinants import (
     Determinant,
@@ -203,15 +203,19 @@ class TaskMachine(Connections):
         self.phase = Phase.LIVE
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
-        for channel_input in self.inputs.values():
-            self._credit(channel_input, force=True)
+        for inbound in self.inputs.values():
+            self._credit(inbound, force=True)
         self._if_finished()
 
     def _if_finished(self) -> None:
         if self._finished_told or self.phase is not Phase.LIVE or not self.ended:
             return
-        for output in self.outputs.values():
-            if output.to_world and output.carries_items and output.settled < output.log.last:
+        for outbound in self.outputs.values():
+            if (
+                outbound.to_world
+                and outbound.carries_items
+                and outbound.settled < outbound.log.last
+            ):
                 return
         self._finished_told = True
         self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
@@ -287,10 +291,10 @@ class TaskMachine(Connections):
 
     def _blocked(self) -> bool:
         """Whether a live receiver is too far behind for us to go on."""
-        for output in self.outputs.values():
-            if output.relaxed or not output.carries_items:
+        for outbound in self.outputs.values():
+            if outbound.relaxed or not outbound.carries_items:
                 continue
-            log = output.log
+            log = outbound.log
             if log.backlog_bytes > BACKLOG_BYTES or log.last - log.processed > BACKLOG_ITEMS:
                 return True
         return False
@@ -336,12 +340,12 @@ class TaskMachine(Connections):
             return Source(rows.batch.rows, rows.batch.digest, rows.content)
         return SourceEnd() if self._source_over else None
 
-    def _available(self, channel_input: Input) -> int:
+    def _available(self, inbound: Inbound) -> int:
         """How many items of a channel the next step may take as one."""
-        if channel_input.aligned:
+        if inbound.aligned:
             return 0
         count = size = rows = 0
-        for item in channel_input.queue:
+        for item in inbound.queue:
             if self.fences.judge(item.dep) is not Trust.VALID:
                 break
             if item.kind is not Kind.BATCH:
@@ -360,11 +364,11 @@ class TaskMachine(Connections):
         cause, logged = determinants[0], determinants[1:]
         items: list[Item] = []
         if isinstance(cause, Order):
-            channel_input = self.inputs[cause.channel]
-            if not self._arrived(channel_input, cause.taken):
+            inbound = self.inputs[cause.channel]
+            if not self._arrived(inbound, cause.taken):
                 return None
-            items = channel_input.consume(cause.taken)
-            made = items[-1].dep[channel_input.spec.sender].position
+            items = inbound.consume(cause.taken)
+            made = items[-1].dep[inbound.spec.sender].position
             if made != cause.position:
                 raise Divergence(
                     f"step {self.position + 1} took an item made at {cause.position} of channel "
@@ -376,17 +380,15 @@ class TaskMachine(Connections):
         self._run(cause, items, logged)
         self._if_replayed()
         if self.phase is Phase.LIVE:
-            for output in self.outputs.values():
-                self._answer_reset(output)
+            for outbound in self.outputs.values():
+                self._answer_reset(outbound)
         return self._take_actions()
 
-    def _arrived(self, channel_input: Input, count: int) -> bool:
+    def _arrived(self, inbound: Inbound, count: int) -> bool:
         """Whether the next `count` items of a channel are there and can be trusted."""
-        if len(channel_input.queue) < count:
+        if len(inbound.queue) < count:
             return False
-        return all(
-            self.fences.judge(channel_input.queue[i].dep) is Trust.VALID for i in range(count)
-        )
+        return all(self.fences.judge(inbound.queue[i].dep) is Trust.VALID for i in range(count))
 
     def _reread(self, cut: Source) -> bool:
         """Have the rows of a logged cut at hand, from the log or from the reader."""
@@ -431,12 +433,12 @@ class TaskMachine(Connections):
         self._put_out(step, marker, ended)
         if marker:
             self._seal(marker)
-        for channel_input in self.inputs.values():
-            self._credit(channel_input)
-        for output in self.outputs.values():
-            self._pump(output)
-            if output.to_world and output.carries_items:
-                self._settle(output)
+        for inbound in self.inputs.values():
+            self._credit(inbound)
+        for outbound in self.outputs.values():
+            self._pump(outbound)
+            if outbound.to_world and outbound.carries_items:
+                self._settle(outbound)
         if ended or (self.ended and not self._finished_told):
             self._if_finished()
 
@@ -468,7 +470,7 @@ class TaskMachine(Connections):
         return 0, False
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> tuple[int, bool]:
-        channel_input = self.inputs[channel]
+        inbound = self.inputs[channel]
         for item in items:
             merge(self.dep, self.fences.clamp(item.dep))
         first = items[0]
@@ -481,10 +483,10 @@ class TaskMachine(Connections):
             self.program.on_watermark(step, channel, first.value)
         elif first.kind is Kind.MARKER:
             if first.value > self.epoch:  # else it was made again, under the availability policy
-                channel_input.aligned = True
+                inbound.aligned = True
             return self._aligned_epoch(first.value), False
         else:
-            channel_input.ended = True
+            inbound.ended = True
             self.program.on_end(step, channel)
             return self._aligned_epoch(self.epoch + 1), self.ended
         return 0, False
@@ -499,24 +501,24 @@ class TaskMachine(Connections):
             return  # what comes after an END, some input's sender has made again
         self._end_is_out = ended
         dep, born = dict(self.dep), self.born_ms
-        for channel, output in self.outputs.items():
-            if not output.carries_items:
+        for channel, outbound in self.outputs.items():
+            if not outbound.carries_items:
                 continue
             batch = step.emitted.get(channel)
             if batch is not None:
-                output.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born)
-            if channel in step.watermarks and not output.to_world:
+                outbound.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born)
+            if channel in step.watermarks and not outbound.to_world:
                 value = step.watermarks[channel]
-                output.log.append(Kind.WATERMARK, self.epoch, value, None, dep, born)
+                outbound.log.append(Kind.WATERMARK, self.epoch, value, None, dep, born)
             if ended:  # stands for every later marker as well
-                output.log.append(Kind.END, self.epoch, 0, None, dep, born)
-            elif marker and not output.to_world:
-                output.log.append(Kind.MARKER, marker, marker, None, dep, born)
+                outbound.log.append(Kind.END, self.epoch, 0, None, dep, born)
+            elif marker and not outbound.to_world:
+                outbound.log.append(Kind.MARKER, marker, marker, None, dep, born)
 
     def _seal(self, epoch: int) -> None:
         self.epoch = epoch
-        for channel_input in self.inputs.values():
-            channel_input.aligned = False
+        for inbound in self.inputs.values():
+            inbound.aligned = False
         layer = Layer(
             task=self.id,
             incarnation=self.incarnation,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core import task as task_module
-from clonos.core.channels import Output
+from clonos.core.channels import Outbound
 from clonos.core.connections import Phase
 from clonos.core.determinants import Call, Marker, Source, Timer, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
@@ -149,7 +149,7 @@ def fencing(
     )
 
 
-def no_early_truncation(output: Output, receiver_in: int, task: str) -> None:
+def no_early_truncation(output: Outbound, receiver_in: int, task: str) -> None:
     """Invariant 5 on a channel: everything after the receiver's floor is kept."""
     require(
         output.log.first <= receiver_in + 1,

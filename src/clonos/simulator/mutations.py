@@ -15,7 +15,7 @@ from typing import Any
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core import task as task_module
-from clonos.core.channels import Input
+from clonos.core.channels import Inbound
 from clonos.core.connections import Connections
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
@@ -84,7 +84,7 @@ def _without_delta(original: Any) -> Any:
 
 
 def _enqueue_anything(_: Any) -> Any:
-    def enqueue(self: Input, item: Item) -> None:
+    def enqueue(self: Inbound, item: Item) -> None:
         self._next_seq = max(self._next_seq, item.seq + 1)
         self._chain = item.chain
         self.queue.append(item)
@@ -328,7 +328,7 @@ def _never_opened(_: Any) -> Any:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "the delta is not stored": mutation("log before effect", Input, "take", _without_delta),
+    "the delta is not stored": mutation("log before effect", Inbound, "take", _without_delta),
     "dependencies are not transitive": mutation(
         "log before effect", TaskMachine, "_take_items", _direct_dependency_only
     ),
@@ -355,7 +355,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "items sent again are taken again": mutation(
         "gap-free FIFO",
-        Input,
+        Inbound,
         "_enqueue",
         _enqueue_anything,
         (InFlightLog, "resume", _start_over),
@@ -427,7 +427,7 @@ MUTATIONS: dict[str, Mutation] = {
     "any slot runs any task": mutation("placement", Slot, "serves", constant(True)),
     "lost entries are kept": mutation("equivalence", LogBook, "resolve", _cut_nothing),
     "received orphans are kept": mutation(
-        "equivalence", Input, "drop_orphans", constant(False), near=1400
+        "equivalence", Inbound, "drop_orphans", constant(False), near=1400
     ),
     "the clock is read on replay": mutation("equivalence", RunningStep, "clock_ms", _live_clock),
     "the clock is not logged": mutation(

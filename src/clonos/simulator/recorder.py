@@ -129,15 +129,15 @@ class Recorder:
             invariants.gated_source(machine, data.channel, data.item, self._durable)
 
     def receives(self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome) -> None:
-        channel_input = machine.inputs[stream.channel]
+        inbound = machine.inputs[stream.channel]
         is_current = machine.incarnation == self.newest[machine.id]
         if (
             is_current
             and machine.phase is not Phase.FENCED
-            and channel_input.conn == stream.conn
+            and inbound.conn == stream.conn
             and machine.incarnation >= self.fenced.get(machine.id, NOBODY)
         ):
-            sender = channel_input.spec.sender
+            sender = inbound.spec.sender
             invariants.fencing(sender, stream.incarnation, self.fenced, machine.spec.name)
 
     def written(self, machine: TaskMachine, action: ev.Release) -> None:
@@ -150,9 +150,9 @@ class Recorder:
     def keeper_receives(
         self, keeper: HouseKeeper, stream: Stream, data: msg.Data | msg.Welcome
     ) -> None:
-        channel_input = keeper.inputs[stream.channel]
-        if channel_input.conn == stream.conn:
-            sender = channel_input.spec.sender
+        inbound = keeper.inputs[stream.channel]
+        if inbound.conn == stream.conn:
+            sender = inbound.spec.sender
             invariants.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
 
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
@@ -163,10 +163,10 @@ class Recorder:
             if generation != keeper.generation:
                 continue
             (channel,) = (c for c in self.job.plan.tasks[task].outputs)
-            channel_input = keeper.inputs[channel]
-            require(channel_input.consumed >= seq, "stable output", "a delivery was forgotten")
-            if channel_input.consumed == seq:
-                require(channel_input.consumed_chain == chain, "stable output", "another digest")
+            inbound = keeper.inputs[channel]
+            require(inbound.consumed >= seq, "stable output", "a delivery was forgotten")
+            if inbound.consumed == seq:
+                require(inbound.consumed_chain == chain, "stable output", "another digest")
         self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def committed(self, keeper: HouseKeeper) -> None:
