@@ -292,6 +292,28 @@ def test_the_coordinator_restarts_with_the_same_numbers_while_orphaned_workers_s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_dead_sink_had_delivered_and_not_written_its_next_life_writes(seed):
+    play = Play((source(), sink(0, writes_itself=True)), seed, store_ms=20.0, floors_at_end=0)
+    recorder = play.cluster.recorder
+    play.until(lambda: len(recorder.output(1)) > len(recorder.written_by(1)) + 2)
+    lost = len(recorder.output(1))
+    play.kill(1)
+    play.until(lambda: play.noted("live", 1)[1:])
+    assert len(recorder.written_by(1)) < lost
+    play.finish()
+    assert len(recorder.written_by(1)) > lost
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_job_is_not_done_before_its_last_output_is_written(seed):
+    """A simulated writer used to finish its writes in any order, though a Written stands for all
+    that was released before it, as one thread writes. So jobs were done with rows never written."""
+    stages = (source(parallelism=2), sink(0, writes_itself=True))
+    play = Play(stages, seed, rows=20, rows_ms=0.2, store_ms=20.0, floors_at_end=0).finish()
+    assert len(play.cluster.recorder.written_by(2)) == len(play.cluster.recorder.output(2)) - 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_driver_pauses_for_seconds(seed):
     play = Play(CHAIN, seed)
     play.at(2, 8)

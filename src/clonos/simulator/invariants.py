@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
@@ -282,7 +284,8 @@ def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
 
 
 def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
-    """Rows in are rows out: every row arrives at every sink stage, once for each path."""
+    """Rows in are rows out: every row arrives at every sink stage, once for each path, and in the
+    store of a stage that writes itself."""
     arrivals = job.arrivals()
     entered = rows_in(job, recorder) if arrivals else {}
     for stage, paths in arrivals.items():
@@ -290,17 +293,20 @@ def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
         for source, count in paths.items():
             for row_id in entered[source]:
                 expected[row_id] += count
-        got: Counter[int] = Counter()
-        for task, number in job.stage_of.items():
-            if number == stage:
-                for kind, payload, _ in recorder.output(task):
-                    if kind == Kind.BATCH:
-                        got.update(row[0] for row in payload)
+        tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
+        got = _row_ids(content for task in tasks for _, content in recorder.outputs(task.id))
         missing = expected - got
         require(not missing, "conservation", f"missing at stage {stage}: {missing}")
         if not at_least:
             extra = got - expected
             require(not extra, "conservation", f"too many at stage {stage}: {extra}")
+        if tasks[0].writes_itself:
+            got = _row_ids(content for task in tasks for _, content in recorder.written_by(task.id))
+            require(not expected - got, "conservation", f"not written: {expected - got}")
+
+
+def _row_ids(contents: Iterable[Any]) -> Counter[int]:
+    return Counter(row[0] for kind, payload, _ in contents if kind == Kind.BATCH for row in payload)
 
 
 def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
@@ -332,3 +338,14 @@ def floors_of_channels(job: AnyJob, layers: dict[int, msg.Layer | None]) -> dict
         layer = layers.get(channel.receiver)
         result[channel.id] = layer.ins[channel.id][0] if layer else 0
     return result
+
+
+def written_once(job: AnyJob, recorder: Recorder) -> None:
+    """Invariant 2 in the store of a task that writes itself: at the end every batch that it has
+    delivered is there, as it was delivered, and nothing else is."""
+    for task in job.plan.tasks:
+        if task.writes_itself:
+            due = [output for output in recorder.outputs(task.id) if output[1][0] == Kind.BATCH]
+            got = recorder.written_by(task.id)
+            for one, other in zip_longest(due, got):
+                require(one == other, "written once", f"{task.name} delivered {one}, wrote {other}")

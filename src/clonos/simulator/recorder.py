@@ -22,6 +22,8 @@ from clonos.simulator.programs import AnyJob
 from clonos.simulator.world import TraceDigest
 
 NOBODY = Incarnation(0, 0)
+Name = tuple[int, int, int]
+"""Of an output: generation, task, seq."""
 
 
 class Recorder:
@@ -39,8 +41,8 @@ class Recorder:
             t.id: [] for t in job.plan.tasks
         }
         self._owner: dict[int, Incarnation] = {}
-        self._outputs: dict[tuple[int, int, int], Any] = {}
-        self._written: dict[tuple[int, int, int], Any] = {}
+        self._outputs: dict[Name, Any] = {}
+        self._written: dict[Name, Any] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._durable: dict[int, int] = {}
         self._covered: dict[int, int] = {}
@@ -58,8 +60,15 @@ class Recorder:
 
     def output(self, task: int) -> list[Any]:
         """What a sink task has delivered, all generations, in order."""
-        keys = sorted(key for key in self._outputs if key[1] == task)
-        return [self._outputs[key] for key in keys]
+        return [content for _, content in self.outputs(task)]
+
+    def outputs(self, task: int) -> list[tuple[Name, Any]]:
+        """The same with its names."""
+        return sorted((k, v) for k, v in self._outputs.items() if k[1] == task)
+
+    def written_by(self, task: int) -> list[tuple[Name, Any]]:
+        """What the store has of a sink task that writes itself."""
+        return sorted((k, v) for k, v in self._written.items() if k[1] == task)
 
     @staticmethod
     def decode_answer(answer: bytes) -> Any:
@@ -233,9 +242,5 @@ class Recorder:
         if exact:
             invariants.equivalence(self.job, self)
             invariants.calls_once(self.job, self, service)
+            invariants.written_once(self.job, self)
         invariants.conservation(self.job, self, at_least=not exact)
-        for key, content in self._written.items():
-            if key in self._outputs:
-                require(
-                    self._outputs[key] == content, "stable output", f"{key} written differently"
-                )

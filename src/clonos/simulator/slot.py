@@ -60,6 +60,7 @@ class Slot:
         self._rows_due = False
         self._loading = False
         self._feeds: list[msg.Follow] = []
+        self._written_at = 0.0
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -298,9 +299,10 @@ class Slot:
                     self.cluster.store_delay(), self._store, self.life, action
                 )
             case ev.Release():
-                self.cluster.scheduler.after(
-                    self.cluster.store_delay(), self._write, self.life, machine, action
-                )
+                # One thread writes: a Written stands for all that was released before it.
+                scheduler, delay = self.cluster.scheduler, self.cluster.store_delay()
+                self._written_at = max(scheduler.now + delay, self._written_at)
+                scheduler.at(self._written_at, self._write, self.life, machine, action)
             case ev.NeedRows():
                 self.cluster.scheduler.after(
                     self.cluster.rows_delay(), self._reread, self.life, action.cuts
