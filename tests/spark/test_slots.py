@@ -125,8 +125,8 @@ def test_a_killed_slot_is_launched_again_and_others_live(launched: Launched) -> 
     assert again.register.nonce != first[0].register.nonce
 
     assert handles[1].is_running
-    again.incoming.reply(Stop())
-    first[1].incoming.reply(Stop())
+    again.incoming.send(Stop())
+    first[1].incoming.send(Stop())
     assert {launched.end() for _ in range(2)} == {(0, None), (1, None)}
 
 
@@ -142,7 +142,7 @@ def test_slots_are_not_idle_workers(launched: Launched, spark: SparkSession) -> 
         event = launched.event(ControlOpened)
         assert not handle.join(2.5)
         assert {key: spark.conf.get(key) for key in settings} == settings
-        event.incoming.reply(Stop())
+        event.incoming.send(Stop())
         assert launched.end() == (0, None)
     finally:
         for key in settings:
@@ -156,7 +156,7 @@ def test_worker_is_of_use_after_a_slot_has_ended(launched: Launched, spark: Spar
     body = registering(launched.secret, launched.plane.address)
     launched.launcher.launch(0, body, spark.range(0, 1, 1, 1), 0)
     event = launched.event(ControlOpened)
-    event.incoming.reply(Stop())
+    event.incoming.send(Stop())
     assert launched.end() == (0, None)
     pids.__module__ = "__main__"
     rows = spark.range(0, 4, 1, 4).mapInArrow(pids, "pid long").collect()

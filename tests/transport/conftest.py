@@ -77,14 +77,18 @@ class Node:
         return self.connect_to(peer.plane.address, channel, schema)
 
     def connect_to(self, address: str, channel: int = CHANNEL, schema: Any = SCHEMA) -> Outgoing:
-        outgoing: Outgoing = self.do(lambda: self.plane.connect(address, channel, A, B, schema))
+        def connect() -> Outgoing:
+            self.plane.pin(channel, schema)
+            return self.plane.connect(address, channel, A, B)
+
+        outgoing: Outgoing = self.do(connect)
         return outgoing
 
     def send(self, outgoing: Outgoing, *messages: Any) -> None:
         self.do(lambda: deque(map(outgoing.send, messages), 0))
 
     def reply(self, incoming: Incoming, *messages: Any) -> None:
-        self.do(lambda: deque(map(incoming.reply, messages), 0))
+        self.do(lambda: deque(map(incoming.send, messages), 0))
 
     def take(self, kind: type, count: int = 1) -> list[Any]:
         """The next `count` events or messages, all of this kind."""

@@ -117,7 +117,7 @@ def send_and_close(outgoing: Outgoing, messages: list[Data]) -> None:
 
 
 def answer_and_close(incoming: Incoming, message: Credit) -> None:
-    incoming.reply(message)
+    incoming.send(message)
     incoming.close()
 
 
@@ -386,11 +386,12 @@ def test_steps_may_take_long(
     monkeypatch.setattr("clonos.transport.plane.time", SimpleNamespace(monotonic=lambda: now))
     planes = [Plane(LOOPBACK, SECRET, "job", Inbox(), identity=identity) for _ in range(2)]
     sender, receiver = planes
-    receiver.pin(CHANNEL, SCHEMA)
+    for plane in planes:
+        plane.pin(CHANNEL, SCHEMA)
     events: list[Any] = []
 
     def dial() -> Outgoing:
-        return sender.connect(receiver.address, CHANNEL, A, B, SCHEMA)
+        return sender.connect(receiver.address, CHANNEL, A, B)
 
     outgoing, due = dial(), list(steps_s)
     while outgoing.state is not State.OPEN and now < 1000:

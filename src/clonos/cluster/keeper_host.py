@@ -19,7 +19,7 @@ from clonos.storage.delivered import DeliveredStore
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal
 from clonos.transport.events import ChannelClosed, ChannelOpened
-from clonos.transport.streams import Incoming
+from clonos.transport.events import Connection
 
 ROTATE_BYTES: Final = 64 << 20
 """A journal segment is replaced by a snapshot at the next floor after it has grown so large."""
@@ -56,7 +56,7 @@ class KeeperHost:
         self._plan = plan
         self._deliver = deliver
         self._journal = Journal(directory / "journal", durability)
-        self._open: dict[int, tuple[int, Incoming]] = {}
+        self._open: dict[int, tuple[int, Connection]] = {}
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
         try:
             self._recovered = self.keeper.recover(self._journal.replay())
@@ -103,7 +103,7 @@ class KeeperHost:
         if isinstance(action, ev.Reply):
             known = self._open.get(action.conn)
             if known is not None:
-                known[1].reply(action.message)
+                known[1].send(action.message)
         elif isinstance(action, ev.Refuse):
             known = self._open.pop(action.conn, None)
             if known is not None:

@@ -27,7 +27,7 @@ from clonos.spark.errors import JobCancelled, SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.events import ControlOpened, Register
 from clonos.transport.inbox import Inbox
-from clonos.transport.streams import Incoming
+from clonos.transport.events import Connection
 
 SETTLE_S: Final = 1.0
 """A lost slot is launched again so much later, if there are slots to spare: what starting a process
@@ -57,7 +57,7 @@ class Seat:
     pid: int
     executor: str
     executor_pid: int
-    incoming: Incoming
+    incoming: Connection
 
 
 class SlotPool:
@@ -289,7 +289,7 @@ class SlotPool:
     def command(self, slot: int, command: msg.Command) -> None:
         seat = self._seats.get(slot)
         if seat is not None:
-            seat.incoming.reply(command)
+            seat.incoming.send(command)
 
     def view(self, slot: int | None) -> Seat | None:
         return self._seats.get(slot) if slot is not None else None

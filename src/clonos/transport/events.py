@@ -7,14 +7,29 @@ message that a peer sent. A connection's messages come between its opening and i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from clonos.core.codec import CODEC
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 
-if TYPE_CHECKING:
-    from clonos.transport.streams import Incoming
+
+class Connection(Protocol):
+    """One end of a stream between two processes, as the loop that owns it sees it."""
+
+    @property
+    def conn_id(self) -> int:
+        """What messages and events of this connection are marked with."""
+
+    @property
+    def stood(self) -> bool:
+        """Whether anything that was sent has left: there was somebody at the other end."""
+
+    def send(self, message: Any) -> None:
+        """Queue a message; never blocks. Lost if the connection is over."""
+
+    def close(self) -> None:
+        """Send what is queued, then end the connection. Nothing more is heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +87,13 @@ WIRE: Final = CODEC.extended({66: Register, 67: Heartbeat, 68: TaskStatistics, 6
 
 @dataclass(frozen=True, slots=True)
 class ChannelOpened:
-    """A sender has connected; it waits for a Hello by ``incoming.reply``."""
+    """A sender has connected; it waits for a Hello by ``incoming.send``."""
 
     channel: int
     conn_id: int
     sender_incarnation: Incarnation
     receiver_incarnation: Incarnation
-    incoming: Incoming
+    incoming: Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +108,11 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True)
 class ControlOpened:
-    """A slot has registered with this coordinator; commands go out by ``incoming.reply``."""
+    """A slot has registered with this coordinator; commands go out by ``incoming.send``."""
 
     conn_id: int
     register: Register
-    incoming: Incoming
+    incoming: Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,12 @@ import pyarrow as pa
 
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
-from clonos.transport.errors import CannotConnect, PeerUnreachable, PlaintextRefused
+from clonos.transport.errors import (
+    OPEN_PORTS,
+    CannotConnect,
+    PeerUnreachable,
+    PlaintextRefused,
+)
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -65,12 +70,6 @@ PAUSE_MAX_S: Final = 1.0
 
 SHUTDOWN_S: Final = 3.0
 """How long a shutdown waits for peers to leave, before it hangs up."""
-
-OPEN_PORTS: Final = (
-    "let the machines of the job's executors and driver connect to one another on any port above "
-    "1023 (net.ipv4.ip_local_port_range): see docs/deploy.md"
-)
-"""What to do if two machines cannot connect."""
 
 _NOBODY: Final = Incarnation(0, 0)
 _UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
@@ -268,7 +267,7 @@ class Plane:
     # --- opening streams ----------------------------------------------------------------------
 
     def pin(self, channel: int, schema: pa.Schema) -> None:
-        """Accept an input channel that carries `schema` (without: none at all)."""
+        """`channel` carries `schema`. Others are neither accepted nor opened."""
         self._schemas[channel] = schema
 
     def connect(
@@ -277,9 +276,9 @@ class Plane:
         channel: int,
         sender_incarnation: Incarnation,
         receiver_incarnation: Incarnation,
-        schema: pa.Schema,
     ) -> Outgoing:
-        """Open `channel` to its receiver; ends with a ChannelClosed."""
+        """Open `channel`, which must be pinned, to its receiver; ends with a ChannelClosed."""
+        schema = self._schemas[channel]
 
         def over(conn_id: int, error: ClonosError | None) -> Event:
             return ChannelClosed(channel, conn_id, "sender", error)

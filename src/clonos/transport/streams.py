@@ -405,7 +405,7 @@ class Incoming(Stream):
         self.state = State.OPEN
         self._put_frame(proof)
 
-    def reply(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Queue `message` for the peer; never blocks. Lost if the stream has ended."""
         if self.state is State.OPEN:
             self._put(message)

@@ -1,7 +1,7 @@
-"""Which stream belongs to which channel of the task that this slot runs.
+"""Which connection belongs to which channel of the task that this slot runs.
 
 The automaton counts the attempts of an output channel and the connections of an input channel;
-here they meet the plane's streams. A sender may dial before its receiver is restored: it waits.
+here they meet the network's. A sender may connect before its receiver is restored: it waits.
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING, Final
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.transport.errors import CannotConnect
+from clonos.transport.errors import OPEN_PORTS, CannotConnect
 from clonos.transport.events import ChannelClosed, ChannelOpened
-from clonos.transport.plane import OPEN_PORTS
-from clonos.transport.streams import Incoming, Outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
-
     from clonos.core.task import TaskMachine
     from clonos.errors import ClonosError
-    from clonos.transport.plane import Plane
-
+    from clonos.nodes.ports import Network
+    from clonos.transport.events import Connection
 
 ANSWERED: Final = 3
 """So many times longer a peer may be tried where an answer comes back, if only a refusal."""
@@ -33,7 +27,7 @@ ANSWERED: Final = 3
 
 @dataclass
 class _Trial:
-    """A peer that has not answered yet, however often it was dialled; by the plane's clock."""
+    """A peer that has not answered yet, however often it was dialled; by the network's clock."""
 
     peer: tuple[Incarnation, str]
     since: float
@@ -41,7 +35,7 @@ class _Trial:
 
 
 class Links:
-    """The data streams of one slot.
+    """The data connections of one slot.
 
     Parameters
     ----------
@@ -50,20 +44,17 @@ class Links:
         meanwhile, is alive behind something that lets nothing through.
     """
 
-    def __init__(
-        self, plane: Plane, schemas: Mapping[int, pa.Schema], unreachable_s: float
-    ) -> None:
-        self._plane = plane
-        self._schemas = schemas
+    def __init__(self, network: Network, unreachable_s: float) -> None:
+        self._network = network
         self._unreachable_s = unreachable_s
         self._trials: dict[int, _Trial] = {}
-        self._out: dict[int, tuple[int, Outgoing]] = {}  # attempt is unique per channel
+        self._out: dict[int, tuple[int, Connection]] = {}  # attempt is unique per channel
         self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
-        self._in: dict[int, tuple[int, Incoming]] = {}
+        self._in: dict[int, tuple[int, Connection]] = {}
         self._early: list[ChannelOpened] = []
 
     def reset(self) -> None:
-        """The slot becomes another task (or another life of it): end all its streams."""
+        """The slot becomes another task (or another life of it): end all its connections."""
         for _, outgoing in self._out.values():
             outgoing.close()
         for _, incoming in self._in.values():
@@ -74,15 +65,14 @@ class Links:
         self._in.clear()
 
     def dial(self, action: ev.Dial, incarnation: Incarnation) -> None:
-        outgoing = self._plane.connect(
+        outgoing = self._network.connect(
             action.address,
             action.channel,
             incarnation,
             action.incarnation,
-            self._schemas[action.channel],
         )
         peer = (action.incarnation, action.address)
-        now = self._plane.listened_s
+        now = self._network.listened_s
         trial = self._trials.get(action.channel)
         if trial is None or trial.peer != peer:
             self._trials[action.channel] = _Trial(peer, now, now)
@@ -106,7 +96,7 @@ class Links:
     def reply(self, action: ev.Reply) -> None:
         known = self._in.get(action.conn)
         if known is not None:
-            known[1].reply(action.message)
+            known[1].send(action.message)
 
     def refuse(self, action: ev.Refuse) -> None:
         known = self._in.pop(action.conn, None)
@@ -149,8 +139,8 @@ class Links:
         self._give_up_if(channel, self._out[channel][1], event.error)
         return ev.OutputClosed(channel, attempt)
 
-    def _give_up_if(self, channel: int, outgoing: Outgoing, error: ClonosError | None) -> None:
-        trial, now = self._trials.get(channel), self._plane.listened_s
+    def _give_up_if(self, channel: int, outgoing: Connection, error: ClonosError | None) -> None:
+        trial, now = self._trials.get(channel), self._network.listened_s
         if trial is None:
             return
         if outgoing.stood:  # so long it was there: it may have restored its state, and died
@@ -162,7 +152,7 @@ class Links:
         limit = 1 if isinstance(error, CannotConnect) else ANSWERED
         if tried_s > limit * self._unreachable_s:
             raise CannotConnect(
-                f"{self._plane.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, "
+                f"{self._network.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, "
                 f"though the driver hears of both: {error.what}",
                 remedy=OPEN_PORTS,
             )
