@@ -22,13 +22,14 @@ LAYERS: dict[str, set[str]] = {
     "graph": {"operators", "core"},
     "transport": {"core"},
     "storage": {"core", "operators"},
-    "runtime": {"core", "operators", "transport", "storage"},
+    "nodes": {"core", "transport"},
+    "runtime": {"core", "nodes", "operators", "transport", "storage"},
     "spark": {"core", "transport", "runtime", "graph", "operators", "storage"},
     "cluster": {"core", "graph", "operators", "runtime", "transport", "storage", "spark"},
     "causal": {"core", "operators", "transport", "storage"},
     "api": {"graph", "operators", "core"},
     "testing": {"core", "operators", "graph"},
-    "simulator": {"core", "operators", "graph", "api", "testing"},
+    "simulator": {"core", "nodes", "transport", "operators", "graph", "api", "testing"},
 }
 """layer -> the layers it may import."""
 
@@ -47,11 +48,18 @@ LAZY: dict[str, set[str]] = {"api": {"cluster", "spark"}}
 EVERYBODY = {"errors", "version"}
 """Modules that every layer may import and that import none."""
 
+SANS_IO = {"core", "nodes"}
+"""Layers that touch nothing of the world."""
+
+OF_TRANSPORT = ("clonos.transport.events.", "clonos.transport.errors.")
+"""What a sans-I/O layer may know of the transport: words, no sockets."""
+
 CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "builtins", "collections", "contextlib", "dataclasses", "enum",
     "functools", "hashlib", "heapq", "itertools", "math", "operator", "struct", "types", "typing",
     "datetime", "decimal",  # as types of values; what reads the clock is looked for below
     "msgpack", "xxhash",
+    "traceback",  # where an error came from, as text
 }  # fmt: skip
 """Outside of clonos. Nothing with a clock, randomness, a thread, a file or a socket."""
 
@@ -108,8 +116,8 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     for name, line, is_lazy in imports(ast.parse(source), package):
         top = name.split(".")[0]
         if top != "clonos":
-            if layer == "core" and top not in CORE_MAY_IMPORT:
-                found.append(f"{module}:{line}: core is sans-I/O and must not import {top}")
+            if layer in SANS_IO and top not in CORE_MAY_IMPORT:
+                found.append(f"{module}:{line}: {layer} is sans-I/O and must not import {top}")
             continue
         target = layer_of(name)
         allowed = {layer} | (set() if layer in EVERYBODY else EVERYBODY | LAYERS[layer])
@@ -117,6 +125,8 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
             allowed |= LAZY.get(layer, set())
         if target not in allowed:
             found.append(f"{module}:{line}: {layer} must not import {target} ({name})")
+        elif layer in SANS_IO and target == "transport" and not name.startswith(OF_TRANSPORT):
+            found.append(f"{module}:{line}: {layer} is sans-I/O and must not import {name}")
         elif target != layer and any(part.startswith("_") for part in public_parts(name)):
             found.append(f"{module}:{line}: {name} is private to {target}")
     return list(dict.fromkeys(found))
@@ -164,6 +174,8 @@ def test_the_table_points_downwards():
         ("clonos.core.log", "from clonos.graph import compile", "core must not import graph"),
         ("clonos.core.log", "from ..graph import compile", "core must not import graph"),
         ("clonos.core.log", "from .. import graph", "core must not import graph"),
+        ("clonos.nodes.slot", "import threading", "nodes is sans-I/O"),
+        ("clonos.nodes.slot", "from clonos.transport.plane import Plane", "nodes is sans-I/O"),
         ("clonos.operators.join", "import clonos.transport", "operators must not import transport"),
         ("clonos.runtime.loop", "from clonos import cluster", "runtime must not import cluster"),
         ("clonos.api.job", "from clonos.cluster import run", "api must not import cluster"),

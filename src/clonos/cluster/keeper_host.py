@@ -18,8 +18,7 @@ from clonos.operators.batches import from_bytes, to_bytes
 from clonos.storage.delivered import DeliveredStore
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal
-from clonos.transport.events import ChannelClosed, ChannelOpened
-from clonos.transport.events import Connection
+from clonos.transport.events import ChannelClosed, ChannelOpened, Connection
 
 ROTATE_BYTES: Final = 64 << 20
 """A journal segment is replaced by a snapshot at the next floor after it has grown so large."""

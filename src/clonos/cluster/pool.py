@@ -25,9 +25,8 @@ from clonos.runtime.slot import body
 from clonos.runtime.versions import HASH_SEED, installed
 from clonos.spark.errors import JobCancelled, SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
-from clonos.transport.events import ControlOpened, Register
+from clonos.transport.events import Connection, ControlOpened, Register
 from clonos.transport.inbox import Inbox
-from clonos.transport.events import Connection
 
 SETTLE_S: Final = 1.0
 """A lost slot is launched again so much later, if there are slots to spare: what starting a process

@@ -70,7 +70,7 @@ class Store(Protocol):
 
 
 class Prefetch(Protocol):
-    """Reads one task's source ahead, within limits. A standby's stands where the task's floor is."""
+    """Reads one task's source ahead, within limits; a standby's is in place at the floor."""
 
     @property
     def is_placed(self) -> bool:

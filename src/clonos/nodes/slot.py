@@ -5,9 +5,9 @@ events, and what is to happen goes out through the ports. Production and simulat
 
 ::
 
-    IDLE --Activate--> RESTORING --layers are there--> RUNNING
-      \\------------------- any --Activate (another life)--> RESTORING
-                            any --Stop, control lost--> over
+    idle --Activate--> restoring --its layers are there--> running
+    any  --Activate: another task, or another life of it--> restoring
+    any  --Stop, or the driver is lost--> over
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clonos.nodes.links import ANSWERED, Links
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.runtime.links import ANSWERED, Links
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed
 
@@ -28,7 +28,7 @@ class Dialled:
             address="tcp://10.0.0.1:4000", connect=self._connect, listened_s=100.0
         )
         self.plane = plane
-        self.links = Links(plane, {CHANNEL: None}, LIMIT_S)
+        self.links = Links(plane, LIMIT_S)
 
     def _connect(self, *_: Any) -> Any:
         self.conn += 1
