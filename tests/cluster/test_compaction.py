@@ -11,7 +11,7 @@ import pytest
 
 from clonos.cluster.compaction import CHAIN_MAX, SHARE, Compactor, CompactorDied, choose
 from clonos.cluster.layers import Layers
-from clonos.core.layer import decode_layer, encode_layer, layer_path
+from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
@@ -24,19 +24,19 @@ NAMES = ["state"]
 
 
 def refs(sizes: list[int]) -> list[LayerRef]:
-    return [LayerRef(0, e, FIRST, e, f"{e}", n) for e, n in enumerate(sizes)]
+    return [LayerRef(0, e, FIRST, e, f"{e}", n, 0) for e, n in enumerate(sizes)]
 
 
 def test_every_byte_is_written_a_few_times_only() -> None:
     chain, written, new = [], 0, 0
     for epoch in range(5000):
-        chain.append(LayerRef(0, epoch, FIRST, epoch, "", 10))
+        chain.append(LayerRef(0, epoch, FIRST, epoch, "", 10, 0))
         new += 10
         chosen = choose(chain)
         if chosen:
             size = min(sum(ref.nbytes for ref in chosen), 2000)  # keys are overwritten
             written += size
-            chain = [*chain[: -len(chosen)], LayerRef(0, epoch, FIRST, epoch, "", size)]
+            chain = [*chain[: -len(chosen)], LayerRef(0, epoch, FIRST, epoch, "", size, 0)]
         assert len(chain) <= CHAIN_MAX
         assert sum(ref.nbytes for ref in chain) <= 2000 * (1 + 1 / SHARE) + CHAIN_MAX * 10
     assert written < 10 * new
@@ -58,12 +58,12 @@ def put(store: LayerStore, epoch: int, changes: dict[bytes, bytes | None]) -> La
     delta = encode_delta(NAMES, [(0, Changes([1] * len(changes), [*changes], [*changes.values()]))])
     layer = Layer(3, FIRST, epoch, epoch * 10, {}, {}, (), {}, 0, None, 0, False, delta)
     path = layer_path(3, epoch, FIRST)
-    return LayerRef(3, epoch, FIRST, epoch * 10, path, store.put(path, encode_layer(layer)))
+    content = encode_layer(layer)
+    return refer_to(layer, content, path, store.put(path, content))
 
 
 def content(store: LayerStore, ref: LayerRef) -> dict[bytes, bytes | None]:
-    layer = decode_layer(store.get(ref.path))
-    assert (layer.epoch, layer.position) == (ref.epoch, ref.position)
+    layer = open_layer(store.get(ref.path), ref)
     ((_, _, keys, values),) = decode_delta(NAMES, layer.delta)
     keys, values = keys.to_pylist(), values.to_pylist()
     return dict(zip(keys, values, strict=True))
@@ -85,8 +85,15 @@ def test_a_merged_layer_has_the_effect_of_all(store: LayerStore, compactor: Comp
 
 
 def test_what_cannot_be_merged_is_told(store: LayerStore, compactor: Compactor) -> None:
-    chain = [put(store, 1, {b"a": b"1"}), LayerRef(3, 2, FIRST, 20, "3/missing.layer", 5)]
+    chain = [put(store, 1, {b"a": b"1"}), LayerRef(3, 2, FIRST, 20, "3/missing.layer", 5, 0)]
     with pytest.raises(ClonosError, match="it is missing"):
+        compactor.merge(chain, chain)
+
+
+def test_a_layer_of_another_driver_is_not_merged(store: LayerStore, compactor: Compactor) -> None:
+    chain = [put(store, 1, {b"a": b"1"}), put(store, 2, {b"a": b"2"})]
+    put(store, 2, {b"a": b"of another driver, whole, under the same name"})
+    with pytest.raises(ClonosError, match="another layer is in its place"):
         compactor.merge(chain, chain)
 
 

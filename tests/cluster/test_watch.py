@@ -113,7 +113,7 @@ def test_a_progress_says_all_of_it(job):
     counters = report(50, batches_in=5, batches_out=4, entry_bytes=400, inflight_bytes=7)
     seen.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 12})
     seen.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 3})
-    ref = LayerRef(0, 1, Incarnation(1, 0), 5, "0/1", 1000)
+    ref = LayerRef(0, 1, Incarnation(1, 0), 5, "0/1", 1000, 0)
     seen.epoch_began(100.95)
     job.host.keeper.layers[0] = (ref, ref)
     job.host.keeper.epoch = 1

@@ -257,7 +257,7 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
     for epoch, generations in ((1, (1, 0, 1)), (2, (1, 1, 1))):
         coordinator.begin_epoch()
         for task in coordinator.tasks.values():
-            ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1)
+            ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1, 0)
             ack = msg.LayerAck(task.id, task.incarnation, epoch, ref, generations[task.id])
             say(task, ack)
         floors.append(house_keeper.epoch)

@@ -6,13 +6,21 @@ import pickle
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import UnreadableLayer, decode_layer, encode_layer, layer_path
+from clonos.core.layer import (
+    UnreadableLayer,
+    decode_layer,
+    encode_layer,
+    layer_path,
+    open_layer,
+    refer_to,
+)
 from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
@@ -69,6 +77,25 @@ def test_any_damage_to_a_layer_is_the_typed_error(layer, data):
         decode_layer(bytes(content), where="s3://b/3/1.layer")
     assert "s3://b/3/1.layer" in str(caught.value)
     assert caught.value.remedy
+
+
+@given(layer=layers, data=st.data())
+def test_a_whole_layer_in_the_place_of_another_is_refused(layer, data):
+    """Of another driver that keeps its layers in the same place: whole, and yet not ours."""
+    content = encode_layer(layer)
+    ref = refer_to(layer, content, "3/1.layer", len(content))
+    assert open_layer(content, ref) == layer
+    name = data.draw(st.sampled_from(["task", "epoch", "incarnation", "position", "delta"]))
+    changes: dict[str, Any] = {
+        "incarnation": Incarnation(layer.incarnation.term ^ 1, layer.incarnation.n),
+        "delta": layer.delta + b"x",
+    }
+    changed = changes[name] if name in changes else getattr(layer, name) ^ 1
+    other = encode_layer(replace(layer, **{name: changed}))
+    with pytest.raises(UnreadableLayer, match="another layer is in its place") as caught:
+        open_layer(other, ref)
+    assert caught.value.where == "3/1.layer"
+    assert "checkpoint_dir" in caught.value.remedy
 
 
 @given(st.binary(max_size=100))

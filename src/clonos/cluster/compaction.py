@@ -19,11 +19,10 @@ import subprocess
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import decode_layer, encode_layer, layer_path, merge_layers
+from clonos.core.layer import encode_layer, layer_path, merge_layers, open_layer, refer_to
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
 from clonos.operators.state import merge_deltas
@@ -45,13 +44,13 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
     --------
     >>> from clonos.core.plan import Incarnation
     >>> sizes = [1000, 300, *[10] * 31]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n) for e, n in enumerate(sizes)]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
     >>> [ref.epoch for ref in choose(chain)][:3]
     [0, 1, 2]
     >>> len(choose(chain[:-1]))
     0
     >>> sizes = [10_000, *[10] * 32]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n) for e, n in enumerate(sizes)]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
     >>> choose(chain)[0].epoch
     1
     """
@@ -67,13 +66,13 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
 
 def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool) -> LayerRef:
     """Store the layer that :func:`~clonos.core.layer.merge_layers` makes of those chosen."""
-    layers = [decode_layer(store.get(ref.path)) for ref in chosen]
+    layers = [open_layer(store.get(ref.path), ref) for ref in chosen]
     merged = merge_layers(layers, merge_deltas, is_base=is_base)
     last = chosen[-1]
     plain = layer_path(last.task, last.epoch, last.incarnation)
     path = plain.replace(".layer", f"-from-{chosen[0].epoch:012d}.layer")
-    nbytes = store.put(path, encode_layer(merged))
-    return replace(last, path=path, nbytes=nbytes)
+    content = encode_layer(merged)
+    return refer_to(merged, content, path, store.put(path, content))
 
 
 class Compactor:

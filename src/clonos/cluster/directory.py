@@ -31,7 +31,7 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.files_reader import FileList
 from clonos.storage.files import write_atomically
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """Of all that is below the folders: names and places of files, too."""
 _PLAIN: Final = (str, int, float, bool, type(None))
 

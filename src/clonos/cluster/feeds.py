@@ -13,7 +13,7 @@ from typing import Final
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.tables import Refresher, Tables
-from clonos.core.layer import decode_layer
+from clonos.core.layer import open_layer
 from clonos.core.messages import Layer, LayerRef
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.spark.feeding import STOP_S, FeedingQuery
@@ -191,7 +191,7 @@ class Feeds:
         chains = [layers.get(code.task.id, ()) for code in codes]
         if not all(chains):
             return []
-        return [decode_layer(self._layers.get(chain[-1].path)) for chain in chains]
+        return [open_layer(self._layers.get(chain[-1].path), chain[-1]) for chain in chains]
 
     def _end_tables(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         """When all other inputs are over, nobody looks up in tables any more."""

@@ -14,7 +14,7 @@ it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgpack
@@ -412,13 +412,13 @@ class HouseKeeper:
         ]
 
 
-def _ref_fields(ref: LayerRef) -> tuple[Any, ...]:
-    return (ref.task, ref.epoch, *ref.incarnation, ref.position, ref.path, ref.nbytes)
+def _ref_fields(ref: LayerRef) -> dict[str, Any]:
+    """By name: a journal outlives the version that wrote it."""
+    return {f.name: getattr(ref, f.name) for f in fields(LayerRef)}
 
 
-def _ref(fields: list[Any]) -> LayerRef:
-    task, epoch, term, n, position, path, nbytes = fields
-    return LayerRef(task, epoch, Incarnation(term, n), position, path, nbytes)
+def _ref(named: dict[str, Any]) -> LayerRef:
+    return LayerRef(**{**named, "incarnation": Incarnation(*named["incarnation"])})
 
 
 def _dep_fields(dep: Dependencies) -> dict[int, tuple[int, int, int]]:

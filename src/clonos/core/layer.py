@@ -19,7 +19,7 @@ from typing import Final
 
 from clonos.core.codec import CODEC
 from clonos.core.digest import content_digest
-from clonos.core.messages import Layer
+from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
@@ -123,6 +123,46 @@ def decode_layer(data: bytes, *, where: str = "") -> Layer:
     if not isinstance(layer, Layer):
         raise _damaged(where, f"its header is a {type(layer).__name__}")
     return replace(layer, delta=bytes(view[split:end]))
+
+
+def refer_to(layer: Layer, content: bytes, path: str, nbytes: int) -> LayerRef:
+    """Return the reference to `layer`, which is stored as `content` under `path`.
+
+    Parameters
+    ----------
+    nbytes
+        What it takes in the store.
+    """
+    digest = _CHECKSUM.unpack_from(content, len(content) - _CHECKSUM.size)[0]
+    name = (layer.task, layer.epoch, layer.incarnation, layer.position)
+    return LayerRef(*name, path, nbytes, digest)
+
+
+def open_layer(data: bytes, ref: LayerRef) -> Layer:
+    """Return the layer in `data`, which was found where `ref` says.
+
+    Raises
+    ------
+    UnreadableLayer
+        It is damaged, or whole but another one: of another task, life or time, or of another job
+        that keeps its layers in the same place.
+    """
+    layer = decode_layer(data, where=ref.path)
+    found = refer_to(layer, data, ref.path, ref.nbytes)
+    if found != ref:
+        raise UnreadableLayer(
+            f"another layer is in its place: {_described(found)}, not {_described(ref)}",
+            where=ref.path,
+            remedy="see that no other job has this checkpoint_dir; recover from a copy of it, or "
+            "start the job afresh in another one",
+        )
+    return layer
+
+
+def _described(ref: LayerRef) -> str:
+    life = f"{ref.incarnation.term}.{ref.incarnation.n}"
+    where = f"epoch {ref.epoch}, position {ref.position}"
+    return f"task {ref.task}, life {life}, {where}, digest {ref.digest:016x}"
 
 
 def _damaged(where: str, why: str) -> UnreadableLayer:

@@ -132,7 +132,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class LayerRef:
-    """Where a sealed layer is kept, and of which life of the task."""
+    """Where a sealed layer is kept, of which life of the task, and the digest of what is in it."""
 
     task: int
     epoch: int
@@ -140,6 +140,7 @@ class LayerRef:
     position: int
     path: str
     nbytes: int
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from clonos.core import events as ev
-from clonos.core.layer import decode_layer, encode_layer, layer_path
+from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
@@ -51,7 +51,7 @@ class Layers:
 
     def _fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         try:
-            layers = tuple(decode_layer(self._store.get(ref.path)) for ref in refs)
+            layers = tuple(open_layer(self._store.get(ref.path), ref) for ref in refs)
         except Exception as error:  # noqa: BLE001 - the node decides what it means
             self._inbox.put(FetchFailed(ticket, error))
         else:
@@ -63,8 +63,8 @@ class Layers:
     def _put(self, sealed: ev.StoreLayer) -> LayerRef:
         layer = replace(sealed.layer, delta=bytes(sealed.delta))
         path = layer_path(layer.task, layer.epoch, layer.incarnation)
-        nbytes = self._store.put(path, encode_layer(layer))
-        return LayerRef(layer.task, layer.epoch, layer.incarnation, layer.position, path, nbytes)
+        content = encode_layer(layer)
+        return refer_to(layer, content, path, self._store.put(path, content))
 
     def close(self) -> None:
         for pool in (self._fetching, self._putting):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
@@ -11,7 +10,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.coordinator import INFLIGHT_BYTES_HIGH, Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import decode_layer, encode_layer, merge_layers
+from clonos.core.layer import encode_layer, merge_layers, open_layer, refer_to
 from clonos.simulator.network import Stream
 from clonos.simulator.world import EPOCH_MS
 
@@ -172,11 +171,11 @@ class Driver:
     def _merged(self, chosen: tuple[msg.LayerRef, ...], is_base: bool) -> None:
         if not self.alive:
             return
-        layers = [decode_layer(self.cluster.layers[ref.path]) for ref in chosen]
+        layers = [open_layer(self.cluster.layers[ref.path], ref) for ref in chosen]
         merged = merge_layers(layers, self.cluster.job.merge, is_base=is_base)
         path = f"{chosen[-1].path} from {chosen[0].path}"
-        self.cluster.layers[path] = encode_layer(merged)
-        self.happened(co.Compacted(replace(chosen[-1], path=path), chosen))
+        content = self.cluster.layers[path] = encode_layer(merged)
+        self.happened(co.Compacted(refer_to(merged, content, path, len(content)), chosen))
 
     def _relieved(self, task: int) -> None:
         if self.alive:

@@ -11,7 +11,7 @@ from clonos.core.codec import CODEC
 from clonos.core.connections import Phase
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import decode_layer
+from clonos.core.layer import open_layer
 from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
@@ -184,7 +184,7 @@ class Recorder:
         if keeper.epoch > self._floor_epoch:
             self._floor_epoch = keeper.epoch
             newest: dict[int, Layer | None] = {
-                task: decode_layer(self._layers[refs[-1].path]) if refs else None
+                task: open_layer(self._layers[refs[-1].path], refs[-1]) if refs else None
                 for task, refs in keeper.layers.items()
             }
             self._channel_floors = invariants.floors_of_channels(self.job, newest)

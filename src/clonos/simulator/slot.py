@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.connections import Phase
-from clonos.core.layer import decode_layer, encode_layer, layer_path
+from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import Layer
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
@@ -111,7 +111,7 @@ class Slot:
             # The bottom layers were merged past it: what was deleted meanwhile is not in them.
             standby.program = self.cluster.job.program(refs[0].task)
             standby.applied, applied = None, 0
-        return [decode_layer(self.cluster.layers[r.path]) for r in refs if r.epoch > applied]
+        return [open_layer(self.cluster.layers[r.path], r) for r in refs if r.epoch > applied]
 
     # --- becoming a task --------------------------------------------------------------------------
 
@@ -315,9 +315,7 @@ class Slot:
         path = layer_path(layer.task, layer.epoch, layer.incarnation)
         content = encode_layer(layer)
         self.cluster.layers[path] = content
-        ref = msg.LayerRef(
-            layer.task, layer.epoch, layer.incarnation, layer.position, path, len(content)
-        )
+        ref = refer_to(layer, content, path, len(content))
         if life == self.life:
             self.handle(ev.LayerStored(ref))
 
