@@ -30,10 +30,10 @@ soak:     ## the tests that take minutes
 	@./test soak
 
 bench:    setup ## the benchmarks
-	@.venv/bin/clonos bench
+	@.venv/bin/clonos-bench
 
 docs:     setup ## run every example in the docstrings
-	@$(PY) -m pytest src/clonos
+	@$(PY) -m pytest src/clonos benchmarks/src examples/demo
 
 format:   setup ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix
@@ -41,7 +41,8 @@ format:   setup ## let ruff format and fix what it can
 
 lock:     setup ## resolve the locks anew
 	@$(PY) -m pip install -q uv
-	@$(PY) -m uv pip compile pyproject.toml --extra demo --extra bench --extra causal --extra postgres --extra tls --group dev \
+	@$(PY) -m uv pip compile pyproject.toml benchmarks/pyproject.toml --extra causal --extra postgres --extra tls \
+	    --group dev --no-emit-package clonos \
 	    --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --custom-compile-command "make lock" --upgrade -q -o requirements.lock
 	@$(PY) -m uv pip compile scripts/flink.in --universal --python-version 3.10 --generate-hashes \

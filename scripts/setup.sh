@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes everything the other commands need: a virtual environment in .venv with the pinned
-# packages and the project itself, and a Java runtime for Spark. Safe to run again: when nothing
-# changed it ends at once.
+# packages, the project and its benchmarks, and a Java runtime for Spark. Safe to run again: when
+# nothing changed it ends at once.
 #
 #   PYTHON=python3.12 scripts/setup.sh     choose the interpreter (3.10 or newer)
 set -euo pipefail
@@ -93,7 +93,7 @@ pip_install() { # without pip's remarks about how this machine is configured
 # The stamp covers the place (a moved .venv does not work), what is installed and the recipe.
 stamp() {
     pwd
-    cat requirements.lock pyproject.toml scripts/setup.sh | cksum
+    cat requirements.lock pyproject.toml benchmarks/pyproject.toml scripts/setup.sh | cksum
 }
 
 if [ -x .venv/bin/python ] && [ "$(cat .venv/stamp 2>/dev/null)" = "$(stamp)" ] &&
@@ -110,6 +110,6 @@ rm -f .venv/stamp # until all is installed
 say "installing the pinned packages (some minutes the first time)"
 pip_install --require-hashes -r requirements.lock ||
     fail "could not install the pinned packages; is there a network?"
-pip_install --no-deps --no-build-isolation -e . || fail "could not install the project itself"
+pip_install --no-deps --no-build-isolation -e . -e benchmarks || fail "could not install the project itself"
 stamp >.venv/stamp
 say "done"

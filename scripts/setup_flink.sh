@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Apache Flink, for `clonos bench nexmark --parts flink`: a virtual environment of its own (its
+# Apache Flink, for `clonos-bench nexmark --parts flink`: a virtual environment of its own (its
 # pins contradict ours) with Flink's jars and PyFlink, and our source and sink compiled against
 # them. Safe to run again: only what changed is made.
 #
@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${FLINK_VENV:-.venv-flink}
-java=src/clonos/bench/flink/java
+java=benchmarks/src/clonos_bench/flink/java
 
 say() { printf 'setup_flink: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

@@ -7,7 +7,15 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from clonos.bench.run import end_jvm
+from clonos_bench.run import end_jvm
+
+ROOT = Path(__file__).parent.parent
+
+# Processes that tests start, Spark's workers among them, import what the tests import.
+SOURCES = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks" / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # The first session's JVM serves all that follow, and reads these once.
 os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SOURCES = sorted(
+    path for part in ("src", "benchmarks", "examples") for path in (ROOT / part).rglob("*.py")
+)
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -66,8 +68,8 @@ def leaks(text: str) -> Iterator[str]:
 def text_files(folder: Path = ROOT) -> Iterator[Path]:
     """All text files of the project, without what is made by tools."""
     for path in sorted(folder.iterdir()):
-        if path.name == Path(__file__).name:
-            continue  # it has examples of what is forbidden
+        if path.name in {Path(__file__).name, ".git"}:
+            continue  # it has examples of what is forbidden; a worktree's .git is a file
         if path.is_dir():
             is_hidden = path.name.startswith(".") and path.name not in {".ci", ".github"}
             if not is_hidden and path.name not in {"__pycache__", "build", "dist", "out"}:
@@ -76,7 +78,7 @@ def text_files(folder: Path = ROOT) -> Iterator[Path]:
             yield path
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_sizes_and_docstrings(path):
     faults = list(style_faults(path.read_text("utf-8")))
     assert not faults, "\n".join(f"{path.relative_to(ROOT)}:{fault}" for fault in faults)

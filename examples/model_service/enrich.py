@@ -55,6 +55,7 @@ class Enrich:
 
     def kill_once(self) -> None:
         context = TaskContext.get()
+        assert context is not None  # this runs in a task
         batch = context.getLocalProperty("streaming.sql.batchId")
         mark = self.marks / f"batch {batch} killed"
         if context.partitionId() == 0 and not mark.exists():

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -96,4 +95,4 @@ def _leave_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import clonos
-from clonos.demo.client import check_words
 from clonos.spark.session import get_or_create
 from clonos.spark.tables import finish
+from examples.demo.client import check_words
 
 RAW = "id long, merchant string, cents long, time timestamp"
 CLEAN = """

@@ -1,6 +1,6 @@
 """Payments go from Spark through a service and back into Spark while its processes are killed.
 
-    python examples/payments/watch.py
+    python -m examples.payments.watch
 
 writes payments into a folder, runs ``pipeline.py`` over them, kills the worker that asks the
 service, an executor, and the driver (which is started again), and then compares what Spark has
@@ -26,12 +26,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pipeline
 from rich.console import Console
 
-from clonos.demo.process import ServerProcess
-from clonos.demo.verdict import verdict
 from clonos.spark.session import get_or_create
+from examples.demo.process import ServerProcess, environment
+from examples.demo.verdict import verdict
+from examples.payments import pipeline
 
 MERCHANTS = ["Anna", "BRUNO", " cleo", "Dora ", "emil", "Fritz", "gerda", "HUGO", "ida", "Jakob"]
 FILE_ROWS = 250
@@ -43,7 +43,7 @@ class Pipeline:
     """The driver's process, and what it says of its tasks."""
 
     def __init__(self, folder: Path, url: str, master: str) -> None:
-        self.command = [sys.executable, pipeline.__file__, str(folder), url, master]
+        self.command = [sys.executable, "-m", pipeline.__name__, str(folder), url, master]
         self.log = folder / "log"  # Spark has much to say about processes that die
         self.starts_left = STARTS_MAX
         self.start()
@@ -53,7 +53,7 @@ class Pipeline:
         self.rows = 0  # delivered at the last kill
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=subprocess.PIPE, stderr=log, text=True
+                self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
             )
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
@@ -149,7 +149,7 @@ def main() -> int:
     journal = folder / "journal"
     turns = {options.files * (i + 1) // (len(options.kill) + 1): k
              for i, k in enumerate(options.kill)}  # fmt: skip
-    with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
+    with ServerProcess("examples.demo.service", ["--journal", str(journal)]) as service:
         running = Pipeline(folder, service.url, options.master)
         try:
             running.wait_for(lambda said: said["quiet"])

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from clonos.api.job import Job
     from clonos.api.streams import KeyedStream, Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
+    from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
+    from clonos.cluster.progress import Recovery
     from clonos.errors import ClonosError
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
@@ -34,7 +36,9 @@ _HOMES = {
     "Listener": "clonos.cluster.listener",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
+    "Recovery": "clonos.cluster.progress",
     "Row": "clonos.operators.rows",
+    "RunningJob": "clonos.cluster.driver",
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",
     "count": "clonos.api.aggregates",
@@ -60,7 +64,9 @@ __all__ = [
     "Listener",
     "Process",
     "ProcessContext",
+    "Recovery",
     "Row",
+    "RunningJob",
     "Stream",
     "asc",
     "avg",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from clonos.bench.edges import Counter, answer
-from clonos.bench.spark import PacedStream
 from clonos.errors import ClonosError
+from clonos_bench.edges import Counter, answer
+from clonos_bench.spark import PacedStream
 
 
 class Frame:

@@ -11,21 +11,23 @@ from contextlib import nullcontext
 
 import pytest
 
-from clonos.bench import nexmark, nexmark_flink, nexmark_flink_recovery, run
-from clonos.bench.flink.process import Installation, Peer
-from clonos.bench.gates import TRIAL_EVENTS, Ran, tried_out
-from clonos.bench.nexmark_flink import (
+from clonos.errors import ClonosError
+from clonos_bench import run
+from clonos_bench.flink.process import Installation, Peer
+from clonos_bench.gates import TRIAL_EVENTS, Ran, tried_out
+from clonos_bench.nexmark import measurement as nexmark
+from clonos_bench.nexmark.generator import BASE_MS
+from clonos_bench.nexmark.parts import flink, flink_recovery
+from clonos_bench.nexmark.parts.flink import (
     WAYS,
     Side,
     compete,
     functions_in_python,
     queries,
 )
-from clonos.bench.nexmark_functions import CASES
-from clonos.bench.nexmark_recovery import Pace, expected
-from clonos.errors import ClonosError
-from clonos.nexmark.generator import BASE_MS
-from clonos.nexmark.queries import QUERIES
+from clonos_bench.nexmark.parts.functions import CASES
+from clonos_bench.nexmark.parts.paced import Pace, expected
+from clonos_bench.nexmark.queries import QUERIES
 
 ECHO = """
 import sys
@@ -103,7 +105,7 @@ def test_what_a_cluster_wrote_is_read_back(tmp_path, query):
     half = len(lines) // 2
     (tmp_path / "0.tsv").write_text("".join(lines[:half]) + "+I\t17", "utf-8")
     (tmp_path / "1.tsv").write_text("".join(lines[half:]), "utf-8")
-    found, latency = nexmark_flink_recovery.read(tmp_path, pace, query)
+    found, latency = flink_recovery.read(tmp_path, pace, query)
     assert found == rows
     assert len(latency) == half
     assert {round(late_ms) for _, late_ms in latency} == {5, 6}
@@ -111,10 +113,10 @@ def test_what_a_cluster_wrote_is_read_back(tmp_path, query):
 
 def test_the_newest_whole_row_says_how_late_rows_are(tmp_path):
     pace = Pace(1000.0, 20_000.0)
-    assert nexmark_flink_recovery._newest_ms(tmp_path, pace) == math.inf
+    assert flink_recovery._newest_ms(tmp_path, pace) == math.inf
     lines = [f"+I\t{1_000_000 + i + 7}\t{i}\t{BASE_MS}\t{BASE_MS + i}\n" for i in range(2_000)]
     (tmp_path / "0.tsv").write_text("".join(lines) + "+I\t9", "utf-8")
-    assert nexmark_flink_recovery._newest_ms(tmp_path, pace) == 7
+    assert flink_recovery._newest_ms(tmp_path, pace) == 7
 
 
 def test_runs_are_tried_until_it_is_warm_and_their_length_is_known():
@@ -139,7 +141,7 @@ def measured(tmp_path, monkeypatch, results):
 
     nowhere = Installation(tmp_path / "python", tmp_path, tmp_path / "jar")
     monkeypatch.setattr(Installation, "find", lambda python: nowhere)
-    monkeypatch.setattr(nexmark_flink, "compete", compete)
+    monkeypatch.setattr(flink, "compete", compete)
     parser = argparse.ArgumentParser()
     nexmark.add_arguments(parser)
     given = ["--parts", "flink,pyflink", "--queries", "0,6,9,12", "--out", str(tmp_path)]
@@ -189,7 +191,7 @@ def test_a_contest_that_fails_leaves_the_next_one_alone(monkeypatch, tmp_path):
             raise ClonosError("lost")
         return side(10, 1.0), side(10, 1.0)
 
-    monkeypatch.setattr(nexmark_flink, "_compared", compared)
+    monkeypatch.setattr(flink, "_compared", compared)
     monkeypatch.setattr(run, "session", lambda master: nullcontext())
     parser = argparse.ArgumentParser()
     nexmark.add_arguments(parser)

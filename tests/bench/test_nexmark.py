@@ -7,9 +7,9 @@ import argparse
 import pytest
 
 import clonos
-from clonos.bench import nexmark
-from clonos.nexmark import Generator
-from clonos.nexmark.queries import QUERIES
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark import measurement as nexmark
+from clonos_bench.nexmark.queries import QUERIES
 
 
 def measured(tmp_path, *options):

@@ -13,25 +13,19 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.bench import (
-    nexmark,
-    nexmark_files,
-    nexmark_growth,
-    nexmark_overhead,
-    nexmark_recovery,
-    plots,
-    run,
-)
-from clonos.bench.gates import Timed, gated, tried_out
-from clonos.bench.nexmark_overhead import BASE, VARIANTS
-from clonos.bench.nexmark_recovery import Pace
-from clonos.bench.nexmark_spark_recovery import PacedStream
-from clonos.bench.report import Report
-from clonos.bench.timelines import Timeline
-from clonos.nexmark import Generator
-from clonos.nexmark.queries import Auctions, q0
 from clonos.operators.readers import EndOfInput
 from clonos.testing import InMemoryRun
+from clonos_bench import plots
+from clonos_bench.gates import Timed, gated, tried_out
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark import measurement as nexmark
+from clonos_bench.nexmark.parts import files, growth, overhead, recovery
+from clonos_bench.nexmark.parts.overhead import BASE, VARIANTS
+from clonos_bench.nexmark.parts.paced import Pace, Rows, expected, paced
+from clonos_bench.nexmark.parts.spark_recovery import PacedStream
+from clonos_bench.nexmark.queries import Auctions, q0
+from clonos_bench.report import Report
+from clonos_bench.timelines import Timeline
 
 
 def options(*given):
@@ -56,7 +50,7 @@ def rounds(slower, moods=(1.0, 2.0, 5.0)):
 
 
 def test_what_is_lost_is_that_of_pairs(tmp_path):
-    report = nexmark_overhead.compare({"1": rounds(1.25), "5": rounds(2.0)}, tmp_path)
+    report = overhead.compare({"1": rounds(1.25), "5": rounds(2.0)}, tmp_path)
     lines: dict[str, tuple[str, ...]] = {}
     for line in report.lines:
         lines.setdefault(line[0], tuple(line[1:]))  # throughput comes before CPU
@@ -73,11 +67,11 @@ def test_what_is_lost_is_that_of_pairs(tmp_path):
 
 def test_variants_that_give_other_rows_are_wrong(tmp_path):
     done = {"1": rounds(1.25), "12": rounds(1.25)}
-    assert nexmark_overhead.compare(done, tmp_path).ok
+    assert overhead.compare(done, tmp_path).ok
     wrong = replace(done["1"]["1"][0], rows_out=2)
     for query in done:
         done[query]["1"][0] = wrong
-    report = nexmark_overhead.compare(done, tmp_path)
+    report = overhead.compare(done, tmp_path)
     assert not report.ok
     assert [note for note in report.notes if "gave" in note] == ["q1 gave 1 or 2 rows"]
 
@@ -85,7 +79,7 @@ def test_variants_that_give_other_rows_are_wrong(tmp_path):
 def test_runs_without_checkpoints_are_noticed(tmp_path):
     done = {"1": rounds(1.25)}
     done["1"]["1"][0] = replace(done["1"]["1"][0], checkpoints=1)
-    report = nexmark_overhead.compare(done, tmp_path)
+    report = overhead.compare(done, tmp_path)
     assert report.notes[-1] == "each run has seen 1 checkpoints or more (few: q1 1)"
 
 
@@ -105,7 +99,7 @@ def test_a_run_is_made_to_take_so_long():
 def test_unknown_variants_and_parts_are_refused(tmp_path):
     arguments = options("--variants", "off,2", "--out", str(tmp_path))
     with pytest.raises(clonos.ClonosError, match="no variant 2"):
-        nexmark_overhead.measure({"0": q0}, arguments, tmp_path)
+        overhead.measure({"0": q0}, arguments, tmp_path)
     with pytest.raises(clonos.ClonosError, match="no part x"):
         nexmark.measure(options("--parts", "plain,x", "--out", str(tmp_path)))
 
@@ -126,8 +120,8 @@ def test_off_is_without_causal_log_and_bare_without_checkpoints():
 
 
 def test_a_gated_source_waits_for_its_file_and_then_is_the_same(tmp_path):
-    nexmark_files.write(tmp_path, Generator(2_000))
-    source = nexmark_files.source(tmp_path, "bid")
+    files.write(tmp_path, Generator(2_000))
+    source = files.source(tmp_path, "bid")
     gate = tmp_path / "go"
     reader = gated(source, gate).reader(0, 1)
     reader.open(10)
@@ -141,9 +135,9 @@ def test_a_gated_source_waits_for_its_file_and_then_is_the_same(tmp_path):
 
 
 def test_files_have_all_events(tmp_path):
-    nexmark_files.write(tmp_path, Generator(2_000))
+    files.write(tmp_path, Generator(2_000))
     job = clonos.Job(parallelism=2)
-    house = Auctions(job, 0, source=lambda kind: nexmark_files.source(tmp_path, kind))
+    house = Auctions(job, 0, source=lambda kind: files.source(tmp_path, kind))
     q0(house).sink(clonos.sinks.collect(), name="out")
     rows = InMemoryRun(job.compile()).run()["out"]
     bids = Generator(2_000).batch("bid", 0, Generator(2_000).rows("bid"))
@@ -157,9 +151,7 @@ def read_to_its_end(reader):
 
 def test_paced_events_exist_when_their_time_has_come(tmp_path):
     pace = Pace(time.time() - 1.0, 2_000.0)
-    readers = [
-        nexmark_recovery.paced(pace, tmp_path / "stop", "bid").reader(i, 2) for i in range(2)
-    ]
+    readers = [paced(pace, tmp_path / "stop", "bid").reader(i, 2) for i in range(2)]
     rows = 0
     for reader in readers:
         reader.open(0)
@@ -174,17 +166,16 @@ def test_paced_events_exist_when_their_time_has_come(tmp_path):
 # --- recovery -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("query", list(nexmark_recovery.JOINS))
+@pytest.mark.parametrize("query", list(recovery.JOINS))
 def test_the_rows_that_are_expected_are_those_that_the_join_gives(query):
     pace = Pace(1000.0, 200.0)
     job = clonos.Job(parallelism=2)
     house = Auctions(job, 10_000, delay_us=pace.generator.delay_us, block_events=500)
-    nexmark_recovery.JOINS[query](house).sink(clonos.sinks.collect(), name="out")
+    recovery.JOINS[query](house).sink(clonos.sinks.collect(), name="out")
     table = InMemoryRun(job.compile()).run()["out"]
     until_s = pace.began_s + 10_000 / pace.rate
-    expected = nexmark_recovery.expected(query, pace, until_s)
-    assert expected.total() == table.num_rows > 10
-    rows = nexmark_recovery.Rows(pace, query)
+    assert expected(query, pace, until_s).total() == table.num_rows > 10
+    rows = Rows(pace, query)
     for batch in table.to_batches():
         rows.put(batch)
     assert rows.faults(until_s, until_s) == []
@@ -195,9 +186,9 @@ def test_missing_and_repeated_rows_are_found():
     pace = Pace(1000.0, 200.0)
     job = clonos.Job(parallelism=1)
     house = Auctions(job, 10_000, delay_us=pace.generator.delay_us, block_events=500)
-    nexmark_recovery.JOINS["3"](house).sink(clonos.sinks.collect(), name="out")
+    recovery.JOINS["3"](house).sink(clonos.sinks.collect(), name="out")
     table = InMemoryRun(job.compile()).run()["out"].combine_chunks()
-    rows = nexmark_recovery.Rows(pace, "3")
+    rows = Rows(pace, "3")
     rows.put(table.slice(3))
     rows.put(table.slice(10, 2))
     until_s = pace.began_s + 10_000 / pace.rate
@@ -208,7 +199,7 @@ def test_latency_is_from_the_creation_of_the_newest_event():
     pace = Pace(1000.0, 200.0)
     job = clonos.Job(parallelism=1)
     house = Auctions(job, 2_000, delay_us=pace.generator.delay_us, block_events=500)
-    nexmark_recovery.JOINS["3"](house).sink(clonos.sinks.collect(), name="out")
+    recovery.JOINS["3"](house).sink(clonos.sinks.collect(), name="out")
     row = InMemoryRun(job.compile()).run()["out"].slice(0, 1)
     auction = row["id"][0].as_py() - 1000
     person = row["person"][0].as_py() - 1000
@@ -243,9 +234,9 @@ def killed(system, normal_s):
 
 
 def test_the_aim_is_for_ours_and_every_kill_is_kept(tmp_path):
-    report = Report("recovery", "t", nexmark_recovery._COLUMNS)
+    report = Report("recovery", "t", recovery._COLUMNS)
     lines = [killed("Clonos, a", 0.1), killed("Clonos, b", 0.4), killed("Flink", 3.0)]
-    nexmark_recovery._table(report, "3", lines)
+    recovery._table(report, "3", lines)
     assert [line[0] for line in report.lines] == ["q3, Clonos, a", "q3, Clonos, b", "q3, Flink"]
     assert [line[6] for line in report.lines] == ["100", "400", "3,000"]
     aims = [line[-1] for line in report.lines]
@@ -261,10 +252,10 @@ def test_a_system_that_does_not_bear_the_rate_leaves_the_others(tmp_path, monkey
             raise clonos.ClonosError("never in time")
         return killed(f"Clonos, {system}", 0.1), []
 
-    monkeypatch.setattr(nexmark_recovery, "_run", run_)
-    monkeypatch.setattr(nexmark_recovery, "_standbys", lambda *_: [])
+    monkeypatch.setattr(recovery, "_run", run_)
+    monkeypatch.setattr(recovery, "_standbys", lambda *_: [])
     arguments = options("--joins", "3,8", "--systems", "full,1", "--out", str(tmp_path))
-    report = nexmark_recovery.measure({}, arguments, tmp_path)
+    report = recovery.measure({}, arguments, tmp_path)
     assert not report.ok
     assert [line[0] for line in report.lines[:2]] == ["q3, Clonos, 1", "q8, Clonos, 1"]
     assert "q8, full: never in time" in report.notes
@@ -274,7 +265,7 @@ def test_a_system_that_does_not_bear_the_rate_leaves_the_others(tmp_path, monkey
 def test_unknown_systems_are_refused(tmp_path):
     arguments = options("--systems", "1-executor", "--out", str(tmp_path))
     with pytest.raises(clonos.ClonosError, match="full-executor"):
-        nexmark_recovery.measure({}, arguments, tmp_path)
+        recovery.measure({}, arguments, tmp_path)
 
 
 # --- growth ---------------------------------------------------------------------------------------
@@ -283,30 +274,30 @@ def test_unknown_systems_are_refused(tmp_path):
 def test_one_thing_grows_on_each_axis(tmp_path):
     arguments = options()
     tasks = {}
-    for axis in nexmark_growth.AXES:
-        for point in nexmark_growth._points(axis, arguments):
+    for axis in growth.AXES:
+        for point in growth._points(axis, arguments):
             jobs = {name: build(tmp_path / "go") for name, build in point.builds.items()}
             assert BASE in jobs
             sizes = {len(job.compile().plan.tasks) for job in jobs.values()}
             assert len(sizes) == 1
             tasks[axis, point.at] = sizes.pop()
-            assert all(run.slots_of(job) >= tasks[axis, point.at] for job in jobs.values())
+            assert all(job.cores() >= tasks[axis, point.at] for job in jobs.values())
     assert [tasks["parallelism", p] for p in (1, 2, 4, 8)] == [3, 6, 12, 24]
     assert [tasks["depth", d] for d in (1, 2, 4, 8)] == [2, 3, 5, 9]
     assert len({tasks["keys", k] for k in (100, 10_000, 1_000_000)}) == 1
     with pytest.raises(clonos.ClonosError, match="no axis x"):
-        nexmark_growth._points("x", arguments)
+        growth._points("x", arguments)
 
 
 def test_a_point_becomes_a_line_and_a_place_in_the_picture(tmp_path):
     points = []
     for axis, at in (("depth", 1), ("depth", 4), ("keys", 100)):
-        point = nexmark_growth.Point(axis, at, 12, {})
+        point = growth.Point(axis, at, 12, {})
         point.runs = {BASE: [timed(1.0, 1.0)], "full": [timed(1.25, 1.5)]}
         points.append(point)
-    cells = nexmark_growth._cells(points[0], points[0].runs["full"])
+    cells = growth._cells(points[0], points[0].runs["full"])
     assert cells == ["10", "0.80", "1.50", "1.000", "0.0", "10"]
-    nexmark_growth._draw(points, {}, tmp_path / "growth.png", "t")
+    growth._draw(points, {}, tmp_path / "growth.png", "t")
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from clonos.bench import nexmark_spark, run
-from clonos.bench.gates import Ran
-from clonos.bench.report import Report
+from clonos_bench import run
+from clonos_bench.gates import Ran
+from clonos_bench.nexmark.parts import spark as nexmark_spark
+from clonos_bench.report import Report
 
 
 def heap_and_collectors(spark):

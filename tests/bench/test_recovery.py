@@ -8,15 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from clonos.bench import jobs, plots
-from clonos.bench.kills import Kill
-from clonos.bench.recovery import analyse
-from clonos.bench.report import PERCENTILES, Aim, Report
-from clonos.bench.statistics import summarize
-from clonos.bench.watch import Ledger
 from clonos.cluster.progress import Recovery
 from clonos.core.plan import Incarnation
 from clonos.operators.readers import EndOfInput
+from clonos_bench import jobs, plots
+from clonos_bench.kills import Kill
+from clonos_bench.recovery import analyse
+from clonos_bench.report import PERCENTILES, Aim, Report
+from clonos_bench.statistics import summarize
+from clonos_bench.watch import Ledger
 
 
 def partition(start, end):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from clonos.bench.statistics import (
+from clonos_bench.statistics import (
     back_to_normal,
     mean_ratio,
     output_gap,

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from clonos.bench import plots
-from clonos.bench.timelines import Timeline
 from clonos.errors import WrongType
+from clonos_bench import plots
+from clonos_bench.timelines import Timeline
 
 
 def steady(every_s, late_ms, pauses=(), seconds=60.0):

@@ -17,8 +17,8 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.core.plan import FULL_DEPTH
-from clonos.demo.client import check_words
-from clonos.demo.process import LOOPBACK, ServerProcess
+from examples.demo.client import check_words
+from examples.demo.process import LOOPBACK, ServerProcess
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
@@ -134,7 +134,7 @@ def test_socket_source(spark, tmp_path, is_fused):
     lines = [f"line {i}" for i in range(6_000)]
     text = tmp_path / "text"
     text.write_text("\n".join(lines) + "\n")
-    with ServerProcess("clonos.demo.lines", [str(text), "--rate", "1500"]) as server:
+    with ServerProcess("examples.demo.lines", [str(text), "--rate", "1500"]) as server:
         job = clonos.Job("socket", checkpoint_interval="300 ms")
         source = clonos.sources.socket_lines(LOOPBACK, server.port, resume=True)
         stream = job.source(source, name="lines")
@@ -157,7 +157,7 @@ def test_answers_of_a_service_are_asked_once(spark, tmp_path):
     """What is in the output rests on an answer that the service has given, and given once."""
     journal = tmp_path / "service.jsonl"
     words = [("alpha",), ("beta",), ("gamma",), ("delta",)]
-    with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as service:
+    with ServerProcess("examples.demo.service", ["--journal", str(journal)]) as service:
         url = service.url
 
         def ask(row: Any, ctx: clonos.Context) -> tuple[str, str]:

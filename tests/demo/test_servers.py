@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clonos.demo.client import ServiceError, check_words
-from clonos.demo.process import ServerFailed, ServerProcess
-from clonos.demo.text import load_text
-from clonos.demo.words import words_of
+from examples.demo.client import ServiceError, check_words
+from examples.demo.process import ServerFailed, ServerProcess
+from examples.demo.text import load_text
+from examples.demo.words import words_of
 
 WORDS = [f"word{n}" for n in range(300)]
 
@@ -30,7 +30,9 @@ def journal(tmp_path):
 
 @pytest.fixture
 def service(journal):
-    with ServerProcess("clonos.demo.service", ["--port", "0", "--journal", str(journal)]) as server:
+    with ServerProcess(
+        "examples.demo.service", ["--port", "0", "--journal", str(journal)]
+    ) as server:
         yield server
 
 
@@ -76,14 +78,14 @@ def test_nonsense_is_refused_and_not_written_down(service, journal, path, body, 
 
 
 def test_a_restarted_service_is_reached_without_sending_twice(journal):
-    with ServerProcess("clonos.demo.service", ["--journal", str(journal)]) as first:
+    with ServerProcess("examples.demo.service", ["--journal", str(journal)]) as first:
         port = str(first.port)
         check_words(first.url, ["a"], "1")
         os.kill(first.pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match="reached"):
         check_words(first.url, ["a"], "2")
     arguments = ["--port", port, "--journal", str(journal)]
-    with ServerProcess("clonos.demo.service", arguments) as second:
+    with ServerProcess("examples.demo.service", arguments) as second:
         check_words(second.url, ["a"], "3")
     assert [entry["key"] for entry in entries(journal)] == ["1", "3"]
 
@@ -127,7 +129,7 @@ class Stub:
     ],
 )
 def test_a_request_that_may_have_been_seen_is_not_sent_again(answer, match, monkeypatch):
-    monkeypatch.setattr("clonos.demo.client.TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("examples.demo.client.TIMEOUT_SECONDS", 0.2)
     stub = Stub(answer)
     with pytest.raises(ServiceError, match=match) as caught:
         check_words(stub.url, ["a"], "k")
@@ -150,11 +152,11 @@ def gone(pid):
     return False
 
 
-@pytest.mark.parametrize("module", ["clonos.demo.service", "clonos.demo.lines"])
+@pytest.mark.parametrize("module", ["examples.demo.service", "examples.demo.lines"])
 def test_servers_die_with_their_parent(module, tmp_path):
     arguments = ["--journal", str(tmp_path / "j")] if module.endswith("service") else []
     code = (
-        "import os, signal; from clonos.demo.process import ServerProcess\n"
+        "import os, signal; from examples.demo.process import ServerProcess\n"
         f"print(ServerProcess({module!r}, {arguments!r}).pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -164,7 +166,7 @@ def test_servers_die_with_their_parent(module, tmp_path):
 
 def test_a_server_that_cannot_start_is_a_typed_error(tmp_path):
     with pytest.raises(ServerFailed, match="before it listened"):
-        ServerProcess("clonos.demo.service", ["--journal", str(tmp_path / "no" / "folder")])
+        ServerProcess("examples.demo.service", ["--journal", str(tmp_path / "no" / "folder")])
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def receive(port, greeting=b"", lines=None):
 
 
 def test_lines_are_sent_repeated_and_resumed(text):
-    with ServerProcess("clonos.demo.lines", [text, "--repeat", "2"]) as server:
+    with ServerProcess("examples.demo.lines", [text, "--repeat", "2"]) as server:
         everything = [f"line {n % 10}" for n in range(20)]
         assert receive(server.port) == everything
         assert receive(server.port, b"\n") == everything
@@ -198,13 +200,13 @@ def test_lines_are_sent_repeated_and_resumed(text):
 
 
 def test_parts_are_dealt_out_in_order(text):
-    with ServerProcess("clonos.demo.lines", [text, "--clients", "2"]) as server:
+    with ServerProcess("examples.demo.lines", [text, "--clients", "2"]) as server:
         assert receive(server.port)[:2] == ["line 0", "line 2"]
         assert receive(server.port)[:2] == ["line 1", "line 3"]
 
 
 def test_the_rate_goes_on_while_nobody_reads(text):
-    with ServerProcess("clonos.demo.lines", [text, "--repeat", "0", "--rate", "200"]) as server:
+    with ServerProcess("examples.demo.lines", [text, "--repeat", "0", "--rate", "200"]) as server:
         begin = time.monotonic()
         receive(server.port, lines=40)
         taken = time.monotonic() - begin

@@ -7,8 +7,8 @@ import math
 
 from rich.console import Console
 
-from clonos.demo.plot import Kill, Sample, plot
-from clonos.demo.timeline import (
+from examples.demo.plot import Kill, Sample, plot
+from examples.demo.timeline import (
     PHASES,
     Phase,
     Progress,
@@ -76,7 +76,7 @@ def test_a_terminal_gets_a_panel_that_changes_in_place():
 
 def test_a_log_gets_lines_only_when_there_is_news(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("clonos.demo.timeline.time.monotonic", lambda: now)
+    monkeypatch.setattr("examples.demo.timeline.time.monotonic", lambda: now)
     used = console(terminal=False)
     with ProgressView(used) as view:
         view.update(progress())

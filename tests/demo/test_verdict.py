@@ -10,8 +10,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from rich.console import Console
 
-from clonos.demo.verdict import FAULTS, OUTPUT_SCHEMA, verdict
-from clonos.demo.words import words_of
+from examples.demo.verdict import FAULTS, OUTPUT_SCHEMA, verdict
+from examples.demo.words import words_of
 
 pytestmark = pytest.mark.spark
 

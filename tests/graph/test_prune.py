@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.bench.gates import gated
-from clonos.nexmark import events
-from clonos.nexmark.generator import KINDS, Generator
 from clonos.testing.in_memory import InMemoryRun
+from clonos_bench.gates import gated
+from clonos_bench.nexmark import events
+from clonos_bench.nexmark.generator import KINDS, Generator
 
 SCHEMA = "a long, b string, c long, at timestamp, d double"
 ROWS = [(i % 3, f"b{i}", 10 * i, 1_000_000 * i, i / 7) for i in range(50)]

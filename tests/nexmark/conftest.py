@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from clonos.nexmark import Generator, side_input
+from clonos_bench.nexmark import Generator, side_input
 
 SALES = """
     sales as (

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from clonos.bench.flink import sql
-from clonos.bench.flink.process import SETTINGS, Installation, Peer, options
 from clonos.errors import ClonosError
-from clonos.nexmark import Generator
+from clonos_bench.flink import sql
+from clonos_bench.flink.process import SETTINGS, Installation, Peer, options
+from clonos_bench.nexmark import Generator
 
 PYTHON = ".venv-flink/bin/python"
 CASES = [(name, 20_000, 2_000) for name in sql.QUERIES if name != "12"]

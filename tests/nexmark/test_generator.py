@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clonos.errors import WrongType
-from clonos.nexmark import KINDS, Generator, events, write_parquet
-from clonos.nexmark.generator import BASE_MS
 from clonos.operators.readers import EndOfInput
+from clonos_bench.nexmark import KINDS, Generator, events, write_parquet
+from clonos_bench.nexmark.generator import BASE_MS
 
 KIND_NAMES = sorted(KINDS)
 

@@ -10,10 +10,10 @@ import pytest
 
 import clonos
 from clonos.core.messages import Kind
-from clonos.nexmark import Generator
-from clonos.nexmark.queries import QUERIES, Auctions
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark.queries import QUERIES, Auctions
 
 EVENTS = 3500
 DELAY_US = 20_000

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 import clonos
-from clonos.nexmark import Generator
-from clonos.nexmark.queries import QUERIES, ROW_QUERIES, Auctions
 from clonos.testing import Batches, InMemoryRun
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark.queries import QUERIES, ROW_QUERIES, Auctions
 
 DETERMINISTIC = [number for number in QUERIES if number != 12]
 DELAY_US = 2_000

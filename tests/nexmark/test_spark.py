@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import clonos
-from clonos.nexmark import Generator
-from clonos.nexmark.queries import QUERIES, Auctions
-from clonos.nexmark.spark import NexmarkSource, write_table
 from clonos.spark.session import get_or_create
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark.queries import QUERIES, Auctions
+from clonos_bench.nexmark.spark import NexmarkSource, write_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
 

@@ -8,13 +8,14 @@ from collections import Counter
 import pytest
 
 import clonos
-from clonos.bench import nexmark_files, nexmark_spark
-from clonos.bench.nexmark_functions import CASES
-from clonos.bench.nexmark_spark_queries import INEXPRESSIBLE, QUERIES
-from clonos.nexmark import Generator
-from clonos.nexmark import queries as ours
 from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
+from clonos_bench.nexmark import Generator
+from clonos_bench.nexmark import queries as ours
+from clonos_bench.nexmark.parts import files
+from clonos_bench.nexmark.parts import spark as nexmark_spark
+from clonos_bench.nexmark.parts.functions import CASES
+from clonos_bench.nexmark.parts.spark_queries import INEXPRESSIBLE, QUERIES
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
 
@@ -34,14 +35,14 @@ def spark(new_jvm):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("nexmark")
-    nexmark_files.write(path, GENERATOR)
+    files.write(path, GENERATOR)
     return path
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     path = tmp_path_factory.mktemp("few")
-    nexmark_files.write(path, FEW)
+    files.write(path, FEW)
     return path
 
 

@@ -195,6 +195,18 @@ class Job:
         """The plan and the code of the tasks."""
         return compile_graph(self._graph)
 
+    def cores(self, standby_slots: int | None = None) -> int:
+        """How many cores of Spark the job needs: one per slot, and one for queries that feed it.
+
+        Parameters
+        ----------
+        standby_slots
+            As for :meth:`start`.
+        """
+        from clonos.cluster.pool import SlotPool
+
+        return SlotPool.count(self.compile(), standby_slots)
+
     def start(self, spark: Any = None, **options: Any) -> Any:
         """Start the job in a Spark session and return at once.
 

@@ -33,12 +33,6 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
-    from clonos.bench import command as bench
-    from clonos.demo import run as demo
     from clonos.simulator import command as sim
 
-    return {
-        "bench": ("measure recovery, latency, overhead", bench.add_arguments, bench.run_bench),
-        "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),
-        "demo": ("word count that is killed while you watch", demo.add_arguments, demo.run),
-    }
+    return {"sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run)}

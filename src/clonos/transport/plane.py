@@ -3,7 +3,7 @@
 A data channel is opened by its *sender*; a control stream by the *slot*. One loop owns the plane:
 :meth:`Plane.poll` sleeps until something comes (from a stream, or from another thread through the
 inbox), and returns it. There are no threads behind it; what a message costs is one system call on
-each side (see ``clonos bench transport``).
+each side.
 """
 
 from __future__ import annotations

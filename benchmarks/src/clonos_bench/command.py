@@ -1,0 +1,69 @@
+"""``clonos-bench``: all measurements, or one by its name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from rich.console import Console
+
+from clonos.errors import ClonosError
+from clonos_bench import causal, edges, latency, overhead, recovery, run, shuffle, spark
+from clonos_bench.nexmark import measurement as nexmark
+
+_ALL: dict[str, tuple[ModuleType, str]] = {
+    "recovery": (recovery, "what killed workers and executors do to the output"),
+    "latency": (latency, "how late rows are when nothing fails"),
+    "overhead": (overhead, "what protection costs"),
+    "shuffle": (shuffle, "rows per second through two shuffles"),
+    "causal": (causal, "what causal services cost in plain PySpark jobs"),
+    "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
+    "nexmark": (nexmark, "events per second of Nexmark's queries"),
+    "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
+}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure; 0 if all output was right (whether or not the aims are met)."""
+    parser = argparse.ArgumentParser(prog="clonos-bench", description=__doc__)
+    commands = parser.add_subparsers(dest="measurement", metavar="MEASUREMENT")
+    for name, (module, summary) in _ALL.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+    arguments = parser.parse_args(given)
+    try:
+        return _run(arguments)
+    except ClonosError as error:
+        sys.stderr.write(f"clonos-bench: {type(error).__name__}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if arguments.measurement is not None:
+        return _measure(arguments.measurement, arguments, console)
+    codes = []
+    for name, (module, _) in _ALL.items():
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        codes.append(_measure(name, parser.parse_args([]), console))
+    return max(codes)
+
+
+def _measure(name: str, arguments: argparse.Namespace, console: Console) -> int:
+    report = _ALL[name][0].measure(arguments)
+    settings = vars(arguments)
+    folder = run.folder(arguments, name)
+    for part in [report, *report.parts] if report.lines else report.parts:
+        if getattr(arguments, "markdown", False):
+            print(part.markdown(), end="\n\n")
+        else:
+            part.show(console)
+        of_part = folder if part is report else run.folder(arguments, f"{name}/{part.name}")
+        part.save(of_part, settings)
+    console.print(f"details and pictures: {folder}", highlight=False)
+    return 0 if report.ok and all(part.ok for part in report.parts) else 1

@@ -1,0 +1,1 @@
+"""The measurements of Nexmark, each of which can run alone."""

@@ -1,0 +1,58 @@
+"""What is installed is the library, and what it imports is what it asks for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parent.parent
+
+CONTENTS = {
+    "clonos/__init__.py", "clonos/errors.py", "clonos/py.typed", "clonos/version.py",
+    "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/core", "clonos/graph",
+    "clonos/operators", "clonos/runtime", "clonos/simulator", "clonos/spark", "clonos/storage",
+    "clonos/testing", "clonos/transport",
+    "pyspark_clonos/__init__.py",
+}  # fmt: skip
+"""All that the wheel has, by its uppermost folders."""
+
+OPTIONAL = {"tenacity", "cryptography", "psycopg"}
+"""Imported only by what the extras are for."""
+
+WITH_PYSPARK = {"py4j"}
+"""Comes with it, in the same release."""
+
+
+def test_the_wheel_has_the_library_and_nothing_else():
+    builder = WheelBuilder(str(ROOT))
+    files = [Path(file.distribution_path) for file in builder.recurse_included_files()]
+    assert {"/".join(file.parts[:2]) for file in files} == CONTENTS
+    assert {file.suffix for file in files} <= {".py", ".typed"}
+
+
+def imported(node):
+    """The packages that are imported when this runs; for types only is not counted."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module.split(".")[0]
+    elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        for child in ast.iter_child_nodes(node):
+            yield from imported(child)
+
+
+def test_what_the_library_imports_is_what_it_depends_on():
+    dependencies = WheelBuilder(str(ROOT)).metadata.core.dependencies
+    named = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in imported(ast.parse(path.read_text("utf-8")))
+    }
+    others = named - sys.stdlib_module_names - {"clonos", "pyspark_clonos"}
+    assert others - OPTIONAL - WITH_PYSPARK == {
+        re.match(r"[\w-]+", line).group() for line in dependencies
+    }
