@@ -54,5 +54,5 @@ def test_what_the_library_imports_is_what_it_depends_on():
     }
     others = named - sys.stdlib_module_names - {"clonos", "pyspark_clonos"}
     assert others - OPTIONAL - WITH_PYSPARK == {
-        re.match(r"[\w-]+", line).group() for line in dependencies
+        re.split(r"[^\w-]", line)[0] for line in dependencies
     }
