@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
@@ -47,7 +46,7 @@ class ClonosError(Exception):
         advice = f" To do: {self.remedy}" if self.remedy else ""
         return f"{place}{self.what}{advice}"
 
-    def __reduce__(self) -> tuple[Callable[..., ClonosError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.remedy)
 
 
@@ -56,7 +55,18 @@ def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str) -> Clon
 
 
 class ProtocolError(ClonosError):
-    """A peer or our own code broke the protocol; a bug in clonos, never in user code."""
+    """A peer or our own code broke the protocol; a bug in clonos, never in user code.
+
+    ``stories``: the last transitions of the state machines it concerns.
+    """
+
+    stories: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"  story: {story}" for story in self.stories)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (*super().__reduce__(), {"stories": self.stories})
 
 
 class Divergence(ClonosError):
@@ -132,7 +142,7 @@ class CallError(ClonosError):
         self.type_name = type_name
         self.message = message
 
-    def __reduce__(self) -> tuple[Callable[..., ClonosError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return CallError, (self.type_name, self.message)
 
 

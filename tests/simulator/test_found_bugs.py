@@ -63,6 +63,8 @@ def test_entries_of_a_new_life_wait_until_the_old_ones_are_cut():
     book.append(Run(0, OLD, 1, (b"a", b"lost")))
     book.fence(0, NEW)
     channel = Inbound(JOB.plan, JOB.plan.channels[0], 0, 0)
+    channel.open(1)
+    channel.hello(OLD, book)
     data = msg.Data(0, NEW, None, (Run(0, NEW, 2, (b"new",)),))
     assert channel.take(data, book) is Verdict.HELD
     book.resolve(0, NEW, 1)
@@ -184,8 +186,10 @@ def test_a_later_cut_does_not_move_where_a_receiver_starts_over():
     channel = Inbound(JOB.plan, JOB.plan.channels[0], 0, 0)
     channel.start_over(10)
     channel.start_over(12)
+    channel.open(1)
     assert channel.hello(OLD, LogBook()).reset_at == 10
     channel.start_over(8)
+    channel.open(2)
     assert channel.hello(OLD, LogBook()).reset_at == 8
 
 

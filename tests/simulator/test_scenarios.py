@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clonos.core.connections import Phase
 from clonos.core.coordinator import POISON_DEATHS, TaskPhase
 from clonos.core.decisions import Note
 from clonos.core.determinants import Marker, decode_record
+from clonos.core.life import Phase
 from clonos.core.plan import FULL_DEPTH
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
@@ -165,7 +165,7 @@ def test_log_full_of_received_items_while_the_marker_waits_behind(seed):
         play = Play(CHAIN, seed, rows_ms=0.2)
         play.all_live()
         play.cluster.slow[play.slot(3).number] = 3.0
-        play.until(lambda: play.machine(2)._blocked() and play.coordinator.pending_epoch)
+        play.until(lambda: play.machine(2).outbounds.blocked() and play.coordinator.pending_epoch)
         play.kill(2)
         play.finish()
         assert play.keeper.epoch

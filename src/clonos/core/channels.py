@@ -13,6 +13,7 @@ from enum import Enum
 
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
+from clonos.core.machine import Table
 from clonos.core.messages import Credit, Data, Dependencies, Hello, Item, Run
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.errors import ProtocolError
@@ -31,35 +32,108 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
+class Link(Enum):
+    """States of the stream at the receiving end of a channel."""
+
+    AWAY = "away"
+    OPEN = "open"
+    GREETED = "greeted"
+    HOLDING = "holding"
+
+
+class LinkEvent(Enum):
+    """What happens to it."""
+
+    OPENED = "opened"
+    GREETED = "greeted"
+    HELD = "entries of a pending fence"
+    RELEASED = "resolved"
+    CLOSED = "closed"
+
+
+INBOUND_LINK = Table(
+    "receiving end of a channel: its stream",
+    Link.AWAY,
+    {
+        (Link.AWAY, LinkEvent.OPENED): Link.OPEN,
+        (Link.OPEN, LinkEvent.OPENED): Link.OPEN,
+        (Link.GREETED, LinkEvent.OPENED): Link.OPEN,
+        (Link.HOLDING, LinkEvent.OPENED): Link.OPEN,
+        (Link.OPEN, LinkEvent.GREETED): Link.GREETED,
+        (Link.GREETED, LinkEvent.HELD): Link.HOLDING,
+        (Link.HOLDING, LinkEvent.RELEASED): Link.GREETED,
+        (Link.OPEN, LinkEvent.CLOSED): Link.AWAY,
+        (Link.GREETED, LinkEvent.CLOSED): Link.AWAY,
+        (Link.HOLDING, LinkEvent.CLOSED): Link.AWAY,
+    },
+)
+
+
+class Items(Enum):
+    """States of what comes in on a channel."""
+
+    FLOWING = "flowing"
+    ENDED = "ended"
+    STARTING_OVER = "starting over"
+
+
+class ItemsEvent(Enum):
+    """What happens to it."""
+
+    END = "END taken"
+    RESET = "a taken item is lost"
+    WELCOME = "Welcome"
+
+
+INBOUND_ITEMS = Table(
+    "receiving end of a channel: its items",
+    Items.FLOWING,
+    {
+        (Items.FLOWING, ItemsEvent.END): Items.ENDED,
+        (Items.FLOWING, ItemsEvent.RESET): Items.STARTING_OVER,
+        (Items.ENDED, ItemsEvent.RESET): Items.STARTING_OVER,
+        (Items.STARTING_OVER, ItemsEvent.RESET): Items.STARTING_OVER,
+        (Items.STARTING_OVER, ItemsEvent.WELCOME): Items.FLOWING,
+    },
+)
+
+
 class Inbound:
     """The receiving end of a channel.
 
     Attributes
     ----------
+    link, items
+        The state of its stream, and of what comes in on it.
     next_seq, chain
         What is expected next, and the running digest before it.
     consumed, consumed_chain
         Number and running digest of the last item a step has taken.
     consumed_dep
-        What that item depends on (nothing that can be lost, if a layer already contains it).
+        What was taken depends on (nothing that can be lost, if a layer already contains it).
     queue
         Received (log entries stored), not yet taken.
+    aligned
+        A marker was taken, and its epoch is not yet sealed.
     reset_at
         Availability: we start over with what the sender makes after this step of its own.
     """
 
-    def __init__(self, plan: Plan, spec: ChannelSpec, consumed: int, chain: int) -> None:
+    def __init__(
+        self, plan: Plan, spec: ChannelSpec, consumed: int, chain: int, *, ended: bool = False
+    ) -> None:
         self.spec = spec
         self.logs = plan.forwarded_logs(spec)
+        name = f"channel {spec.id}, receiving"
+        self.link = INBOUND_LINK.machine(f"{name}, stream")
+        self.items = INBOUND_ITEMS.machine(f"{name}, items", Items.ENDED if ended else None)
         self.conn: int | None = None
-        self.greeted = False
         self.reset_at: int | None = None
         self.consumed = consumed
         self.consumed_chain = chain
         self.consumed_dep: Dependencies = {}
         self.queue: deque[Item] = deque()
         self.aligned = False
-        self.ended = False
         self._held: deque[Data] = deque()
         self._next_seq = consumed + 1
         self._chain = chain
@@ -67,19 +141,35 @@ class Inbound:
         self._uncredited_bytes = 0
         self._relaxed = True
 
+    @property
+    def ended(self) -> bool:
+        """Whether END was taken, and none of what came before it was lost."""
+        return self.items.state is Items.ENDED
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the sender was told what we have, and so continues behind it."""
+        return self.link.state in (Link.GREETED, Link.HOLDING)
+
     def open(self, conn: int) -> None:
         """A new stream replaces whatever was there."""
+        self.link.on(LinkEvent.OPENED)
         self.conn = conn
-        self.greeted = False
         self._held.clear()
 
     def close(self) -> None:
+        """The stream is gone; what waited on it will be sent again."""
+        self.link.on(LinkEvent.CLOSED)
         self.conn = None
-        self.greeted = False
         self._held.clear()
 
+    def end(self) -> None:
+        """END was taken."""
+        self.items.on(ItemsEvent.END)
+
     def hello(self, incarnation: Incarnation, book: LogBook) -> Hello:
-        self.greeted = True
+        """Say what we have, and so what we need."""
+        self.link.on(LinkEvent.GREETED)
         self._credited = self.consumed
         self._relaxed = True
         return Hello(
@@ -93,10 +183,11 @@ class Inbound:
 
     def take(self, data: Data, book: LogBook) -> Verdict:
         """Store the delta *before* the item may be processed (log before effect)."""
-        if self._held:
+        if self.link.state is Link.HOLDING:
             self._held.append(data)
             return Verdict.HELD
         if any(book.must_wait(run) for run in data.runs):
+            self.link.on(LinkEvent.HELD)
             self._held.append(data)
             return Verdict.HELD
         if any(book.refuses(run) for run in data.runs):
@@ -120,12 +211,14 @@ class Inbound:
 
     def release_held(self, book: LogBook) -> Verdict:
         """A fence was resolved: what waited for it can be judged now."""
+        if self.link.state is not Link.HOLDING:
+            return Verdict.TAKEN
+        self.link.on(LinkEvent.RELEASED)
         held, self._held = self._held, deque()
         result = Verdict.TAKEN
         for data in held:
             result = self.take(data, book)
             if result is Verdict.REFUSED:
-                self._held.clear()
                 break
         return result
 
@@ -150,13 +243,14 @@ class Inbound:
 
         If it has sent END, that was not the last one.
         """
+        self.items.on(ItemsEvent.RESET)
         self.reset_at = position if self.reset_at is None else min(self.reset_at, position)
-        self.ended = False
         self.queue.clear()
         self._held.clear()
 
     def restart(self, last_seq: int, chain: int) -> None:
         """Availability: the sender continues behind `last_seq`."""
+        self.items.on(ItemsEvent.WELCOME)
         self.queue.clear()
         self.reset_at = None
         self._next_seq, self._chain = last_seq + 1, chain
@@ -173,8 +267,8 @@ class Inbound:
 
     def credit(self, *, relaxed: bool, force: bool = False) -> Credit | None:
         """Progress worth telling the sender."""
-        if not self.greeted or self.reset_at is not None:  # the old numbers mean nothing any more
-            return None
+        if not self.greeted or self.items.state is Items.STARTING_OVER:
+            return None  # nobody listens, or the old numbers mean nothing any more
         due = (
             self.consumed - self._credited >= CREDIT_ITEMS or self._uncredited_bytes >= CREDIT_BYTES
         )
@@ -186,6 +280,43 @@ class Inbound:
         return Credit(self.spec.id, self.consumed, relaxed)
 
 
+class Call(Enum):
+    """States of the stream at the sending end of a channel."""
+
+    UNKNOWN = "unknown"
+    DIALLING = "dialling"
+    ASKED = "asked to start over"
+    CONNECTED = "connected"
+    BROKEN = "broken"
+
+
+class CallEvent(Enum):
+    """What happens to it."""
+
+    DIALLED = "dialled"
+    HELLO = "Hello"
+    HELLO_RESET = "Hello with reset"
+    WELCOME = "live: Welcome"
+    CLOSED = "closed"
+    HUNG_UP = "fence of the receiver"
+
+
+OUTBOUND = Table(
+    "sending end of a channel",
+    Call.UNKNOWN,
+    {
+        **{(state, CallEvent.DIALLED): Call.DIALLING for state in Call},
+        (Call.DIALLING, CallEvent.HELLO): Call.CONNECTED,
+        (Call.DIALLING, CallEvent.HELLO_RESET): Call.ASKED,
+        (Call.ASKED, CallEvent.WELCOME): Call.CONNECTED,
+        (Call.DIALLING, CallEvent.CLOSED): Call.BROKEN,
+        (Call.ASKED, CallEvent.CLOSED): Call.BROKEN,
+        (Call.CONNECTED, CallEvent.CLOSED): Call.BROKEN,
+        **{(state, CallEvent.HUNG_UP): Call.UNKNOWN for state in Call},
+    },
+)
+
+
 class Outbound:
     """The sending end of a channel.
 
@@ -193,13 +324,17 @@ class Outbound:
     ----------
     log
         The in-flight log: the queue itself.
-    relaxed
-        The receiver replays, aligns or is away: what is unsent does not count as backlog.
-    settled
-        World channels: outputs up to this one have their effect, durably.
-    unanswered
+    call
+        The state of its stream.
+    attempt, address, peer
+        Number of the newest stream, where it leads, and to which life of the receiver.
+    asked
         Of a receiver that starts over (availability): what it said, until we are live and can
         tell it where we continue. Void with its connection: who comes next may have all of it.
+    relaxed
+        The receiver replays, aligns or is away: what is unsent does not count as backlog.
+    released, settled
+        World channels: outputs up to this one may take effect; have their effect, durably.
     """
 
     def __init__(self, plan: Plan, spec: ChannelSpec, last: int, chain: int) -> None:
@@ -208,37 +343,62 @@ class Outbound:
         self.to_world = spec.receiver == HOUSE_KEEPER
         self.carries_items = not self.to_world or plan.tasks[spec.sender].is_sink
         self.log = InFlightLog(last, chain)
+        self.call = OUTBOUND.machine(f"channel {spec.id}, sending")
         self.attempt = 0
-        self.address: str | None = None
+        self.address = ""
         self.peer = Incarnation(0, 0)
-        self.connected = False
-        self.broken = False
+        self.asked: Hello | None = None
         self.relaxed = True
         self.released = last
         self.settled = last
-        self.unanswered: Hello | None = None
         self._shared: dict[int, int] = {}
 
-    def down(self) -> None:
-        self.connected = False
+    @property
+    def connected(self) -> bool:
+        """Whether the receiver has said what it has."""
+        return self.call.state is Call.CONNECTED
+
+    def dial(self) -> None:
+        """A new stream to where the receiver is replaces whatever was there."""
+        self._down(CallEvent.DIALLED)
+        self.attempt += 1
+
+    def hang_up(self) -> None:
+        """The receiver is over; where the next one will be is not known."""
+        self._down(CallEvent.HUNG_UP)
+        self.attempt += 1
+
+    def closed(self) -> None:
+        """The stream is gone."""
+        self._down(CallEvent.CLOSED)
+
+    def _down(self, event: CallEvent) -> None:
+        self.call.on(event)
         self.relaxed = True
-        self.unanswered = None
+        self.asked = None
 
     def greet(self, hello: Hello) -> None:
         """The receiver has said what it has: continue from there."""
-        self.connected = True
-        self.relaxed = not self.to_world
-        self._shared = dict(hello.lengths)
+        self.call.on(CallEvent.HELLO)
+        self._up(hello)
         if self.carries_items:
             self.log.resume(hello.next_seq, hello.chain)
 
-    def restart(self, hello: Hello, last: int) -> None:
+    def ask(self, hello: Hello) -> None:
+        """Availability: the receiver starts over; it has to wait until we are live."""
+        self.call.on(CallEvent.HELLO_RESET)
+        self.asked = hello
+
+    def welcome(self, hello: Hello, last: int) -> None:
         """Availability: the receiver continues behind item `last`, whatever it had."""
-        self.connected = True
-        self.relaxed = not self.to_world
-        self.unanswered = None
-        self._shared = dict(hello.lengths)
+        self.call.on(CallEvent.WELCOME)
+        self.asked = None
+        self._up(hello)
         self.log.renumber(last)
+
+    def _up(self, hello: Hello) -> None:
+        self.relaxed = not self.to_world
+        self._shared = dict(hello.lengths)
 
     def delta(self, book: LogBook, stable: dict[int, int]) -> tuple[Run, ...]:
         """What the receiver does not hold yet of the logs that travel along this channel."""

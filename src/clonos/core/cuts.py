@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from clonos.core.determinants import Order, decode_record
-from clonos.core.fences import Cut
-from clonos.core.messages import Resolve, Run
+from clonos.core.fences import Cut, merge
+from clonos.core.messages import Dependencies, Dependency, Resolve, Run
 from clonos.core.plan import Plan
 
 
@@ -40,6 +40,18 @@ def valid_length(
                 if cause.incarnation < incarnation and cause.position > end:
                     return position - 1
     return length
+
+
+def dependencies_of(plan: Plan, log: Iterable[Run]) -> Dependencies:
+    """What replaying a log will depend on, directly."""
+    result: Dependencies = {}
+    for run in log:
+        for record in run.records:
+            cause = decode_record(record)[0]
+            if isinstance(cause, Order):
+                sender = plan.channels[cause.channel].sender
+                merge(result, {sender: Dependency(cause.incarnation, cause.position)})
+    return result
 
 
 def consistent_cut(

@@ -127,6 +127,13 @@ def merge(into: Dependencies, dep: Dependencies) -> None:
             into[task] = dependency
 
 
+def merged(known: Dependencies, dep: Dependencies) -> Dependencies:
+    """What depends on both."""
+    result = dict(known)
+    merge(result, dep)
+    return result
+
+
 def depends_on_lost(task: int, incarnation: Incarnation, length: int, dep: Dependencies) -> bool:
     """Whether `dep` needs what lives of `task` before `incarnation` wrote after `length`."""
     known = dep.get(task)

@@ -23,8 +23,10 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
-from clonos.core.fences import Fences, Trust, depends_on_lost, merge
-from clonos.core.log import LogBook
+from clonos.core.fences import Trust, depends_on_lost, merged
+from clonos.core.holder import Holder
+from clonos.core.inbounds import Inbounds
+from clonos.core.machine import with_stories
 from clonos.core.messages import Dependencies, Dependency, Item, Kind, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
@@ -65,19 +67,23 @@ class HouseKeeper:
         self.positions: dict[int, int] = {task.id: 0 for task in plan.tasks}
         self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
         self.complete = False
-        self.book = LogBook()
-        self.stable: dict[int, int] = {task.id: 0 for task in plan.tasks}
-        self.fences = Fences()
-        self.inputs = {
-            c.id: Inbound(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER
-        }
+        self.holder = Holder()
+        self.book = self.holder.book
+        self.fences = self.holder.fences
+        self.stable = self.holder.stable
+        self.stable.update({task.id: 0 for task in plan.tasks})
         self.resolved: list[msg.Resolve] = []
-        self.world_dep: dict[int, Dependencies] = {c: {} for c in self.inputs}
         self._encode = encode
         self._decode = decode
         self._records: list[bytes] = []
         self._delivered: list[Deliver] = []
         self._actions: list[ev.Action] = []
+        self.inbounds = Inbounds(
+            (Inbound(plan, c, 0, 0) for c in plan.channels if c.receiver == HOUSE_KEEPER),
+            self.holder,
+            self._actions.append,
+        )
+        self.inputs = self.inbounds.ends
         self._credit_due: set[int] = set()
         self._unstable = set(self.stable)
 
@@ -102,7 +108,8 @@ class HouseKeeper:
                 message = msg.Credit(channel, credit.processed, stable=stable)
                 self._actions.append(ev.Reply(inbound.conn, message))
         self._credit_due.clear()
-        actions, self._actions = self._actions, []
+        actions = self._actions.copy()
+        self._actions.clear()
         delivered, self._delivered = self._delivered, []
         return actions, delivered
 
@@ -148,7 +155,7 @@ class HouseKeeper:
             for run in self.book.runs(task.id, 1):
                 self._write_run(run)
         for channel, i in self.inputs.items():
-            dep = _dep_fields(self.world_dep[channel])
+            dep = _dep_fields(i.consumed_dep)
             state = (i.consumed, i.consumed_chain, i.ended, i.reset_at)
             self._write("world", channel, *state, dep)
         head, self._records = self._records, pending
@@ -191,16 +198,23 @@ class HouseKeeper:
         if Kind(kind) is Kind.BATCH:
             batch = Batch(self._decode(content), rows, len(content), digest)
         item = Item(seq, Kind(kind), epoch, 0, batch, _dep(dep), chain)
-        i = self.inputs[channel] = Inbound(self.plan, self.plan.channels[channel], seq, chain)
-        i.ended = item.kind is Kind.END
-        merge(self.world_dep[channel], item.dep)
+        known = self.inputs[channel].consumed_dep
+        i = self._restore(channel, seq, chain, ended=item.kind is Kind.END)
+        i.consumed_dep = merged(known, item.dep)
         self.generation = max(self.generation, generation)
         self._delivered.append(Deliver(channel, i.spec.sender, generation, item))
 
     def _read_world(self, channel: int, consumed: int, chain: int, *rest: Any) -> None:
-        i = self.inputs[channel] = Inbound(self.plan, self.plan.channels[channel], consumed, chain)
-        i.ended, i.reset_at, dep = rest
-        self.world_dep[channel] = _dep(dep)
+        ended, reset_at, dep = rest
+        i = self._restore(channel, consumed, chain, ended=ended)
+        if reset_at is not None:
+            i.start_over(reset_at)
+        i.consumed_dep = _dep(dep)
+
+    def _restore(self, channel: int, consumed: int, chain: int, *, ended: bool) -> Inbound:
+        spec = self.plan.channels[channel]
+        end = self.inputs[channel] = Inbound(self.plan, spec, consumed, chain, ended=ended)
+        return end
 
     def _read_resolve(self, task: int, term: int, n: int, length: int, *rest: Any) -> None:
         generation, reset = rest
@@ -217,52 +231,34 @@ class HouseKeeper:
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         """A sender connects, sends or goes. Effects appear after the next commit."""
-        inbound = self.inputs[event.channel]
-        if isinstance(event, ev.Opened):
-            if self.fences.refuses(inbound.spec.sender, event.incarnation):
-                self._actions.append(ev.Refuse(event.conn))
-                return
-            self._refuse(inbound)
-            inbound.open(event.conn)
-            self._greet(inbound)
-        elif event.conn != inbound.conn:
-            return
-        elif isinstance(event, ev.InputClosed):
-            inbound.close()
-        else:
-            self._receive(inbound, event.data)
-
-    def _refuse(self, inbound: Inbound) -> None:
-        if inbound.conn is not None:
-            self._actions.append(ev.Refuse(inbound.conn))
-            inbound.close()
+        try:
+            if isinstance(event, ev.Received):
+                self._receive(event)
+            elif isinstance(event, ev.InputClosed):
+                self.inbounds.closed(event)
+            elif self.inbounds.opened(event):
+                self._greet(self.inputs[event.channel])
+        except ProtocolError as error:
+            end = self.inputs[event.channel]
+            with_stories(error, (end.link, end.items))
+            raise
 
     def _greet(self, inbound: Inbound) -> None:
-        if inbound.conn is None or inbound.greeted:
-            return
-        if any(self.fences.pending(t) for t in (inbound.spec.sender, *inbound.logs)):
-            return
-        # To a sink, what we say we have is delivered; what only waits for its causes is not.
-        inbound.forget_queue()
-        hello = inbound.hello(self.incarnation, self.book)
-        self._actions.append(ev.Reply(inbound.conn, hello))
-        self._credit_due.add(inbound.spec.id)
-
-    def _receive(self, inbound: Inbound, data: msg.Data | msg.Welcome) -> None:
-        if not inbound.greeted:
-            return
-        if isinstance(data, msg.Welcome):
-            inbound.restart(data.next_seq - 1, data.chain)
-            return
-        if inbound.reset_at is not None:
-            return
-        lengths = {run.task: self.book.length(run.task) for run in data.runs}
-        verdict = inbound.take(data, self.book)
-        self._journal_new(lengths)
-        if verdict is Verdict.REFUSED:
-            self._refuse(inbound)
-        elif verdict is Verdict.TAKEN:
+        if self.inbounds.can_greet(inbound):
+            # To a sink, what we say we have is delivered; what only waits for its causes is not.
+            inbound.forget_queue()
+            self.inbounds.greet(inbound, self.incarnation)
             self._credit_due.add(inbound.spec.id)
+
+    def _receive(self, event: ev.Received) -> None:
+        runs = event.data.runs if isinstance(event.data, msg.Data) else ()
+        lengths = {run.task: self.book.length(run.task) for run in runs}
+        verdict = self.inbounds.received(event)
+        if verdict is None:
+            return
+        self._journal_new(lengths)
+        if verdict is Verdict.TAKEN:
+            self._credit_due.add(event.channel)
         self._deliver()
 
     def _journal_new(self, lengths: dict[int, int]) -> None:
@@ -285,9 +281,11 @@ class HouseKeeper:
                 dep = self.fences.clamp(item.dep)
                 if self.fences.judge(item.dep) is not Trust.VALID or not self.holds(dep):
                     break
+                known = i.consumed_dep
                 i.consume(1)
-                i.ended = item.kind is Kind.END
-                merge(self.world_dep[channel], dep)
+                i.consumed_dep = merged(known, dep)
+                if item.kind is Kind.END:
+                    i.end()
                 self._write_item(channel, item, dep)
                 self._delivered.append(Deliver(channel, i.spec.sender, self.generation, item))
                 self._credit_due.add(channel)
@@ -334,11 +332,8 @@ class HouseKeeper:
 
     def fence(self, task: int, incarnation: Incarnation) -> int:
         """Refuse lower incarnations; say how much is held."""
-        self.book.fence(task, incarnation)
-        self.fences.announce(task, incarnation, self.length(task))
-        for i in self.inputs.values():
-            if i.spec.sender == task:
-                self._refuse(i)
+        self.holder.fence(task, incarnation, self.length(task))
+        self.inbounds.refuse_from(task)
         return self.length(task)
 
     def resolve(self, command: msg.Resolve) -> None:
@@ -354,29 +349,19 @@ class HouseKeeper:
         self._write("resolve", command.task, *fields)
 
     def _resolve(self, command: msg.Resolve) -> None:
-        task = command.task
         self.resolved.append(command)
-        self.fences.resolve(task, command.incarnation, command.length, forgive=command.reset)
-        self.book.resolve(task, command.incarnation, command.length)
+        self.holder.resolve(command)
         self.generation = max(self.generation, command.generation)
-
-        def lost(dep: Dependencies) -> bool:
-            mine = dep if command.reset else self.fences.clamp(dep)
-            return depends_on_lost(task, command.incarnation, command.length, mine)
-
-        for channel, i in self.inputs.items():
-            from_lost = i.spec.sender == task
-            if command.reset and from_lost and lost(self.world_dep[channel]):
-                i.start_over(command.length)
-            elif (from_lost or not command.reset) and i.drop_orphans(lost):
-                self._refuse(i)
-            if command.reset:
-                self.world_dep[channel] = self.fences.clamp(self.world_dep[channel])
+        for i in self.inputs.values():
             before = {t: self.book.length(t) for t in i.logs}
-            if i.release_held(self.book) is Verdict.REFUSED:
-                self._refuse(i)
+            self.inbounds.judge(i, command)
             self._journal_new(before)
             self._greet(i)
+
+    @property
+    def world_dep(self) -> dict[int, Dependencies]:
+        """What the output delivered so far depends on, by channel."""
+        return {channel: i.consumed_dep for channel, i in self.inputs.items()}
 
     def depends_on_lost(self, task: int, incarnation: Incarnation, length: int) -> bool:
         """Whether output already in the world needs what is lost."""

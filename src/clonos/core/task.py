@@ -1,14 +1,9 @@
-r"""A task as a deterministic automaton driven by a log of events. The protocol's heart.
+"""A task as a deterministic automaton driven by a log of events. The protocol's heart.
 
 Events go in (:meth:`TaskMachine.handle`, and :meth:`TaskMachine.step` when the runtime has time
 for a step), actions come out. All nondeterminism enters in a step: live, the machine chooses
 what to do next and writes the choice down; replaying, the log chooses. Nothing else differs
 between the two, so a replay gives the same state, the same items and the same digests.
-
-::
-
-    REPLAYING --log exhausted--> LIVE
-        \-------------------------+---fenced---> FENCED
 """
 
 from __future__ import annotations
@@ -18,8 +13,8 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.channels import Inbound
-from clonos.core.connections import Connections, Phase
+from clonos.core.channels import Inbound, Outbound
+from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
     Determinant,
     Marker,
@@ -31,16 +26,19 @@ from clonos.core.determinants import (
     encode_record,
 )
 from clonos.core.fences import Trust, merge
+from clonos.core.holder import Holder
+from clonos.core.inbounds import Inbounds
+from clonos.core.intake import Intake, cuts_to_read
+from clonos.core.life import Life, LifeEvent, Phase
+from clonos.core.machine import Machine, with_stories
 from clonos.core.messages import Dependency, Item, Kind, Layer
+from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
+from clonos.core.seals import Seals
 from clonos.core.step import RunningStep
 from clonos.errors import Divergence, ProtocolError
 
-BACKLOG_BYTES = 8 << 20
-"""A task takes no new step while a live receiver is this far behind."""
-BACKLOG_ITEMS = 1024
-"""The same in items: many tiny batches cost as much as few large ones."""
 COALESCE_BATCHES = 64
 """At most so many batches of a channel are handled as one: bounds the latency of a step."""
 COALESCE_BYTES = 4 << 20
@@ -49,7 +47,7 @@ COALESCE_ROWS = 4096
 """The same in rows: what costs Python per row must not hold up fences and markers."""
 
 
-class TaskMachine(Connections):
+class TaskMachine:
     """One incarnation of one task.
 
     Parameters
@@ -62,6 +60,15 @@ class TaskMachine(Connections):
         The layers still to apply, in order. The last one says where the task stood.
     world
         Clock and calls.
+    floor
+        What `program` has applied already, if anything.
+    holder
+        Lent by the process: its logs, fences and what is stable.
+
+    Attributes
+    ----------
+    inputs, outputs
+        The ends of its channels, by channel.
     """
 
     def __init__(
@@ -73,68 +80,115 @@ class TaskMachine(Connections):
         world: ev.World,
         *,
         floor: Layer | None = None,
+        holder: Holder | None = None,
     ) -> None:
         for layer in layers:
             program.apply(layer.delta)
             floor = layer
-        super().__init__(plan, activate, floor)
+        self.life = Life(plan, activate)
+        self.plan = plan
+        self.spec = self.life.spec
+        self.id = activate.task
+        self.incarnation = activate.incarnation
+        self.holder = holder or Holder()
+        self.book = self.holder.book
+        self.fences = self.holder.fences
         self.world = world
         self.program = program
+        self._actions: list[ev.Action] = []
+        self._do = self._actions.append
+        self._make_ends(floor)
+        for cut in activate.fences:
+            self.holder.resolve(cut)
+        self.dep = self.fences.clamp(dict(floor.dep) if floor else {})
         self.position = floor.position if floor else 0
         self.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else None
-        self.source_rows = floor.source_rows if floor else 0
-        self.source_ended = floor.source_ended if floor else False
+        self.intake = (
+            Intake(floor.source_rows, ended=floor.source_ended) if floor else Intake(0, ended=False)
+        )
         self.book.truncate(self.id, self.position)
         for run in activate.log:
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
-        self._future = self._replay_dependencies(activate.log)
+        self._future = dependencies_of(plan, activate.log)  # of the log still to be replayed
         # For display: rows handled and bytes of their log entries, both in this life, and when
         # the oldest row of the last step was read.
         self.rows = self.entry_bytes = self.born_ms = 0
-        self._source: list[ev.SourceRows] = []
-        self._source_over = False
-        self._throttled = False
         self._inject = 0
         self._turn = 0
-        self._sealed: dict[int, tuple[Layer, msg.LayerRef | None]] = {}
-        self._finished_told = False
+        self.seals = Seals()
         self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._handlers: dict[type[Any], Callable[[Any], object]] = {
             ev.Opened: self._on_opened,
-            ev.Received: self._on_received,
-            ev.InputClosed: self._on_input_closed,
-            ev.Answered: self._on_answered,
-            ev.OutputClosed: self._on_output_closed,
-            ev.SourceRows: self._on_source_rows,
-            ev.SourceEnded: self._on_source_ended,
+            ev.Received: self.inbounds.received,
+            ev.InputClosed: self.inbounds.closed,
+            ev.Answered: self.outbounds.answered,
+            ev.OutputClosed: self.outbounds.closed,
+            ev.SourceRows: self.intake.offer,
+            ev.SourceEnded: lambda _: self.intake.over(),
             ev.LayerStored: self._on_layer_stored,
-            ev.Written: self._on_written,
-            ev.Tick: self._on_tick,
+            ev.Written: self.outbounds.written,
+            ev.Tick: lambda _: self.outbounds.tick(),
             msg.Fence: self._on_fence,
             msg.Resolve: self._on_resolve,
-            msg.Connect: self._on_connect,
+            msg.Connect: lambda command: self.outbounds.connect(command.peer),
             msg.Inject: self._on_inject,
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
             msg.Throttle: self._on_throttle,
         }
 
+    def _make_ends(self, floor: Layer | None) -> None:
+        plan, ins, outs = self.plan, floor.ins if floor else {}, floor.outs if floor else {}
+        ended = floor.ended if floor else ()
+        self.inbounds = Inbounds(
+            (
+                Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
+                for c in self.spec.inputs
+            ),
+            self.holder,
+            self._do,
+        )
+        self.outbounds = Outbounds(
+            self.life,
+            (Outbound(plan, plan.channels[c], *outs.get(c, (0, 0))) for c in self.spec.outputs),
+            self.holder,
+            self._do,
+            self._on_settled,
+        )
+        self.inputs = self.inbounds.ends
+        self.outputs = self.outbounds.ends
+
     # --- state ------------------------------------------------------------------------------
 
-    def _replay_dependencies(self, log: Iterable[msg.Run]) -> msg.Dependencies:
-        """What the log still to be replayed depends on, directly."""
-        future: msg.Dependencies = {}
-        for run in log:
-            for record in run.records:
-                cause = decode_record(record)[0]
-                if isinstance(cause, Order):
-                    sender = self.plan.channels[cause.channel].sender
-                    merge(future, {sender: Dependency(cause.incarnation, cause.position)})
-        return future
+    @property
+    def phase(self) -> Phase:
+        """How far this life has come."""
+        return self.life.machine.state
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it makes its own choices (which may be that nothing is left to do)."""
+        return self.life.is_live
+
+    def stories(self) -> list[Machine[Any, Any]]:
+        """The machines of this task: what has happened to it, and to what is its own."""
+        ends = (m for end in self.inputs.values() for m in (end.link, end.items))
+        calls = (end.call for end in self.outputs.values())
+        return [self.life.machine, *ends, *calls, *self.seals.machines()]
+
+    @property
+    def source_rows(self) -> int:
+        """Rows taken from the source, over all lives of the task."""
+        return self.intake.taken
+
+    @property
+    def source_ended(self) -> bool:
+        """Whether the end of the source was taken."""
+        return self.intake.ended
 
     @property
     def ended(self) -> bool:
@@ -149,11 +203,8 @@ class TaskMachine(Connections):
         return (
             self.phase is Phase.LIVE
             and self.spec.is_source
-            and not self.source_ended
-            and not self._source
-            and not self._source_over
-            and not self._throttled
-            and not self._blocked()
+            and self.intake.wants_rows
+            and not self.outbounds.blocked()
         )
 
     def statistics(self) -> dict[str, int]:
@@ -164,13 +215,13 @@ class TaskMachine(Connections):
             "entry_bytes": self.entry_bytes,
             "epoch": self.epoch,
             "replay_to": self.replay_to,
-            "blocked": int(self._blocked()),
+            "blocked": int(self.outbounds.blocked()),
             "backlog_items": sum(o.log.last - o.log.processed for o in self.outputs.values()),
             "backlog_bytes": sum(o.log.backlog_bytes for o in self.outputs.values()),
             "queued": sum(len(i.queue) for i in self.inputs.values()),
             "inflight_bytes": sum(o.log.nbytes for o in self.outputs.values()),
             "log_bytes": self.book.nbytes,
-            "shared_bytes": self.shared_bytes,
+            "shared_bytes": self.outbounds.shared_bytes,
             "items_out": sum(o.log.last for o in self.outputs.values()),
         }
 
@@ -178,9 +229,10 @@ class TaskMachine(Connections):
 
     def start(self) -> list[ev.Action]:
         """State and log are there: connect, then replay."""
+        self.life.machine.on(LifeEvent.STARTED)
         self._do(ev.Tell(msg.Restored(self.id, self.incarnation)))
         for peer in self._peers:
-            self._on_connect(msg.Connect(peer))
+            self.outbounds.connect(peer)
         if self.spec.is_source:
             self._ask_for_rows()
         self._if_replayed()
@@ -192,15 +244,14 @@ class TaskMachine(Connections):
             self.book.record(self.id, position)
             for position in range(self.position + 1, self.replay_to + 1)
         )
-        causes = [decode_record(record)[0] for record in records]
-        cuts = [c.rows for c in causes if isinstance(c, Source) and c.content is None]
+        cuts = cuts_to_read(decode_record(record)[0] for record in records)
         if cuts:
-            self._do(ev.NeedRows(tuple(cuts)))
+            self._do(ev.NeedRows(cuts))
 
     def _if_replayed(self) -> None:
         if self.phase is not Phase.REPLAYING or self.position < self.replay_to:
             return
-        self.phase = Phase.LIVE
+        self.life.machine.on(LifeEvent.REPLAYED)
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
         for inbound in self.inputs.values():
@@ -208,24 +259,74 @@ class TaskMachine(Connections):
         self._if_finished()
 
     def _if_finished(self) -> None:
-        if self._finished_told or self.phase is not Phase.LIVE or not self.ended:
-            return
-        for outbound in self.outputs.values():
-            if (
-                outbound.to_world
-                and outbound.carries_items
-                and outbound.settled < outbound.log.last
-            ):
-                return
-        self._finished_told = True
-        self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
+        if self.phase is Phase.LIVE and self.ended and self.outbounds.is_settled:
+            self.life.machine.on(LifeEvent.FINISHED)
+            self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
 
     def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
         """Take one event; the only way, besides :meth:`step`, in which the machine changes."""
-        fenced = self.phase is Phase.FENCED
-        if not fenced or isinstance(event, (msg.ReadLog, msg.Fence, msg.Resolve)):
-            self._handlers[type(event)](event)
+        try:
+            fenced = self.phase is Phase.FENCED
+            if not fenced or isinstance(event, (msg.ReadLog, msg.Fence, msg.Resolve)):
+                self._handlers[type(event)](event)
+        except ProtocolError as error:
+            with_stories(error, self.stories())
+            raise
         return self._take_actions()
+
+    def _take_actions(self) -> list[ev.Action]:
+        actions = self._actions.copy()
+        self._actions.clear()
+        return actions
+
+    # --- neighbours -------------------------------------------------------------------------
+
+    def _on_opened(self, event: ev.Opened) -> None:
+        if self.inbounds.opened(event):
+            self._greet(self.inputs[event.channel])
+
+    def _greet(self, inbound: Inbound) -> None:
+        """Answer as soon as restored; but a sender whose log is being cut has to wait."""
+        if not self.inbounds.can_greet(inbound):
+            return
+        self.inbounds.greet(inbound, self.incarnation)
+        if self.is_live:
+            self._credit(inbound, force=True)
+
+    def _credit(self, inbound: Inbound, *, force: bool = False) -> None:
+        relaxed = self.phase is Phase.REPLAYING or inbound.aligned
+        credit = inbound.credit(relaxed=relaxed, force=force)
+        if credit is not None and inbound.conn is not None:
+            self._do(ev.Reply(inbound.conn, credit))
+
+    def _on_fence(self, command: msg.Fence) -> None:
+        task, incarnation = command.task, command.incarnation
+        dep = None
+        if task == self.id:
+            if incarnation <= self.incarnation:
+                return
+            self.life.machine.on(LifeEvent.FENCED)
+        else:
+            mine = [d for d in (self.dep.get(task), self._future.get(task)) if d is not None]
+            dep = max(mine, key=lambda d: d.position) if mine else None
+            # What we hold may yet be cut; only what we have said we depend on cannot surprise.
+            self.holder.fence(task, incarnation, dep.position if dep else 0)
+            self.inbounds.refuse_from(task)
+            self.outbounds.hang_up(task, incarnation)
+        length = self.book.length(task)
+        self._do(ev.Tell(msg.FenceAnswer(self.id, task, incarnation, length, dep)))
+
+    def _on_resolve(self, command: msg.Resolve) -> None:
+        if command.task == self.id:
+            return
+        self.holder.resolve(command)
+        self.life.generation = max(self.life.generation, command.generation)
+        self.outbounds.cut(command.task, command.length)
+        if command.reset:
+            self.dep = self.fences.clamp(self.dep)
+        for inbound in self.inputs.values():
+            self.inbounds.judge(inbound, command)
+            self._greet(inbound)
 
     # --- floors -----------------------------------------------------------------------------
 
@@ -235,25 +336,20 @@ class TaskMachine(Connections):
 
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
-        sealed = self._sealed.pop(command.epoch, None)
-        for epoch in [e for e in self._sealed if e < command.epoch]:
-            del self._sealed[epoch]
+        seal = self.seals.floor(command.epoch)
         for task, position in command.positions.items():
             if task == self.id or task in self.plan.distances[self.id]:
                 self.book.truncate(task, position)
             else:
                 self.book.pass_by(task, position)
         self.fences.truncate(command.positions)
-        if sealed is None:
-            return
-        for channel, (seq, _) in sealed[0].outs.items():
-            self.outputs[channel].log.truncate(seq)
+        if seal is not None:
+            for channel, (seq, _) in seal.layer.outs.items():
+                self.outputs[channel].log.truncate(seq)
 
     def _on_layer_stored(self, event: ev.LayerStored) -> None:
-        sealed = self._sealed.get(event.ref.epoch)
-        if sealed is not None:
-            self._sealed[event.ref.epoch] = (sealed[0], event.ref)
-            self._if_acknowledged()
+        self.seals.stored(event.ref)
+        self._if_acknowledged()
 
     def _on_settled(self) -> None:
         self._if_acknowledged()
@@ -261,21 +357,16 @@ class TaskMachine(Connections):
 
     def _if_acknowledged(self) -> None:
         """A layer counts once it is stored and all the task delivered before it is durable."""
-        for epoch, (layer, ref) in list(self._sealed.items()):
-            if ref is None:
-                continue
-            if all(
-                o.settled >= layer.outs[c][0]
-                for c, o in self.outputs.items()
-                if o.to_world and o.carries_items
-            ):
-                self._sealed[epoch] = (layer, None)
-                ack = msg.LayerAck(self.id, self.incarnation, epoch, ref, layer.generation)
+        for seal in self.seals.unacknowledged():
+            outs = seal.layer.outs
+            if self.outbounds.are_settled({c: seq for c, (seq, _) in outs.items()}):
+                ref = seal.acknowledge()
+                generation = seal.layer.generation
+                ack = msg.LayerAck(self.id, self.incarnation, ref.epoch, ref, generation)
                 self._do(ev.Tell(ack))
 
     def _on_throttle(self, command: msg.Throttle) -> None:
-        """Somebody's memory is full: logs never block a task in mid-graph, so sources wait."""
-        self._throttled = command.closed
+        self.intake.is_closed = command.closed
 
     def _on_read_log(self, command: msg.ReadLog) -> None:
         runs = tuple(self.book.runs(command.task, command.start))
@@ -283,44 +374,33 @@ class TaskMachine(Connections):
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _on_source_rows(self, event: ev.SourceRows) -> None:
-        self._source.append(event)
-
-    def _on_source_ended(self, event: ev.SourceEnded) -> None:
-        self._source_over = True
-
-    def _blocked(self) -> bool:
-        """Whether a live receiver is too far behind for us to go on."""
-        for outbound in self.outputs.values():
-            if outbound.relaxed or not outbound.carries_items:
-                continue
-            log = outbound.log
-            if log.backlog_bytes > BACKLOG_BYTES or log.last - log.processed > BACKLOG_ITEMS:
-                return True
-        return False
-
     def step(self, now_ms: int) -> list[ev.Action] | None:
         """Do one step if one can be done. ``None``: nothing to do for now."""
-        if self.phase is Phase.REPLAYING:
-            return self._replay_step()
-        if self.phase is Phase.LIVE:
+        try:
+            phase = self.life.machine.state
+            if phase is Phase.REPLAYING:
+                return self._replay_step()
+            if phase is not Phase.LIVE and phase is not Phase.FINISHED:
+                return None
             cause, items = self._choose(now_ms)
             if cause is None:
                 return None
             self._run(cause, items, None)
-            return self._take_actions()
-        return None
+        except ProtocolError as error:
+            with_stories(error, self.stories())
+            raise
+        return self._take_actions()
 
     def _choose(self, now_ms: int) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
         if self._inject > self.epoch and (self.spec.is_source or self.ended):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
-        if self._blocked():
+        if self.outbounds.blocked():
             return None, []
         if self.wake_ms is not None and self.wake_ms <= now_ms and not self.ended:
             return Timer(max(now_ms, self.clock_ms)), []
         if self.spec.is_source:
-            return self._choose_source(), []
+            return self.intake.choose(), []
         channels = self.spec.inputs
         for i in range(len(channels)):
             channel = channels[(self._turn + i) % len(channels)]
@@ -331,14 +411,6 @@ class TaskMachine(Connections):
                 made = items[-1].dep[self.inputs[channel].spec.sender]
                 return Order(channel, count, made.position, *made.incarnation), items
         return None, []
-
-    def _choose_source(self) -> Determinant | None:
-        if self.source_ended or self._throttled:
-            return None
-        if self._source:
-            rows = self._source[0]
-            return Source(rows.batch.rows, rows.batch.digest, rows.content)
-        return SourceEnd() if self._source_over else None
 
     def _available(self, inbound: Inbound) -> int:
         """How many items of a channel the next step may take as one."""
@@ -375,13 +447,15 @@ class TaskMachine(Connections):
                     f"{cause.channel}; now it was made at {made}",
                     where=self.spec.name,
                 )
-        elif isinstance(cause, Source) and not self._reread(cause):
+        elif isinstance(cause, Source) and not self.intake.reread(
+            cause, self.world.decode_rows, self.spec.name
+        ):
             return None
         self._run(cause, items, logged)
         self._if_replayed()
-        if self.phase is Phase.LIVE:
+        if self.is_live:
             for outbound in self.outputs.values():
-                self._answer_reset(outbound)
+                self.outbounds.welcome(outbound)
         return self._take_actions()
 
     def _arrived(self, inbound: Inbound, count: int) -> bool:
@@ -389,21 +463,6 @@ class TaskMachine(Connections):
         if len(inbound.queue) < count:
             return False
         return all(self.fences.judge(inbound.queue[i].dep) is Trust.VALID for i in range(count))
-
-    def _reread(self, cut: Source) -> bool:
-        """Have the rows of a logged cut at hand, from the log or from the reader."""
-        if cut.content is not None:
-            self._source[:] = [ev.SourceRows(self.world.decode_rows(cut.content), cut.content)]
-        elif not self._source:
-            return False
-        if self._source[0].batch.digest != cut.digest:
-            raise Divergence(
-                f"the source gave other rows at {self.source_rows} when it was read again",
-                where=self.spec.name,
-                remedy="the input is recomputed in another order: sort it, or spool it "
-                "(job.source(df, spool=True))",
-            )
-        return True
 
     def _run(self, cause: Determinant, items: list[Item], logged: list[Determinant] | None) -> None:
         """One step, atomic: state, determinants and outputs appear together at its end."""
@@ -436,11 +495,9 @@ class TaskMachine(Connections):
         for inbound in self.inputs.values():
             self._credit(inbound)
         for outbound in self.outputs.values():
-            self._pump(outbound)
-            if outbound.to_world and outbound.carries_items:
-                self._settle(outbound)
-        if ended or (self.ended and not self._finished_told):
-            self._if_finished()
+            self.outbounds.pump(outbound)
+            self.outbounds.settle(outbound)
+        self._if_finished()
 
     def _call_program(
         self, step: RunningStep, cause: Determinant, items: list[Item]
@@ -449,13 +506,12 @@ class TaskMachine(Connections):
         program = self.program
         match cause:
             case Source(rows=rows):
-                offered = self._source.pop(0)
+                offered = self.intake.take()
                 self.rows += rows
                 self.born_ms = offered.born_ms
                 program.on_source(step, offered.batch)
-                self.source_rows += rows
             case SourceEnd():
-                self.source_ended = True
+                self.intake.ended = True
                 program.on_end(step, None)
                 return 0, True
             case Timer(now_ms=now_ms):
@@ -486,7 +542,7 @@ class TaskMachine(Connections):
                 inbound.aligned = True
             return self._aligned_epoch(first.value), False
         else:
-            inbound.ended = True
+            inbound.end()
             self.program.on_end(step, channel)
             return self._aligned_epoch(self.epoch + 1), self.ended
         return 0, False
@@ -534,7 +590,7 @@ class TaskMachine(Connections):
             source_ended=self.source_ended,
             delta=b"",
             end_is_out=self._end_is_out,
-            generation=self.generation,
+            generation=self.life.generation,
         )
-        self._sealed[epoch] = (layer, None)
+        self.seals.add(layer)
         self._do(ev.StoreLayer(layer, self.program.delta()))

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.connections import Phase
+from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan
 from clonos.core.task import TaskMachine

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core import task as task_module
+from clonos.core import outbounds as outbounds_module
 from clonos.core.channels import Outbound
-from clonos.core.connections import Phase
 from clonos.core.determinants import Call, Marker, Source, Timer, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Item, Kind
@@ -74,7 +73,7 @@ def log_leaves(machine: TaskMachine) -> None:
     """Invariant 1 in time: what a live task has written down is on its way after each tick."""
     for channel, output in machine.outputs.items():
         require(
-            not output.connected or not output.lags(machine.book, machine.stable),
+            not output.connected or not output.lags(machine.book, machine.holder.stable),
             "log before effect",
             f"{machine.spec.name} keeps log entries from channel {channel}",
         )
@@ -174,7 +173,7 @@ def logs_kept(keeper: HouseKeeper) -> None:
 
 def backlogs(machine: TaskMachine) -> dict[int, int]:
     """How many items every live receiver of a task is behind."""
-    if machine.phase is not Phase.LIVE:
+    if not machine.is_live:
         return {}
     return {
         channel: output.log.last - output.log.processed
@@ -186,7 +185,7 @@ def backlogs(machine: TaskMachine) -> dict[int, int]:
 def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
     """Invariant 7: no input is taken while a live receiver is further behind than the limit."""
     for channel, behind in before.items():
-        if behind <= task_module.BACKLOG_ITEMS:
+        if behind <= outbounds_module.BACKLOG_ITEMS:
             continue
         log = machine.outputs[channel].log
         cause = decode_record(machine.book.record(machine.id, machine.position))[0]

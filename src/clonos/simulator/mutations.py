@@ -16,7 +16,6 @@ from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core import task as task_module
 from clonos.core.channels import Inbound
-from clonos.core.connections import Connections
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
 from clonos.core.fences import Fences, Trust
@@ -24,6 +23,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inflight import InFlightLog
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item
+from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.step import RunningStep
 from clonos.core.task import TaskMachine
@@ -115,9 +115,9 @@ def _first_answer(original: Any) -> Any:
 
 def _truncate_when_stored(original: Any) -> Any:
     def stored(self: TaskMachine, event: Any) -> None:
-        sealed = self._sealed.get(event.ref.epoch)
-        if sealed is not None:
-            for channel, (seq, _) in sealed[0].outs.items():
+        seal = self.seals.get(event.ref.epoch)
+        if seal is not None:
+            for channel, (seq, _) in seal.layer.outs.items():
                 self.outputs[channel].log.truncate(seq)
         original(self, event)
 
@@ -225,7 +225,7 @@ def _acknowledge_unsettled(original: Any) -> Any:
 
 
 def _release_at_once(original: Any) -> Any:
-    def settle(self: TaskMachine, output: Any) -> None:
+    def settle(self: Outbounds, output: Any) -> None:
         processed, output.log.processed = output.log.processed, output.log.last
         original(self, output)
         output.log.processed = processed
@@ -234,23 +234,24 @@ def _release_at_once(original: Any) -> Any:
 
 
 def _wait_for_the_journal(_: Any) -> Any:
-    def gate_closed(self: TaskMachine, _: Any, item: Any) -> bool:
-        return self.spec.is_gated and item.dep[self.id].position > self.stable.get(self.id, 0)
+    def gate_closed(self: Outbounds, _: Any, item: Any) -> bool:
+        task, stable = self._life.id, self._stable
+        return self._life.spec.is_gated and item.dep[task].position > stable.get(task, 0)
 
     return gate_closed
 
 
 def _keep_the_log(original: Any) -> Any:
-    def on_tick(self: TaskMachine, event: Any) -> None:
-        sinks = [o for o in self.outputs.values() if o.to_world and o.carries_items]
+    def tick(self: Outbounds) -> None:
+        sinks = [o for o in self.ends.values() if o.to_world and o.carries_items]
         logs = [output.logs for output in sinks]
         for output in sinks:
             output.logs = ()
-        original(self, event)
+        original(self)
         for output, kept in zip(sinks, logs, strict=True):
             output.logs = kept
 
-    return on_tick
+    return tick
 
 
 def _count_no_death(original: Any) -> Any:
@@ -275,9 +276,9 @@ def _answer_before_commit(original: Any) -> Any:
 
 
 def _deaf_while_away(original: Any) -> Any:
-    def connect(self: Connections, command: Any) -> None:
-        if not self.outputs[command.peer.channel].attempt:
-            original(self, command)
+    def connect(self: Outbounds, peer: msg.Peer) -> None:
+        if not self.ends[peer.channel].attempt:
+            original(self, peer)
 
     return connect
 
@@ -322,7 +323,7 @@ def _newest_layer(_: Any) -> Any:
 
 def _never_opened(_: Any) -> Any:
     def on_throttle(self: TaskMachine, _: msg.Throttle) -> None:
-        self._throttled = True
+        self.intake.is_closed = True
 
     return on_throttle
 
@@ -336,13 +337,13 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", HouseKeeper, "holds", constant(True)
     ),
     "a gated source does not wait": mutation(
-        "log before effect", Connections, "_gate_closed", constant(False)
+        "log before effect", Outbounds, "_gate_closed", constant(False)
     ),
     "a gated source waits for what it is about to send": mutation(
-        "bounded memory and liveness", Connections, "_gate_closed", _wait_for_the_journal, near=32
+        "bounded memory and liveness", Outbounds, "_gate_closed", _wait_for_the_journal, near=32
     ),
     "a sink keeps its log until it has output": mutation(
-        "log before effect", Connections, "_on_tick", _keep_the_log
+        "log before effect", Outbounds, "tick", _keep_the_log
     ),
     "answers leave before the commit": mutation(
         "stable output", Driver, "_process", _answer_before_commit
@@ -351,7 +352,7 @@ MUTATIONS: dict[str, Mutation] = {
         "stable output", HouseKeeper, "_write_item", constant(None)
     ),
     "output is released before it is acknowledged": mutation(
-        "stable output", Connections, "_settle", _release_at_once
+        "stable output", Outbounds, "settle", _release_at_once
     ),
     "items sent again are taken again": mutation(
         "gap-free FIFO",
@@ -367,7 +368,7 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", HouseKeeper, "_journal_new", constant(None)
     ),
     "a receiver's move is not heard": mutation(
-        "gap-free FIFO", Connections, "_on_connect", _deaf_while_away
+        "gap-free FIFO", Outbounds, "connect", _deaf_while_away
     ),
     "no life is refused": mutation("fencing", Fences, "refuses", constant(False)),
     "a fence is answered and forgotten": mutation(
@@ -442,7 +443,7 @@ MUTATIONS: dict[str, Mutation] = {
         "bounded memory and liveness", Coordinator, "_on_live", _live_without_inject
     ),
     "backlog is not bounded": mutation(
-        "bounded memory and liveness", TaskMachine, "_blocked", constant(False)
+        "bounded memory and liveness", Outbounds, "blocked", constant(False)
     ),
     "deaths are not counted": mutation(
         "bounded memory and liveness", Coordinator, "_note_death", _count_no_death

@@ -8,10 +8,10 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.canonical import decode
 from clonos.core.codec import CODEC
-from clonos.core.connections import Phase
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import open_layer
+from clonos.core.life import Phase
 from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from clonos.core import channels as channels_module
+from clonos.core import outbounds as outbounds_module
 from clonos.core import task as task_module
 from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.plan import Plan
@@ -41,18 +42,19 @@ class Result:
 @contextmanager
 def limits(backlog: int, credit: int, coalesce: int) -> Iterator[None]:
     """Small limits, so that a small simulation runs into them."""
-    before = task_module.BACKLOG_ITEMS, channels_module.CREDIT_ITEMS, task_module.COALESCE_BATCHES
-    task_module.BACKLOG_ITEMS = backlog
-    channels_module.CREDIT_ITEMS = credit
-    task_module.COALESCE_BATCHES = coalesce
+    owners = (
+        (outbounds_module, "BACKLOG_ITEMS", backlog),
+        (channels_module, "CREDIT_ITEMS", credit),
+        (task_module, "COALESCE_BATCHES", coalesce),
+    )
+    before = [getattr(owner, name) for owner, name, _ in owners]
+    for owner, name, value in owners:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        (
-            task_module.BACKLOG_ITEMS,
-            channels_module.CREDIT_ITEMS,
-            task_module.COALESCE_BATCHES,
-        ) = before
+        for (owner, name, _), value in zip(owners, before, strict=True):
+            setattr(owner, name, value)
 
 
 def random_options(random: Random, job: AnyJob) -> Options:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.connections import Phase
 from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
+from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
@@ -192,7 +192,7 @@ class Slot:
         self._tick_due = False
         if self.alive and self.machine is not None:
             self._perform(self.machine.handle(ev.Tick()))
-            if self.machine.phase is Phase.LIVE:
+            if self.machine.is_live:
                 log_leaves(self.machine)
 
     def _now_ms(self) -> int:

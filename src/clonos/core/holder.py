@@ -1,0 +1,51 @@
+"""What a process holds of whose log, what it trusts, and what can never be cut any more.
+
+Tasks and the house-keeper hold logs in the same way; a task is *lent* a holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from clonos.core.fences import Fences
+from clonos.core.log import LogBook
+from clonos.core.messages import Resolve
+from clonos.core.plan import Incarnation
+
+
+class Holder:
+    """Logs, fences and what is stable.
+
+    Attributes
+    ----------
+    book
+        The log entries.
+    fences
+        Which lives are over, and which dependencies can be trusted.
+    stable
+        By task: how much of its log the house-keeper holds for good.
+    """
+
+    def __init__(self) -> None:
+        self.book = LogBook()
+        self.fences = Fences()
+        self.stable: dict[int, int] = {}
+
+    def fence(self, task: int, incarnation: Incarnation, known: int) -> None:
+        """From now on take nothing of lower incarnations; `known`: what cannot surprise us."""
+        self.book.fence(task, incarnation)
+        self.fences.announce(task, incarnation, known)
+
+    def resolve(self, cut: Resolve) -> None:
+        """A fenced log survives up to some length."""
+        self.fences.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
+        self.book.resolve(cut.task, cut.incarnation, cut.length)
+
+    def is_being_cut(self, logs: Iterable[int]) -> bool:
+        """Whether a fence of one of these tasks is not yet resolved."""
+        return any(self.fences.pending(task) for task in logs)
+
+    def learn(self, stable: dict[int, int]) -> None:
+        """The house-keeper says what it holds for good."""
+        for task, length in stable.items():
+            self.stable[task] = max(self.stable.get(task, 0), length)

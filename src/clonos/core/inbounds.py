@@ -1,0 +1,114 @@
+"""The receiving side of a process: its ends of channels, and who may send on them.
+
+A task and the house-keeper receive in the same way; they differ in when they greet, what they
+credit and what they do with what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.channels import Inbound, Link, Verdict
+from clonos.core.fences import depends_on_lost
+from clonos.core.holder import Holder
+from clonos.core.plan import Incarnation
+
+
+class Inbounds:
+    """The receiving ends of one process.
+
+    Parameters
+    ----------
+    ends
+        By channel.
+    holder
+        What the process holds: log entries that come along go there first.
+    do
+        Takes actions.
+    """
+
+    def __init__(
+        self, ends: Iterable[Inbound], holder: Holder, do: Callable[[ev.Action], None]
+    ) -> None:
+        self.ends = {end.spec.id: end for end in ends}
+        self._book = holder.book
+        self._fences = holder.fences
+        self._holder = holder
+        self._do = do
+
+    def opened(self, event: ev.Opened) -> bool:
+        """A sender connects: whether it may. A fenced life may not."""
+        end = self.ends[event.channel]
+        if self._fences.refuses(end.spec.sender, event.incarnation):
+            self._do(ev.Refuse(event.conn))
+            return False
+        self.refuse(end)
+        end.open(event.conn)
+        return True
+
+    def can_greet(self, end: Inbound) -> bool:
+        """Whether a sender waits to hear what we have, and we know.
+
+        What we say we hold of a log that is being cut would be wrong when it arrives.
+        """
+        logs = (end.spec.sender, *end.logs)
+        return end.link.state is Link.OPEN and not self._holder.is_being_cut(logs)
+
+    def greet(self, end: Inbound, incarnation: Incarnation) -> None:
+        """Tell the sender what we have."""
+        assert end.conn is not None
+        self._do(ev.Reply(end.conn, end.hello(incarnation, self._book)))
+
+    def received(self, event: ev.Received) -> Verdict | None:
+        """Take what came; None: it is nothing to us."""
+        end, data = self.ends[event.channel], event.data
+        if event.conn != end.conn or end.link.state is Link.OPEN:
+            return None
+        if isinstance(data, msg.Welcome):
+            end.restart(data.next_seq - 1, data.chain)
+            return None
+        if end.reset_at is not None:
+            return None  # sent before the sender knew that we start over
+        verdict = end.take(data, self._book)
+        if verdict is Verdict.REFUSED:
+            self.refuse(end)
+        return verdict
+
+    def closed(self, event: ev.InputClosed) -> None:
+        """A stream has ended."""
+        end = self.ends[event.channel]
+        if event.conn == end.conn:
+            end.close()
+
+    def refuse(self, end: Inbound) -> None:
+        """Hear no more of this stream."""
+        if end.conn is not None:
+            self._do(ev.Refuse(end.conn))
+            end.close()
+
+    def refuse_from(self, task: int) -> None:
+        """`task` is fenced: hear no more of the life that sends."""
+        for end in self.ends.values():
+            if end.spec.sender == task:
+                self.refuse(end)
+
+    def judge(self, end: Inbound, cut: msg.Resolve) -> None:
+        """A log was cut: forget what came of the lost part, start over if it was taken
+        (availability), and take or refuse what waited for this.
+        """
+
+        def lost(dep: msg.Dependencies) -> bool:
+            mine = dep if cut.reset else self._fences.clamp(dep)
+            return depends_on_lost(cut.task, cut.incarnation, cut.length, mine)
+
+        from_lost = end.spec.sender == cut.task
+        if cut.reset and from_lost and lost(end.consumed_dep):
+            end.start_over(cut.length)
+        elif (from_lost or not cut.reset) and end.drop_orphans(lost):
+            self.refuse(end)
+        if cut.reset:
+            end.consumed_dep = self._fences.clamp(end.consumed_dep)
+        if end.release_held(self._book) is Verdict.REFUSED:
+            self.refuse(end)

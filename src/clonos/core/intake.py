@@ -1,0 +1,81 @@
+"""What a source task's reader has offered, and how much of it was taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from clonos.core import events as ev
+from clonos.core.determinants import Determinant, Source, SourceEnd
+from clonos.core.program import Batch
+from clonos.errors import Divergence
+
+
+class Intake:
+    """The way of rows into a source task.
+
+    Attributes
+    ----------
+    taken
+        Rows taken, over all lives of the task.
+    ended
+        The end was taken as well: there is no more.
+    is_closed
+        Somebody's memory is full: logs never block a task in mid-graph, so sources wait.
+    """
+
+    def __init__(self, taken: int, *, ended: bool) -> None:
+        self.taken = taken
+        self.ended = ended
+        self.is_closed = False
+        self._offered: deque[ev.SourceRows] = deque()
+        self._is_over = False
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether the reader should offer more."""
+        return not (self.ended or self._offered or self._is_over or self.is_closed)
+
+    def offer(self, event: ev.SourceRows) -> None:
+        """The reader has rows."""
+        self._offered.append(event)
+
+    def over(self) -> None:
+        """The reader will never have more."""
+        self._is_over = True
+
+    def choose(self) -> Determinant | None:
+        """The next cut, if there is something to cut."""
+        if self.ended or self.is_closed:
+            return None
+        if self._offered:
+            rows = self._offered[0]
+            return Source(rows.batch.rows, rows.batch.digest, rows.content)
+        return SourceEnd() if self._is_over else None
+
+    def take(self) -> ev.SourceRows:
+        """Return the rows of the cut that was chosen."""
+        rows = self._offered.popleft()
+        self.taken += rows.batch.rows
+        return rows
+
+    def reread(self, cut: Source, decode: Callable[[bytes], Batch], task: str) -> bool:
+        """Have the rows of a logged cut at hand, from the log or from the reader."""
+        if cut.content is not None:
+            self._offered.clear()
+            self._offered.append(ev.SourceRows(decode(cut.content), cut.content))
+        elif not self._offered:
+            return False
+        if self._offered[0].batch.digest != cut.digest:
+            raise Divergence(
+                f"the source gave other rows at {self.taken} when it was read again",
+                where=task,
+                remedy="the input is recomputed in another order: sort it, or spool it "
+                "(job.source(df, spool=True))",
+            )
+        return True
+
+
+def cuts_to_read(causes: Iterable[Determinant]) -> tuple[int, ...]:
+    """Rows of each logged cut that the reader has to read again."""
+    return tuple(c.rows for c in causes if isinstance(c, Source) and c.content is None)

@@ -1,0 +1,66 @@
+"""One incarnation of one task: who it is, and how far it has come."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from clonos.core.machine import Table
+from clonos.core.messages import Activate
+from clonos.core.plan import Plan
+
+
+class Phase(Enum):
+    """Of a task's life in its slot."""
+
+    RESTORING = "restoring"
+    REPLAYING = "replaying"
+    LIVE = "live"
+    FINISHED = "finished"
+    FENCED = "fenced"
+
+
+class LifeEvent(Enum):
+    """What happens to it."""
+
+    STARTED = "layers applied"
+    REPLAYED = "log exhausted"
+    FINISHED = "all ended, settled"
+    FENCED = "fence of its own"
+
+
+LIFE = Table(
+    "life of a task in a slot",
+    Phase.RESTORING,
+    {
+        (Phase.RESTORING, LifeEvent.STARTED): Phase.REPLAYING,
+        (Phase.REPLAYING, LifeEvent.REPLAYED): Phase.LIVE,
+        (Phase.LIVE, LifeEvent.FINISHED): Phase.FINISHED,
+        **{(phase, LifeEvent.FENCED): Phase.FENCED for phase in Phase},
+    },
+)
+
+
+class Life:
+    """Who a task is, for all its parts.
+
+    Attributes
+    ----------
+    machine
+        Its phase.
+    generation
+        The newest it has heard of: availability counts resets by it.
+    """
+
+    def __init__(self, plan: Plan, activate: Activate) -> None:
+        self.plan = plan
+        self.id = activate.task
+        self.spec = plan.tasks[activate.task]
+        self.incarnation = activate.incarnation
+        self.generation = activate.generation
+        name = f"{self.spec.name}, life {activate.incarnation.term}.{activate.incarnation.n}"
+        self.machine = LIFE.machine(name)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it makes its own choices (which may be that nothing is left to do)."""
+        return self.machine.state in (Phase.LIVE, Phase.FINISHED)

@@ -1,0 +1,233 @@
+"""The sending side of a task: what it owes to whom, and when that may leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.channels import Call, Outbound
+from clonos.core.holder import Holder
+from clonos.core.life import Life
+from clonos.core.messages import Item, Kind
+from clonos.core.plan import HOUSE_KEEPER
+
+BACKLOG_BYTES = 8 << 20
+"""A task takes no new step while a live receiver is this far behind."""
+BACKLOG_ITEMS = 1024
+"""The same in items: many tiny batches cost as much as few large ones."""
+
+
+class Outbounds:
+    """The sending ends of one task.
+
+    Parameters
+    ----------
+    life
+        Whose they are.
+    ends
+        By channel.
+    holder
+        What the process holds: what a receiver lacks of it travels along.
+    do
+        Takes actions.
+    settled
+        Called when more of the output may have its effect in the world.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        ends: Iterable[Outbound],
+        holder: Holder,
+        do: Callable[[ev.Action], None],
+        settled: Callable[[], None],
+    ) -> None:
+        self.ends = {end.spec.id: end for end in ends}
+        self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
+        self._life = life
+        self._book = holder.book
+        self._holder = holder
+        self._stable = holder.stable
+        self._do = do
+        self._settled = settled
+        self._is_gated = life.spec.is_gated and life.plan.causal_log
+
+    # --- streams ------------------------------------------------------------------------------
+
+    def connect(self, peer: msg.Peer) -> None:
+        """A receiver is (again) at this address."""
+        end = self.ends[peer.channel]
+        receiver = end.spec.receiver
+        fences = self._holder.fences
+        if receiver != HOUSE_KEEPER and fences.refuses(receiver, peer.incarnation):
+            return
+        if peer.incarnation < end.peer:
+            return
+        is_known = end.call.state is not Call.UNKNOWN
+        if is_known and (end.peer, end.address) == (peer.incarnation, peer.address):
+            return
+        end.peer, end.address = peer.incarnation, peer.address
+        self._dial(end)
+
+    def _dial(self, end: Outbound) -> None:
+        if end.attempt:
+            self._do(ev.Hang(end.spec.id, end.attempt))
+        end.dial()
+        self._do(ev.Dial(end.spec.id, end.attempt, end.peer, end.address))
+
+    def closed(self, event: ev.OutputClosed) -> None:
+        """A stream has ended. It is dialled again at the next tick: not as fast as it can fail."""
+        end = self.ends[event.channel]
+        if event.attempt == end.attempt and end.call.state is not Call.UNKNOWN:
+            end.closed()
+
+    def hang_up(self, task: int, incarnation: tuple[int, int]) -> None:
+        """`task` is fenced: send nothing more to lower lives of it."""
+        for end in self.ends.values():
+            if end.spec.receiver == task and end.peer < incarnation:
+                if end.call.state is not Call.UNKNOWN:
+                    self._do(ev.Hang(end.spec.id, end.attempt))
+                end.hang_up()
+
+    def cut(self, task: int, length: int) -> None:
+        """`task` writes its log anew after `length`."""
+        self._stable[task] = min(self._stable.get(task, 0), length)
+        for end in self.ends.values():
+            end.cut(task, length)
+            if task in end.logs and end.call.state not in (Call.CONNECTED, Call.UNKNOWN):
+                self._dial(end)  # a hello under way may still count what is cut
+
+    def answered(self, event: ev.Answered) -> None:
+        """A receiver says what it has, or how far it has come."""
+        end = self.ends[event.channel]
+        if event.attempt != end.attempt:
+            return
+        message = event.message
+        if isinstance(message, msg.Hello):
+            if message.reset_at is not None:
+                end.ask(message)
+                self.welcome(end)
+            else:
+                end.greet(message)
+                self.settle(end)
+                self.pump(end)
+            return
+        self._holder.learn(message.stable)
+        if end.carries_items:
+            end.log.acknowledge(message.processed)
+        end.relaxed = message.relaxed
+        self.settle(end)
+        if message.stable:
+            for other in self.ends.values():
+                self.pump(other)
+
+    def welcome(self, end: Outbound) -> None:
+        """Availability: once live, continue the channel behind where our log was cut.
+
+        That may have been in an earlier life: what we have made since is still owed.
+        """
+        hello = end.asked
+        if hello is None or hello.reset_at is None or not self._life.is_live:
+            return
+        last, chain = end.log.made_until(self._life.id, hello.reset_at)
+        end.welcome(hello, last)
+        welcome = msg.Welcome(end.spec.id, self._life.incarnation, last + 1, chain)
+        self._do(ev.Send(end.attempt, welcome))
+        self.settle(end)
+        self.pump(end)
+
+    # --- items --------------------------------------------------------------------------------
+
+    def blocked(self) -> bool:
+        """Whether a live receiver is too far behind for the task to go on."""
+        for end in self.ends.values():
+            if end.relaxed or not end.carries_items:
+                continue
+            log = end.log
+            if log.backlog_bytes > BACKLOG_BYTES or log.last - log.processed > BACKLOG_ITEMS:
+                return True
+        return False
+
+    def pump(self, end: Outbound) -> None:
+        """Send what may be sent, each item with what its receiver lacks of the logs."""
+        if end.call.state is not Call.CONNECTED:
+            return
+        if not end.carries_items:
+            if end.lags(self._book, self._stable):
+                self._send(end, None)
+            return
+        log = end.log
+        while log.cursor <= log.last:
+            item = log.item(log.cursor)
+            if self._gate_closed(end, item):
+                break
+            log.cursor += 1
+            self._send(end, item)
+        # What cannot be read again is put down even if nothing has come of it yet.
+        if self._is_gated and end.to_world and end.lags(self._book, self._stable):
+            self._send(end, None)
+
+    def _gate_closed(self, end: Outbound, item: Item) -> bool:
+        # The house-keeper takes an output and the log entries behind it as one.
+        if end.to_world or not self._is_gated:
+            return False
+        task = self._life.id
+        return item.dep[task].position > self._stable.get(task, 0)
+
+    def _send(self, end: Outbound, item: Item | None) -> None:
+        runs = end.delta(self._book, self._stable)
+        self.shared_bytes += sum(len(record) for run in runs for record in run.records)
+        data = msg.Data(end.spec.id, self._life.incarnation, item, runs)
+        self._do(ev.Send(end.attempt, data))
+
+    def tick(self) -> None:
+        """Log entries that no batch has taken along within the linger go by themselves."""
+        for end in self.ends.values():
+            if end.call.state is Call.BROKEN:
+                self._dial(end)
+            if end.call.state is Call.CONNECTED and end.lags(self._book, self._stable):
+                self._send(end, None)
+
+    # --- effects in the world -----------------------------------------------------------------
+
+    def settle(self, end: Outbound) -> None:
+        """The house-keeper is done with some outputs: let them take effect."""
+        if not (end.to_world and end.carries_items):
+            return
+        done = min(end.log.processed, end.log.last)
+        if not self._life.spec.writes_itself:
+            end.settled = end.log.processed
+        else:
+            # What is made again could be something else: nobody may see it before that is known.
+            while end.log.is_verified and end.released < done:
+                end.released += 1
+                item = end.log.item(end.released)
+                if item.kind is Kind.BATCH:
+                    self._do(ev.Release(end.spec.id, item, self._life.generation))
+                elif end.settled == end.released - 1:
+                    end.settled = end.released
+        self._settled()
+
+    def written(self, event: ev.Written) -> None:
+        """Some released outputs have their effect."""
+        end = self.ends[event.channel]
+        end.settled = max(end.settled, event.seq)
+        while end.settled < min(end.released, end.log.last):
+            if end.log.item(end.settled + 1).kind is Kind.BATCH:
+                break
+            end.settled += 1
+        self.settle(end)
+
+    def are_settled(self, upto: Mapping[int, int]) -> bool:
+        """Whether the output up to these items, by channel, has its effect in the world."""
+        return all(
+            end.settled >= upto[channel]
+            for channel, end in self.ends.items()
+            if end.to_world and end.carries_items
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was put out has its effect in the world."""
+        return self.are_settled({channel: end.log.last for channel, end in self.ends.items()})
