@@ -20,18 +20,28 @@ PACKAGE = ROOT / "src" / "clonos"
 
 LAYERS: dict[str, set[str]] = {
     "core": set(),
-    "operators": {"core"},
+    "columns": {"core"},
+    "operators": {"columns", "core"},
     "graph": {"operators", "core"},
     "transport": {"core"},
-    "storage": {"core", "operators"},
+    "storage": {"columns", "core", "operators"},
     "nodes": {"core", "transport"},
-    "runtime": {"core", "nodes", "operators", "transport", "storage"},
-    "spark": {"core", "transport", "runtime", "graph", "operators", "storage"},
-    "cluster": {"core", "graph", "operators", "runtime", "transport", "storage", "spark"},
-    "causal": {"core", "operators", "transport", "storage"},
-    "api": {"graph", "operators", "core"},
-    "testing": {"core", "operators", "graph"},
-    "simulator": {"core", "nodes", "transport", "operators", "graph", "api", "testing"},
+    "runtime": {"columns", "core", "nodes", "operators", "transport", "storage"},
+    "spark": {"columns", "core", "transport", "runtime", "graph", "operators", "storage"},
+    "cluster": {
+        "columns",
+        "core",
+        "graph",
+        "operators",
+        "runtime",
+        "transport",
+        "storage",
+        "spark",
+    },
+    "causal": {"columns", "core", "operators", "transport", "storage"},
+    "api": {"columns", "graph", "operators", "core"},
+    "testing": {"columns", "core", "operators", "graph"},
+    "simulator": {"columns", "core", "nodes", "transport", "operators", "graph", "api", "testing"},
 }
 """layer -> the layers it may import."""
 

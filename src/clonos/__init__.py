@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.cluster.progress import Recovery
+    from clonos.columns.rows import Row
     from clonos.errors import ClonosError
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
-    from clonos.operators.rows import Row
 
 __version__ = VERSION
 
@@ -37,7 +37,7 @@ _HOMES = {
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Recovery": "clonos.cluster.progress",
-    "Row": "clonos.operators.rows",
+    "Row": "clonos.columns.rows",
     "RunningJob": "clonos.cluster.driver",
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",

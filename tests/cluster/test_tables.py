@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 import clonos
 from clonos.cluster.errors import TableFailed
 from clonos.cluster.tables import Refresher, Tables
-from clonos.operators.batches import from_bytes
+from clonos.columns.batches import from_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.storage.layers import LayerStore
 from clonos.storage.spool import Spool, SpoolReader

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.columns.batches import seal
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.errors import Divergence
-from clonos.operators.batches import seal
 from clonos.simulator.world import NoWorld
 
 ROWS = 3

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clonos
+from clonos.columns.rows import row_type, values_of
+from clonos.columns.schema import parse_type
 from clonos.errors import (
     BadSchema,
     CallError,
@@ -15,8 +17,6 @@ from clonos.errors import (
     UnknownColumn,
     WrongType,
 )
-from clonos.operators.rows import row_type, values_of
-from clonos.operators.schema import parse_type
 from clonos.testing import Batches, End, Source, StepHarness, check_restore, rows
 
 

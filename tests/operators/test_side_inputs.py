@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.columns.batches import to_bytes
 from clonos.core.messages import Kind
 from clonos.errors import BadGraph, ProtocolError, UnknownColumn, WrongType
-from clonos.operators.batches import to_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.columns.schema import parse_schema
 from clonos.errors import OperatorError
-from clonos.operators.schema import parse_schema
 from clonos.operators.state import merge_deltas
 from clonos.testing import (
     Batches,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.columns.schema import parse_schema
 from clonos.errors import BadDuration, BadGraph, WrongType
-from clonos.operators.schema import parse_schema
 from clonos.operators.state import merge_deltas
 from clonos.testing import (
     Batches,

@@ -13,12 +13,12 @@ from clonos.api.durations import parse_duration
 from clonos.api.sinks import collect
 from clonos.api.sources import dataframe
 from clonos.api.streams import Stream
+from clonos.columns.keys import KEY_GROUPS
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
 from clonos.operators.base import Operator
-from clonos.operators.keys import KEY_GROUPS
 from clonos.operators.specs import SourceSpec
 
 

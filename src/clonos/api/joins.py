@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from clonos.api.durations import parse_duration
 from clonos.api.windowed import require_time
+from clonos.columns.batches import from_table
+from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
-from clonos.operators.batches import from_table
 from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
 from clonos.operators.look_up import LookUpOperator, SideTable, VersionedLookUpOperator
-from clonos.operators.schema import parse_schema, require_columns
 from clonos.operators.window_kinds import Fixed, Window
 
 if TYPE_CHECKING:

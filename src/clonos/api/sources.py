@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.api.durations import parse_duration
+from clonos.columns.batches import from_table
+from clonos.columns.rows import RowBuilder, describe, short
+from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.batches import from_table
 from clonos.operators.context import to_ms
 from clonos.operators.files_reader import (
     FileList,
@@ -23,8 +25,6 @@ from clonos.operators.files_reader import (
 from clonos.operators.lines import LINES, TEXT, ParseLinesOperator, infer_schema
 from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
 from clonos.operators.readers import BatchesReader, RateReader, Reader
-from clonos.operators.rows import RowBuilder, describe, short
-from clonos.operators.schema import parse_schema
 from clonos.operators.socket_reader import SocketReader
 from clonos.operators.specs import Feeding, SourceSpec
 

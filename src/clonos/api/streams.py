@@ -14,6 +14,7 @@ from clonos.api.durations import parse_duration
 from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
 from clonos.api.sources import table_versions
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
+from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.nodes import Edge, Node, OperatorFactory
 from clonos.operators.aggregates import Aggregate
@@ -29,7 +30,6 @@ from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator, Select
 from clonos.operators.partition import Routing
 from clonos.operators.process import Process, ProcessOperator
-from clonos.operators.schema import parse_schema, require_columns
 from clonos.operators.specs import SinkSpec
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window

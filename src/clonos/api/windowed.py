@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from clonos.columns.schema import require_columns
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.nodes import Edge, Node
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.partition import Routing
-from clonos.operators.schema import require_columns
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
 from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Order, Top

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-import clonos.operators.batches  # registers Arrow batches  # noqa: F401
+import clonos.columns.batches  # registers Arrow batches  # noqa: F401
 from clonos.core import canonical
 from clonos.errors import ProtocolError, UnencodableValue
 

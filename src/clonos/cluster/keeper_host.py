@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.core.program import Batch
-from clonos.operators.batches import from_bytes, to_bytes
 from clonos.storage.delivered import DeliveredStore
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal

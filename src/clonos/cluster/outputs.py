@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from clonos.columns.rows import describe
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError
-from clonos.operators.rows import describe
 from clonos.operators.specs import SinkSpec
 from clonos.storage.delivered import DeliveredStore, UnreadableOutput, read_file
 

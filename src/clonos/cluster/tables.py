@@ -17,12 +17,12 @@ from typing import Final
 import pyarrow as pa
 
 from clonos.cluster.errors import TableFailed
+from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.digest import content_digest
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
 from clonos.graph.compile import TaskCode
 from clonos.graph.nodes import OperatorFactory
-from clonos.operators.batches import from_bytes, to_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import Durability, folder_name

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from clonos.columns.rows import describe, short
 from clonos.errors import Divergence, OperatorError, ProtocolError
-from clonos.operators.rows import describe, short
 from clonos.operators.state import Changes, Facts, Frozen
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from clonos.columns.batches import concat, seal, unseal
 from clonos.operators.base import Operator, Place, Services
-from clonos.operators.batches import concat, seal, unseal
 from clonos.operators.partition import Output
 from clonos.operators.state import CHAIN, Changes, Delta, Facts, Frozen, decode_delta
 from clonos.operators.watermark import IDLE

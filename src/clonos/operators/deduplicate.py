@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from clonos.columns.keys import factorise, key_columns
 from clonos.operators.base import Operator
-from clonos.operators.keys import factorise, key_columns
 from clonos.operators.row_store import DUE, RowStore
 from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.columns.batches import concat, from_bytes, to_bytes
 from clonos.operators.base import Operator
-from clonos.operators.batches import concat, from_bytes, to_bytes
 from clonos.operators.state import WHOLE_TASK, Changes
 
 _NUMBER_BYTES = 8

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from clonos.columns.batches import conform
 from clonos.errors import SourceError
-from clonos.operators.batches import conform
 from clonos.operators.lines import LINES
 from clonos.operators.readers import BufferedReader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from clonos.operators.rows import rows_of
+from clonos.columns.rows import rows_of
 from clonos.operators.rowwise import UserFunctionOperator
 
 

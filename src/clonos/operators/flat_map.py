@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.operators.rows import RowBuilder, results_of, rows_of
+from clonos.columns.rows import RowBuilder, results_of, rows_of
 from clonos.operators.rowwise import UserFunctionOperator
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from clonos.columns.batches import concat
+from clonos.columns.keys import factorise, key_columns
 from clonos.operators.aggregates import Aggregate, Fold
 from clonos.operators.base import Operator
-from clonos.operators.batches import concat
-from clonos.operators.keys import factorise, key_columns
 from clonos.operators.row_store import RowStore
 from clonos.operators.state import Frozen
 

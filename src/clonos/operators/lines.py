@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
+from clonos.columns.batches import concat, conform
 from clonos.errors import BrokenLine
 from clonos.operators.base import Operator
-from clonos.operators.batches import concat, conform
 
 LINES = pa.schema([pa.field("value", pa.binary())])
 """What line readers deliver; null stands for a line that was too long to keep."""

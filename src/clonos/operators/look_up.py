@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from clonos.columns.batches import conform, from_bytes, from_table
 from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
-from clonos.operators.batches import conform, from_bytes, from_table
 from clonos.operators.identity import IdentityOperator
 from clonos.operators.row_store import RowStore, take
 from clonos.operators.watermark import IDLE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.operators.rows import Given, RowBuilder
+from clonos.columns.rows import Given, RowBuilder
 from clonos.operators.rowwise import UserFunctionOperator
 
 

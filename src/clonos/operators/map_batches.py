@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.operators.batches import conform
+from clonos.columns.batches import conform
 from clonos.operators.rowwise import UserFunctionOperator
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from clonos.operators.keys import KEY_GROUPS, key_columns, key_groups, owner_of_group
+from clonos.columns.keys import KEY_GROUPS, key_columns, key_groups, owner_of_group
 from clonos.operators.state import Facts
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from clonos.operators.batches import concat, empty
-from clonos.operators.keys import KEY_GROUPS, hash_columns, key_columns
-from clonos.operators.row_codec import RowCodec
+from clonos.columns.batches import concat, empty
+from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
+from clonos.columns.row_codec import RowCodec
 from clonos.operators.state import WHOLE_TASK, Changes, Frozen
 
 START: Final = "~start"

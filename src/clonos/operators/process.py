@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.columns.keys import DistinctKeys, distinct_keys
+from clonos.columns.rows import RowBuilder, results_of, rows_of
+from clonos.columns.schema import parse_type
 from clonos.core.canonical import decode, encode
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.context import Context, to_ms
-from clonos.operators.keys import DistinctKeys, distinct_keys
-from clonos.operators.rows import RowBuilder, results_of, rows_of
-from clonos.operators.schema import parse_type
 from clonos.operators.state import Changes, KeyedStore, kept_as
 from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from clonos.columns.batches import concat, conform
+from clonos.columns.schema import TIMESTAMP
 from clonos.errors import SourceError
-from clonos.operators.batches import concat, conform
-from clonos.operators.schema import TIMESTAMP
 
 _READ_AGAIN_WAIT_S = 1.0
 _US_PER_S = 1_000_000

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.columns.batches import concat, empty
+from clonos.columns.keys import factorise, hash_columns, key_columns
+from clonos.columns.row_codec import RowCodec
 from clonos.core.canonical import encode
-from clonos.operators.batches import concat, empty
-from clonos.operators.keys import factorise, hash_columns, key_columns
 from clonos.operators.pieces import ORDER, columns_of, groups_of, numbers, orders_of
-from clonos.operators.row_codec import RowCodec
 from clonos.operators.state import Changes, Frozen
 
 DUE: Final = "~due"

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.columns.keys import densify, factorise, key_columns
+from clonos.columns.schema import TIMESTAMP
 from clonos.operators.aggregates import Aggregate, Fold
-from clonos.operators.keys import densify, factorise, key_columns
 from clonos.operators.pieces import END, INTERVAL, START, Combined, numbers
-from clonos.operators.schema import TIMESTAMP
 from clonos.operators.window_kinds import Given, Session, Window, sessions
 
 ROWS: Final = "~rows"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.columns.rows import column_of, rows_of, values_of
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.context import Context, takes_context
-from clonos.operators.rows import column_of, rows_of, values_of
 
 
 class WithColumnOperator(Operator):

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from clonos.columns.batches import seal, to_bytes
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.batches import seal, to_bytes
 from clonos.operators.readers import EndOfInput, Reader
 
 READY_MAX: Final = 2

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from clonos.columns.batches import from_bytes, seal
 from clonos.core.program import Batch
-from clonos.operators.batches import from_bytes, seal
 
 
 class RealWorld:

@@ -15,9 +15,9 @@ from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
 from clonos.api.streams import KeyedStream, Stream
 from clonos.api.windows import session, sliding, tumbling
+from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
-from clonos.operators.batches import concat, empty, seal
 from clonos.operators.process import Process, ProcessContext
 from clonos.operators.readers import EndOfInput, Reader
 from clonos.operators.state import merge_deltas

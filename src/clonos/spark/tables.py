@@ -34,8 +34,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from clonos.columns.schema import parse_schema
 from clonos.errors import DefinitionError
-from clonos.operators.schema import parse_schema
 from clonos.storage.table import (
     START,
     NoTable,

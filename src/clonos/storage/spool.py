@@ -27,9 +27,9 @@ from typing import Any, Final
 import msgpack
 import pyarrow as pa
 
+from clonos.columns.batches import concat, conform
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.batches import concat, conform
 from clonos.operators.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore

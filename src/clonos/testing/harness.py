@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.columns.batches import seal
+from clonos.columns.rows import RowBuilder
+from clonos.columns.schema import parse_schema
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.batches import seal
-from clonos.operators.rows import RowBuilder
-from clonos.operators.schema import parse_schema
 
 
 @dataclass(frozen=True)

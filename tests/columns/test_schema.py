@@ -3,8 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from clonos.columns.schema import parse_schema, parse_type, require_columns
 from clonos.errors import BadSchema, UnknownColumn
-from clonos.operators.schema import parse_schema, parse_type, require_columns
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import clonos.operators.rows  # noqa: F401 - registers rows and batches
+import clonos.columns.rows  # noqa: F401 - registers rows and batches
+from clonos.columns.batches import seal
+from clonos.columns.rows import row_type
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.errors import CallError, ProtocolError, UnencodableValue
-from clonos.operators.batches import seal
-from clonos.operators.rows import row_type
 
 scalars = (
     st.none()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clonos.operators.keys import densify, factorise
-from clonos.operators.row_codec import RowCodec
+from clonos.columns.keys import densify, factorise
+from clonos.columns.row_codec import RowCodec
 
 COLUMNS = {
     "n": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),

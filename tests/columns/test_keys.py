@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clonos.operators.keys import KEY_GROUPS, distinct_keys, hash_columns, key_groups
+from clonos.columns.keys import KEY_GROUPS, distinct_keys, hash_columns, key_groups
 
 
 def test_hash_is_fixed_for_ever():

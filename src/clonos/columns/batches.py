@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from clonos.columns.digest import content_digest
 from clonos.core.canonical import register
 from clonos.core.program import Batch
-from clonos.operators.digest import content_digest
 
 _PINNED_RATIO_MAX = 2
 """A batch may keep this many times its own size alive; beyond, it is copied."""

@@ -1,0 +1,1 @@
+"""Arrow values: batches, keys, rows, schemas, and how they are written as bytes."""

@@ -1,0 +1,1 @@
+"""What operators remember: facts, keyed state, pieces, rows by key, timers; and its layers."""
