@@ -21,28 +21,22 @@ PACKAGE = ROOT / "src" / "clonos"
 LAYERS: dict[str, set[str]] = {
     "core": set(),
     "columns": {"core"},
-    "operators": {"columns", "core"},
-    "graph": {"operators", "core"},
+    "state": {"core", "columns"},
+    "operators": {"core", "columns", "state"},
+    "graph": {"core", "operators"},
     "transport": {"core"},
-    "storage": {"columns", "core", "operators"},
+    "storage": {"core", "columns", "operators"},
     "nodes": {"core", "transport"},
-    "runtime": {"columns", "core", "nodes", "operators", "transport", "storage"},
-    "spark": {"columns", "core", "transport", "runtime", "graph", "operators", "storage"},
-    "cluster": {
-        "columns",
-        "core",
-        "graph",
-        "operators",
-        "runtime",
-        "transport",
-        "storage",
-        "spark",
-    },
-    "causal": {"columns", "core", "operators", "transport", "storage"},
-    "api": {"columns", "graph", "operators", "core"},
-    "testing": {"columns", "core", "operators", "graph"},
-    "simulator": {"columns", "core", "nodes", "transport", "operators", "graph", "api", "testing"},
-}
+    "runtime": {"core", "transport", "columns", "storage", "operators", "nodes"},
+    "spark": {"core", "transport", "columns", "storage", "operators", "graph", "runtime"},
+    "cluster": {"core", "transport", "columns", "state", "storage", "operators", "graph",
+        "runtime", "spark"},
+    "causal": {"core", "transport", "columns", "storage", "operators"},
+    "api": {"core", "columns", "operators", "graph"},
+    "testing": {"core", "columns", "operators", "graph"},
+    "simulator": {"core", "transport", "columns", "state", "operators", "graph", "nodes", "api",
+        "testing"},
+}  # fmt: skip
 """layer -> the layers it may import."""
 
 FACADE = "clonos"

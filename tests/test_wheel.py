@@ -13,11 +13,10 @@ ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
     "clonos/__init__.py", "clonos/errors.py", "clonos/py.typed", "clonos/version.py",
-    "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns", "clonos/core", "clonos/graph",
-    "clonos/nodes",
-    "clonos/operators", "clonos/runtime", "clonos/simulator", "clonos/spark", "clonos/state",
-    "clonos/storage",
-    "clonos/testing", "clonos/transport",
+    "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",
+    "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/runtime",
+    "clonos/simulator", "clonos/spark", "clonos/state", "clonos/storage", "clonos/testing",
+    "clonos/transport",
     "pyspark_clonos/__init__.py",
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""

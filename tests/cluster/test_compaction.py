@@ -15,7 +15,7 @@ from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.operators.state import Changes, decode_delta, encode_delta
+from clonos.state.deltas import Changes, decode_delta, encode_delta
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
 

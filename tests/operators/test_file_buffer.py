@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clonos
-from clonos.operators.state import merge_deltas
+from clonos.state.deltas import merge_deltas
 from clonos.testing import Batches, End, StepHarness, Tick, check_restore, rows
 
 SCHEMA = "n long"

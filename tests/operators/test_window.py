@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.schema import parse_schema
 from clonos.errors import OperatorError
-from clonos.operators.state import merge_deltas
+from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
     End,

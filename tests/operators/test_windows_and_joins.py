@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import clonos
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadDuration, BadGraph, WrongType
-from clonos.operators.state import merge_deltas
+from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
     End,
@@ -312,7 +312,7 @@ def test_joined_rows_are_dropped_when_their_time_has_come():
 
 
 def deltas(code, delta):
-    from clonos.operators.state import decode_delta
+    from clonos.state.deltas import decode_delta
 
     return list(decode_delta([name for name, _ in code.operators], bytes(delta)))
 

@@ -25,7 +25,7 @@ from clonos.core.codec import CODEC
 from clonos.core.layer import encode_layer, layer_path, merge_layers, open_layer, refer_to
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
-from clonos.operators.state import merge_deltas
+from clonos.state.deltas import merge_deltas
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from clonos.columns.rows import describe, short
 from clonos.errors import Divergence, OperatorError, ProtocolError
-from clonos.operators.state import Changes, Facts, Frozen
+from clonos.state.deltas import Changes, Frozen
+from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
     from clonos.core.program import Step

@@ -17,8 +17,9 @@ import pyarrow as pa
 from clonos.columns.batches import concat, seal, unseal
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.partition import Output
-from clonos.operators.state import CHAIN, Changes, Delta, Facts, Frozen, decode_delta
 from clonos.operators.watermark import IDLE
+from clonos.state.deltas import CHAIN, Changes, Delta, Frozen, decode_delta
+from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
     from clonos.core.program import Batch, Step

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.base import Operator
-from clonos.operators.row_store import DUE, RowStore
-from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
+from clonos.state.deltas import Frozen
+from clonos.state.row_store import DUE, RowStore
 
 
 class DeduplicateOperator(Operator):

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, from_bytes, to_bytes
 from clonos.operators.base import Operator
-from clonos.operators.state import WHOLE_TASK, Changes
+from clonos.state.deltas import WHOLE_TASK, Changes
 
 _NUMBER_BYTES = 8
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
-from clonos.operators.pieces import END, INTERVAL, ORDER, START, Combined, PieceStore, numbers
-from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
+from clonos.state.deltas import Frozen
+from clonos.state.pieces import END, INTERVAL, ORDER, START, Combined, PieceStore, numbers
 
 
 class _Rows:

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
-from clonos.operators.pieces import numbers, orders_of
-from clonos.operators.row_store import DUE, RowStore, take
-from clonos.operators.state import Frozen, both
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
+from clonos.state.deltas import Frozen, both
+from clonos.state.pieces import numbers, orders_of
+from clonos.state.row_store import DUE, RowStore, take
 
 Int64 = npt.NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from clonos.columns.batches import concat
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.aggregates import Aggregate, Fold
 from clonos.operators.base import Operator
-from clonos.operators.row_store import RowStore
-from clonos.operators.state import Frozen
+from clonos.state.deltas import Frozen
+from clonos.state.row_store import RowStore
 
 Int64 = npt.NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from clonos.columns.batches import conform, from_bytes, from_table
 from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
-from clonos.operators.row_store import RowStore, take
 from clonos.operators.watermark import IDLE
+from clonos.state.row_store import RowStore, take
 
 VERSIONS: Final = pa.schema(
     [

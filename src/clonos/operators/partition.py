@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from clonos.columns.keys import KEY_GROUPS, key_columns, key_groups, owner_of_group
-from clonos.operators.state import Facts
+from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,9 @@ from clonos.core.canonical import decode, encode
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.base import Operator, Place, Services
 from clonos.operators.context import Context, to_ms
-from clonos.operators.state import Changes, KeyedStore, kept_as
-from clonos.operators.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
+from clonos.state.deltas import Changes
+from clonos.state.stores import KeyedStore, kept_as
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 
 _STATE = b"s"
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from clonos.operators.base import Operator
-from clonos.operators.pieces import END, START, PieceStore, numbers
-from clonos.operators.state import Frozen
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
+from clonos.state.deltas import Frozen
+from clonos.state.pieces import END, START, PieceStore, numbers
 
 Int64 = npt.NDArray[np.int64]
 

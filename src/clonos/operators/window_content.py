@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from clonos.columns.keys import densify, factorise, key_columns
 from clonos.columns.schema import TIMESTAMP
 from clonos.operators.aggregates import Aggregate, Fold
-from clonos.operators.pieces import END, INTERVAL, START, Combined, numbers
 from clonos.operators.window_kinds import Given, Session, Window, sessions
+from clonos.state.pieces import END, INTERVAL, START, Combined, numbers
 
 ROWS: Final = "~rows"
 WINDOW_START: Final = "window_start"
@@ -47,7 +47,7 @@ class Content:
         return pieces
 
     def combine(self, pieces: pa.RecordBatch) -> Combined:
-        """See :class:`~clonos.operators.pieces.Combiner`."""
+        """See :class:`~clonos.state.pieces.Combiner`."""
         raise NotImplementedError
 
     def result(self, pieces: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.operators.pieces import END, START, numbers, orders_of
-from clonos.operators.row_store import RowStore
-from clonos.operators.state import Frozen, both
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
 from clonos.operators.window_content import BOUNDS, Folded, instants
 from clonos.operators.window_kinds import Fixed, Session
+from clonos.state.deltas import Frozen, both
+from clonos.state.pieces import END, START, numbers, orders_of
+from clonos.state.row_store import RowStore
 
 _TIME: Final = "~time"
 _FIRST_ORDER: Final = 1 << 62

@@ -20,8 +20,8 @@ from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.process import Process, ProcessContext
 from clonos.operators.readers import EndOfInput, Reader
-from clonos.operators.state import merge_deltas
 from clonos.simulator.programs import Rows
+from clonos.state.deltas import merge_deltas
 
 SCHEMA = "id long, key string, at timestamp, amount double"
 _START = datetime(2026, 1, 1, tzinfo=timezone.utc)

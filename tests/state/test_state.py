@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from clonos.core.canonical import encode
 from clonos.errors import StateMismatch
-from clonos.operators.state import (
-    Changes,
-    Facts,
-    KeyedStore,
-    decode_delta,
-    encode_delta,
-    merge_deltas,
-)
+from clonos.state.deltas import Changes, decode_delta, encode_delta, merge_deltas
+from clonos.state.stores import Facts, KeyedStore
 
 NAMES = ["a", "b"]
 changes = st.lists(

@@ -21,8 +21,8 @@ from clonos.columns.batches import concat, empty
 from clonos.columns.keys import factorise, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.core.canonical import encode
-from clonos.operators.pieces import ORDER, columns_of, groups_of, numbers, orders_of
-from clonos.operators.state import Changes, Frozen
+from clonos.state.deltas import Changes, Frozen
+from clonos.state.pieces import ORDER, columns_of, groups_of, numbers, orders_of
 
 DUE: Final = "~due"
 

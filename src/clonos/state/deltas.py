@@ -8,13 +8,12 @@ last row per key; :func:`merge_deltas` does that without knowing what the values
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from clonos.core.canonical import decode, encode
 from clonos.errors import StateMismatch
 
 FACTS = -1
@@ -36,11 +35,6 @@ _SCHEMA = pa.schema(
 )
 _NAMES = b"clonos.operators"
 
-_INT_BITS = 64
-
-PLAIN = frozenset({bool, int, float, str})
-"""Exactly these, no subclasses: what comes back from bytes as it went in, and cannot change."""
-
 
 class Changes(NamedTuple):
     """New values of keys (null: gone), as columns: lists, or Arrow arrays of large binary."""
@@ -57,122 +51,6 @@ Frozen = Callable[[], Sequence[Changes]]
 def both(first: Frozen, second: Frozen) -> Frozen:
     """The changes of two stores of one operator."""
     return lambda: [*first(), *second()]
-
-
-class Facts:
-    """The few small values that an operator keeps beside its keyed state: counters and such."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._dirty: dict[str, None] = {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value, or `default` if it was never set."""
-        return self._values.get(name, default)
-
-    def set(self, name: str, value: Any) -> None:
-        """Set a value of a plain type."""
-        if name not in self._values or self._values[name] != value:
-            self._values[name] = value
-            self._dirty[name] = None
-
-    def changes(self) -> Changes:
-        """What was set since the last call."""
-        names, self._dirty = list(self._dirty), {}
-        values: list[bytes | None] = [encode(self._values[name]) for name in names]
-        return Changes([FACTS] * len(names), [name.encode() for name in names], values)
-
-    def restore(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
-        """Take values from a delta."""
-        for key, value in zip(keys, values, strict=True):
-            if value is not None:
-                self._values[key.decode()] = decode(value)
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """All values, for reports."""
-        return dict(self._values)
-
-
-class KeyedStore:
-    """Values by encoded key, with a record of what changed since the last delta.
-
-    What is kept is a copy: plain numbers and texts, which nobody can change, are encoded only when
-    a layer is made of them; all else at once.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[bytes, Any] = {}  # bytes: encoded
-        self._dirty: dict[bytes, int] = {}
-        self._undo: list[tuple[bytes, int, Any]] | None = None
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._kept
-
-    def get(self, key: bytes) -> Any:
-        """The value of `key`; None if it has none."""
-        kept = self._kept.get(key)
-        if type(kept) is not bytes:
-            return kept
-        value = decode(kept)
-        if type(value) in PLAIN:
-            self._kept[key] = value
-        return value
-
-    def put(self, key: bytes, group: int, value: Any) -> None:
-        """Set a value; None removes it. Raises `UnencodableValue`."""
-        self.put_kept(key, group, kept_as(value))
-
-    def put_kept(self, key: bytes, group: int, kept: Any) -> None:
-        """As :meth:`put`, of what :func:`kept_as` made."""
-        if self._undo is not None:
-            self._undo.append((key, group, self._kept.get(key)))
-        self._dirty[key] = group
-        if kept is None:
-            self._kept.pop(key, None)
-        else:
-            self._kept[key] = kept
-
-    def begin(self) -> None:
-        """From here on, be able to :meth:`roll_back`."""
-        self._undo = []
-
-    def commit(self) -> None:
-        """Keep what was put since :meth:`begin`."""
-        self._undo = None
-
-    def roll_back(self) -> None:
-        """Forget what was put since :meth:`begin`."""
-        undo, self._undo = self._undo or [], None
-        for key, group, kept in reversed(undo):
-            self.put_kept(key, group, kept)
-
-    def changes(self) -> Changes:
-        """What changed since the last call."""
-        dirty, self._dirty = self._dirty, {}
-        values = [
-            encode(kept) if type(kept) in PLAIN else kept for kept in map(self._kept.get, dirty)
-        ]
-        return Changes(list(dirty.values()), list(dirty), values)
-
-    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Take values from a delta."""
-        if None not in values:
-            self._kept.update(zip(keys, values, strict=True))
-            return
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
-                self._kept.pop(key, None)
-            else:
-                self._kept[key] = value
-
-
-def kept_as(value: Any) -> Any:
-    """What a store keeps: a value that nobody can change itself, all others encoded.
-
-    Raises `UnencodableValue`: also of an integer whose encoding would fail later, being very long.
-    """
-    is_plain = type(value) in PLAIN and (type(value) is not int or value.bit_length() <= _INT_BITS)
-    return value if value is None or is_plain else encode(value)
 
 
 class Delta:

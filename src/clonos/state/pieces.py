@@ -18,7 +18,7 @@ import pyarrow as pa
 from clonos.columns.batches import concat, empty
 from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
-from clonos.operators.state import WHOLE_TASK, Changes, Frozen
+from clonos.state.deltas import WHOLE_TASK, Changes, Frozen
 
 START: Final = "~start"
 END: Final = "~end"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clonos.operators import row_store
-from clonos.operators.row_store import DUE, RowStore
-from clonos.operators.state import Delta, decode_delta, merge_deltas
+from clonos.state import row_store
+from clonos.state.deltas import Delta, decode_delta, merge_deltas
+from clonos.state.row_store import DUE, RowStore
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), (DUE, pa.int64())])
 KEYS = {"integer": ["key"], "both": ["key", "text"], "text": ["text"]}

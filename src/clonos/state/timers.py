@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from clonos.core.canonical import decode
-from clonos.operators.state import Facts, KeyedStore
+from clonos.state.stores import Facts, KeyedStore
 
 PROCESSING_TIME: Final = b"p"
 EVENT_TIME: Final = b"e"
