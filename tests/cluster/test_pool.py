@@ -9,7 +9,7 @@ import pytest
 
 from clonos.cluster.errors import OtherVersion
 from clonos.cluster.pool import ASKED_S, SlotPool, check_versions, wrong_environment
-from clonos.runtime.versions import HASH_SEED, installed
+from clonos.runtime.versions import CPU, HASH_SEED, MACHINE, installed
 from clonos.spark.errors import JobCancelled, SlotFailed
 from clonos.spark.slots import _slot_failed
 from clonos.transport.events import WIRE, Register
@@ -20,8 +20,12 @@ def register(**versions: str) -> Register:
     return Register(3, 1, "nonce", "node7", "2", 10, 11, "there:1", has)
 
 
+FIRST = {CPU: "B D"}
+
+
 def test_equal_versions_pass():
     check_versions(register(), register())
+    check_versions(register(**FIRST), register(**FIRST))  # whatever the driver's are
     assert WIRE.decode(WIRE.encode(register())) == register()
 
 
@@ -34,13 +38,22 @@ def test_equal_versions_pass():
         ({"Polars": "0.1"}, r"has Polars 0\.1; it should have ", "same environment"),
         ({"clonos": ""}, r"has no clonos; it should have clonos ", "same environment"),
         ({HASH_SEED: "7"}, r"PYTHONHASHSEED 7; it should have PYTHONHASHSEED 0", "executorEnv"),
+        ({HASH_SEED: "random"}, r"PYTHONHASHSEED random: each process", "one number"),
+        ({HASH_SEED: ""}, r"no PYTHONHASHSEED: each process", "one number"),
+        ({MACHINE: "sparc"}, r"machine sparc; it should have machine ", "one architecture"),
+        ({CPU: "A B C"}, r"features of NumPy A B C; it should have .* B D", 'FEATURES to "A C D"'),
     ],
 )
 def test_another_version_is_named(versions, complaint, remedy):
     with pytest.raises(OtherVersion, match=complaint) as caught:
-        check_versions(register(**versions), register())
+        check_versions(register(**{**FIRST, **versions}), register(**FIRST))
     assert caught.value.where == "slot 3 on node7"
     assert remedy in caught.value.remedy
+
+
+def test_hash_seeds_that_are_drawn_are_refused_though_they_are_equal():
+    with pytest.raises(OtherVersion, match="order of its own"):
+        check_versions(register(**{HASH_SEED: "random"}), register(**{HASH_SEED: "random"}))
 
 
 @pytest.mark.parametrize(

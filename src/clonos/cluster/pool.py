@@ -22,7 +22,7 @@ from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.slot import body
-from clonos.runtime.versions import HASH_SEED, installed
+from clonos.runtime.versions import CPU, HASH_SEED, MACHINE, OF_SLOTS, installed, is_fixed
 from clonos.spark.errors import JobCancelled, SparkStopped
 from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.events import Connection, ControlOpened, Register
@@ -46,6 +46,7 @@ _SAME_ENVIRONMENT: Final = (
     "use the same environment everywhere (spark.pyspark.python, or spark.archives with a packed"
     " environment)"
 )
+_ONE_SEED: Final = "set spark.executorEnv.PYTHONHASHSEED to one number, such as 0"
 
 
 @dataclass
@@ -300,19 +301,36 @@ def check_versions(register: Register, first: Register) -> None:
     Raises
     ------
     OtherVersion
-        Something differs: a replay there could give something else.
+        Something differs, or hash seeds are drawn: a replay there could give something else.
     """
-    should_be = {**installed(), HASH_SEED: first.versions.get(HASH_SEED, "")}
+    where = f"slot {register.slot} on {register.host}"
+    seed = register.versions.get(HASH_SEED, "")
+    if not is_fixed(seed):
+        raise OtherVersion(
+            f"the executor has {_named(HASH_SEED, seed)}: each process would iterate over sets in "
+            "an order of its own",
+            where=where,
+            remedy=_ONE_SEED,
+        )
+    should_be = {**installed(), **{what: first.versions.get(what, "") for what in OF_SLOTS}}
     for what, version in should_be.items():
         theirs = register.versions.get(what, "")
         if theirs != version:
             raise OtherVersion(
                 f"the executor has {_named(what, theirs)}; it should have {_named(what, version)}",
-                where=f"slot {register.slot} on {register.host}",
-                remedy="set spark.executorEnv.PYTHONHASHSEED to one value"
-                if what == HASH_SEED
-                else _SAME_ENVIRONMENT,
+                where=where,
+                remedy=_remedy(what, theirs, version),
             )
+
+
+def _remedy(what: str, theirs: str, version: str) -> str:
+    """How an executor gets what the others have."""
+    if what == CPU:
+        apart = sorted(set(theirs.split()) ^ set(version.split()))
+        return f'set spark.executorEnv.NPY_DISABLE_CPU_FEATURES to "{" ".join(apart)}"'
+    if what == MACHINE:
+        return "use executors of one architecture"
+    return _ONE_SEED if what == HASH_SEED else _SAME_ENVIRONMENT
 
 
 def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
