@@ -43,12 +43,15 @@ def test_a_function_that_raises(spark):
     def work(row: Any) -> int:
         return int(row.n + 0 / (row.n - 7))
 
+    sys.setswitchinterval(0.004)
+    users = sys.getswitchinterval()
     running = mapped(work).start(spark)
     with pytest.raises(errors.OperatorError, match=r"ZeroDivisionError.*n=7") as caught:
         running.wait(60)
     assert caught.value.where in {"work[0]", "work[1]"}
     assert "on_bad_record" in caught.value.remedy
     assert not running.observer.recoveries
+    assert sys.getswitchinterval() == users, "the process is the user's again"
 
 
 def test_bad_records_are_dropped_and_counted(spark):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from clonos.cluster.writers import Folders
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
-from clonos.runtime.loop import SWITCH_S
+from clonos.runtime.interpreter import quick_switching
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
@@ -369,9 +368,9 @@ class RunningJob:
             self._carry_out()
             if not self.coordinator.done:
                 self.pool.launch_all()
-            sys.setswitchinterval(SWITCH_S)
-            while not (self.coordinator.done or self._error or self._stop_asked):
-                self._turn()
+            with quick_switching():
+                while not (self.coordinator.done or self._error or self._stop_asked):
+                    self._turn()
         except errors.ClonosError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed

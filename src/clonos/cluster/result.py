@@ -48,7 +48,7 @@ class JobResult:
     @property
     def rows(self) -> dict[str, int]:
         """How many rows each sink has delivered, in all runs of the job together."""
-        return {name: self.table(name).num_rows for name in self.sinks}
+        return {name: self._job.host.delivered.count(name) for name in self.sinks}
 
     def table(self, sink: str | None = None) -> pa.Table:
         """Delivered rows of a sink (the only one, if not named) as an Arrow table.

@@ -6,12 +6,11 @@ threads of their own, which only put what came of it into the inbox.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from clonos.core import events as ev
 from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
@@ -27,9 +26,6 @@ from clonos.storage.layers import LayerStore
 from clonos.transport.events import Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
-
-SWITCH_S: Final = 0.0005
-"""Interpreter switch interval in a slot: bounds what a long step adds to a stream's latency."""
 
 
 class Ticks:
@@ -203,8 +199,6 @@ class SlotLoop:
         ClonosError
             The driver never heard of this slot, and Spark has to tell it why.
         """
-        # A thread that waits for the interpreter while another computes gets it sooner.
-        sys.setswitchinterval(SWITCH_S)
         node, plane = self._node, self._plane
         node.join(plane.control(self._shipment.coordinator, register, self._progress))
         wait_s = 0.0

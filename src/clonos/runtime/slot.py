@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from clonos.runtime.interpreter import quick_switching
 from clonos.runtime.loop import SlotLoop
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.versions import installed
@@ -44,14 +45,19 @@ def body(shipment: Shipment) -> Callable[[Any, Iterator[pa.RecordBatch] | None],
             address=loop.address,
             versions=installed(),
         )
-        if not shipment.profile_dir:
-            loop.run(register)
-            return
-        # CPU seconds of the loop: what it waits for, or others take, says nothing about it.
-        profile = cProfile.Profile(time.thread_time)
-        try:
-            profile.runcall(loop.run, register)
-        finally:
-            profile.dump_stats(f"{shipment.profile_dir}/slot-{info.slot}-{info.pid}.prof")
+        with quick_switching():  # Spark uses the process again for others
+            _serve(loop, register, shipment.profile_dir)
 
     return run
+
+
+def _serve(loop: SlotLoop, register: Register, profile_dir: str) -> None:
+    if not profile_dir:
+        loop.run(register)
+        return
+    # CPU seconds of the loop: what it waits for, or others take, says nothing about it.
+    profile = cProfile.Profile(time.thread_time)
+    try:
+        profile.runcall(loop.run, register)
+    finally:
+        profile.dump_stats(f"{profile_dir}/slot-{register.slot}-{register.pid}.prof")
