@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from queue import SimpleQueue
+import weakref
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,15 @@ import pytest
 
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
-from clonos.operators.readers import BatchesReader
-from clonos.runtime.feeder import BATCH_BYTES, USUAL_ROWS, BatchSize, Feeder
+from clonos.operators.readers import BaseReader, BatchesReader
+from clonos.runtime.feeder import (
+    AHEAD_BATCHES,
+    AHEAD_BYTES,
+    BATCH_BYTES,
+    USUAL_ROWS,
+    BatchSize,
+    Feeder,
+)
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -65,6 +73,60 @@ def test_a_standby_follows_and_then_replays_exactly():
     assert fed.rows(fed.feeder.taken) == [7]
     assert fed.rows(fed.feeder.take) == [8, 9]
     fed.feeder.close()
+
+
+class LongReader(BaseReader):
+    """Any number of large rows; counts how many bytes of them somebody holds."""
+
+    schema = pa.schema([("x", pa.binary())])
+
+    def __init__(self, row_bytes: int) -> None:
+        self._row = bytes(row_bytes)
+        self.row_bytes = row_bytes
+        self.held = self.most_held = self.batches = 0
+
+    def open(self, rows_consumed: int) -> None:
+        pass
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch:
+        batch = pa.RecordBatch.from_pydict({"x": [self._row] * max_rows}, schema=self.schema)
+        self.batches += 1
+        self.held += max_rows * self.row_bytes
+        self.most_held = max(self.most_held, self.held)
+        weakref.finalize(batch, self._let_go, max_rows * self.row_bytes)
+        return batch
+
+    def _let_go(self, nbytes: int) -> None:
+        self.held -= nbytes
+
+
+def replay(source: LongReader, cuts: list[int], ahead: int) -> None:
+    """A task that begins when the reader has read ahead as far as it goes: so many batches."""
+    fed = Fed(source)
+    fed.feeder.advance(0)
+    fed.feeder.ask(cuts)
+    for _ in range(ahead):
+        fed.woken.get(timeout=5)
+    with pytest.raises(Empty):
+        fed.woken.get(timeout=0.3)
+    for rows in cuts:
+        ready = fed.get(fed.feeder.taken)
+        assert ready.batch.rows == rows
+        del ready
+    fed.feeder.close()
+    assert source.batches == len(cuts)
+
+
+def test_a_replay_reads_ahead_a_few_bytes_only():
+    source = LongReader(row_bytes=1 << 20)
+    replay(source, [2] * 40, AHEAD_BYTES // (2 * source.row_bytes))
+    assert AHEAD_BYTES <= source.most_held <= AHEAD_BYTES + 2 * source.row_bytes
+
+
+def test_a_replay_reads_a_few_small_cuts_ahead_only():
+    source = LongReader(row_bytes=1)
+    replay(source, [1] * 200, AHEAD_BATCHES)
+    assert AHEAD_BATCHES <= source.most_held <= AHEAD_BATCHES + 1
 
 
 def test_what_reading_raises_reaches_the_task():

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from clonos.core import events as ev
-from clonos.core.determinants import Determinant, Source, SourceEnd
+from clonos.core.determinants import Determinant, Source, SourceEnd, decode_record
 from clonos.core.program import Batch
 from clonos.errors import Divergence
 
@@ -30,6 +30,11 @@ class Intake:
         self.is_closed = False
         self._offered: deque[ev.SourceRows] = deque()
         self._is_over = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is offered: rows that nobody takes yet stay with the reader."""
+        return not self._offered
 
     @property
     def wants_rows(self) -> bool:
@@ -76,6 +81,7 @@ class Intake:
         return True
 
 
-def cuts_to_read(causes: Iterable[Determinant]) -> tuple[int, ...]:
+def cuts_to_read(records: Iterable[bytes]) -> tuple[int, ...]:
     """Rows of each logged cut that the reader has to read again."""
+    causes = (decode_record(record)[0] for record in records)
     return tuple(c.rows for c in causes if isinstance(c, Source) and c.content is None)

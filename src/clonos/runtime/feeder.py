@@ -18,6 +18,10 @@ from clonos.operators.readers import EndOfInput, Reader
 
 READY_MAX: Final = 2
 """Batches read ahead: one being handled, one ready."""
+AHEAD_BYTES: Final = 16 << 20
+"""A replay may have many cuts to read again: no further one is read while so much is ready."""
+AHEAD_BATCHES: Final = 64
+"""The same in batches: each costs something, however few its rows."""
 SKIP_ROWS: Final = 65_536
 """A standby that follows its task reads over so many rows at a time."""
 
@@ -107,6 +111,7 @@ class Feeder:
         self._digests = digests
         self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
+        self._ready_bytes = 0
         self._exact: deque[int] = deque()
         self._reading_ahead = False
         self._closed = False
@@ -159,6 +164,7 @@ class Feeder:
         if not self._ready:
             return None
         first = self._ready.popleft()
+        self._ready_bytes -= _nbytes(first)
         self._changed.notify()
         if isinstance(first, ClonosError):
             raise first
@@ -182,14 +188,15 @@ class Feeder:
                 lambda: (
                     self._closed
                     or self._wanted > self._stand
-                    or self._exact
+                    or (self._exact and not self._is_ahead())
                     or (self._reading_ahead and len(self._ready) < READY_MAX)
                 )
             )
             if self._closed:
                 return False
             wanted = self._wanted
-            exact = self._exact.popleft() if self._exact and wanted <= self._stand else 0
+            is_exact = self._exact and wanted <= self._stand and not self._is_ahead()
+            exact = self._exact.popleft() if is_exact else 0
         if wanted > self._stand:
             self._go_to(wanted)
             return True
@@ -239,4 +246,13 @@ class Feeder:
     def _put(self, what: SourceRows | SourceEnded | ClonosError) -> None:
         with self._changed:
             self._ready.append(what)
+            self._ready_bytes += _nbytes(what)
         self._wake()
+
+    def _is_ahead(self) -> bool:
+        """Whether a replay has enough to go on with."""
+        return self._ready_bytes >= AHEAD_BYTES or len(self._ready) >= AHEAD_BATCHES
+
+
+def _nbytes(ready: SourceRows | SourceEnded | ClonosError) -> int:
+    return ready.batch.nbytes if isinstance(ready, SourceRows) else 0
