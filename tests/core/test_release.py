@@ -23,6 +23,9 @@ class World(NoWorld):
     def clock_ms(self):
         return 1000
 
+    def ticks_ms(self):
+        return 0
+
 
 def compiled(fn):
     job = clonos.Job()
@@ -49,7 +52,7 @@ def steps(machine, job):
     for i in range(ROWS):
         batch = pa.RecordBatch.from_pydict({"a": [i]}, schema=job.codes[0].source.schema)
         machine.handle(ev.SourceRows(seal(batch), None, 1))
-        actions = machine.step(1000)
+        actions = machine.step()
         released.append([a.item.seq for a in actions if isinstance(a, ev.Release)])
     return released
 

@@ -20,8 +20,10 @@ from clonos.core.determinants import (
     decode_record,
     encode_record,
 )
-from clonos.core.step import RunningStep
+from clonos.core.step import RunningStep, TaskTime
 from clonos.errors import Divergence, ProtocolError
+
+HOUR_MS = 3_600_000
 
 
 class World:
@@ -34,6 +36,9 @@ class World:
         self.asked += 1
         return 1000 + self.asked
 
+    def ticks_ms(self) -> int:
+        return self.asked
+
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
         self.asked += 1
         return fn(*args, **kwargs)
@@ -44,7 +49,9 @@ class World:
 
 def step(world: World, logged=None, clock_ms=0) -> RunningStep:
     cause = Order(0, 1, 1, 1, 0)
-    return RunningStep(1, cause, world, clock_ms=clock_ms, wake_ms=None, logged=logged)
+    time = TaskTime(world)
+    time.begin(clock_ms)
+    return RunningStep(1, cause, world, time, clock_ms=clock_ms, wake_ms=None, logged=logged)
 
 
 def use(live: RunningStep) -> list[Any]:
@@ -69,6 +76,52 @@ def test_a_replay_gives_the_same_answers_and_asks_nobody():
 
 def test_the_clock_never_goes_back():
     assert step(World(), clock_ms=9_999).clock_ms() == 9_999
+
+
+class SetClock(World):
+    """A wall clock that somebody sets; ticks go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wall_ms, self.passed_ms = 50_000, 7
+
+    def clock_ms(self) -> int:
+        return self.wall_ms
+
+    def ticks_ms(self) -> int:
+        return self.passed_ms
+
+    def wait(self, ms: int) -> None:
+        self.wall_ms += ms
+        self.passed_ms += ms
+
+
+def test_time_goes_on_after_a_clock_was_set_back():
+    world = SetClock()
+    time = TaskTime(world)
+    time.begin(0)
+    assert time.now_ms() == 50_000
+    world.wait(10)
+    assert time.now_ms() == 50_010
+    world.wall_ms += HOUR_MS
+    assert time.now_ms() == 50_010 + HOUR_MS
+    world.wall_ms -= HOUR_MS
+    world.wait(10)
+    assert time.now_ms() == 50_020 + HOUR_MS
+    world.wall_ms -= HOUR_MS
+    world.wait(10)
+    assert time.now_ms() == 50_030 + HOUR_MS
+    world.wait(3 * HOUR_MS)  # as long as two clocks take that were set by the same
+    assert time.now_ms() == 50_030 + 4 * HOUR_MS
+
+
+def test_time_goes_on_behind_what_another_life_has_read():
+    world = SetClock()
+    time = TaskTime(world)
+    time.begin(50_000 + HOUR_MS)
+    assert time.now_ms() == 50_000 + HOUR_MS
+    world.wait(10)
+    assert time.now_ms() == 50_010 + HOUR_MS
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_what_is_held_but_not_yet_depended_on_waits_for_the_resolution():
     task.handle(ev.Received(0, 1, data))
     (told,) = [a for a in task.handle(msg.Fence(0, NEW)) if isinstance(a, ev.Tell)]
     assert told.report == msg.FenceAnswer(1, 0, NEW, 2, None)
-    assert task.step(0) is None
+    assert task.step() is None
 
 
 def test_no_hello_while_a_log_on_the_channel_is_being_cut():
@@ -147,7 +147,7 @@ def test_a_welcome_goes_to_the_receiver_that_waits_for_one_and_to_no_later_life(
     task.handle(msg.Connect(msg.Peer(0, NEW, "b")))
     task.handle(ev.Answered(0, 2, msg.Hello(0, NEW, 1, 0, {})))
     task.handle(ev.SourceRows(rows))
-    assert [data.item.seq for data in sent(task.step(0))] == [1]
+    assert [data.item.seq for data in sent(task.step())] == [1]
 
 
 def test_a_loss_that_was_forgiven_stays_so_when_the_task_is_cut_again():
@@ -169,7 +169,7 @@ def source_with_log(*steps):
     task = machine(0, (Run(0, OLD, 1, records),))
     for batch in rows:
         task.handle(ev.SourceRows(batch))
-        task.step(0)
+        task.step()
     return task
 
 
@@ -198,7 +198,7 @@ def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
     task.handle(ev.Opened(0, 1, OLD))
     run = Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))
     task.handle(ev.Received(0, 1, msg.Data(0, OLD, item(1, {0: Dependency(OLD, 3)}), (run,))))
-    assert task.step(0) is not None
+    assert task.step() is not None
     task.handle(msg.Fence(0, NEW))
     task.handle(msg.Resolve(0, NEW, 2, 1, reset=True))
     task.handle(ev.Opened(0, 2, NEW))

@@ -201,7 +201,10 @@ class World(Protocol):
     """The nondeterministic outside, as one object: asked only when live, never on replay."""
 
     def clock_ms(self) -> int:
-        """Wall clock in ms since the epoch."""
+        """Wall clock in ms since the epoch. Somebody may set it, by hours, at any time."""
+
+    def ticks_ms(self) -> int:
+        """Milliseconds since some moment of this process; nobody can set them."""
 
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
         """Call a user's function; raises what it raises."""

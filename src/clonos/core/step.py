@@ -15,6 +15,30 @@ from clonos.errors import Divergence, ProtocolError, UnencodableValue
 D = TypeVar("D", Clock, Call)
 
 
+class TaskTime:
+    """Processing time of a task while it is live: it never goes back, and never stands still.
+
+    It is the wall clock's, but after that was set back by an hour, timers and windows come as if it
+    had not been: ``max(wall, last + ticks since)``.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last_ms = 0
+        self._ticks_ms: int | None = None
+
+    def begin(self, last_ms: int) -> None:
+        """Go on behind the last reading that is known, of an earlier life perhaps."""
+        self._last_ms, self._ticks_ms = last_ms, None
+
+    def now_ms(self) -> int:
+        ticks_ms = self._world.ticks_ms()
+        since_ms = 0 if self._ticks_ms is None else ticks_ms - self._ticks_ms
+        self._last_ms = max(self._world.clock_ms(), self._last_ms + since_ms)
+        self._ticks_ms = ticks_ms
+        return self._last_ms
+
+
 class RunningStep:
     """What a program sees of a step (see :class:`clonos.core.program.Step`).
 
@@ -27,6 +51,7 @@ class RunningStep:
         position: int,
         cause: Determinant,
         world: World,
+        time: TaskTime,
         *,
         clock_ms: int,
         wake_ms: int | None,
@@ -40,7 +65,7 @@ class RunningStep:
         self.wake_ms = wake_ms
         self.floor_clock_ms = clock_ms
         self._now_ms = now_ms
-        self._world = world
+        self._world, self._time = world, time
         self._replayed = list(logged[::-1]) if logged is not None else None
 
     def _logged(self, kind: type[D]) -> D:
@@ -60,7 +85,7 @@ class RunningStep:
     def clock_ms(self) -> int:
         if self._now_ms is None:
             if self._replayed is None:
-                now = max(self._world.clock_ms(), self.floor_clock_ms)
+                now = self._time.now_ms()
                 self.record.append(Clock(now))
             else:
                 now = self._logged(Clock).now_ms

@@ -36,7 +36,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import RunningStep
+from clonos.core.step import RunningStep, TaskTime
 from clonos.errors import Divergence, ProtocolError
 
 COALESCE_BATCHES = 64
@@ -94,6 +94,7 @@ class TaskMachine:
         self.book = self.holder.book
         self.fences = self.holder.fences
         self.world = world
+        self.time = TaskTime(world)
         self.program = program
         self._actions: list[ev.Action] = []
         self._do = self._actions.append
@@ -207,6 +208,13 @@ class TaskMachine:
             and not self.outbounds.blocked()
         )
 
+    @property
+    def wait_ms(self) -> int | None:
+        """How long until there is something to do, even if nothing comes; None: for ever."""
+        if self.wake_ms is None or self.phase is not Phase.LIVE or self.ended:
+            return None
+        return max(self.wake_ms - self.time.now_ms(), 0)
+
     def statistics(self) -> dict[str, int]:
         """Counters for the progress display."""
         return {
@@ -233,25 +241,17 @@ class TaskMachine:
         self._do(ev.Tell(msg.Restored(self.id, self.incarnation)))
         for peer in self._peers:
             self.outbounds.connect(peer)
-        if self.spec.is_source:
-            self._ask_for_rows()
+        again = range(self.position + 1, self.replay_to + 1) if self.spec.is_source else ()
+        if cuts := cuts_to_read(self.book.record(self.id, position) for position in again):
+            self._do(ev.NeedRows(cuts))  # all at once: the reader works ahead of us, within limits
         self._if_replayed()
         return self._take_actions()
-
-    def _ask_for_rows(self) -> None:
-        """All that the replay will take, at once: the reader works ahead of it."""
-        records = (
-            self.book.record(self.id, position)
-            for position in range(self.position + 1, self.replay_to + 1)
-        )
-        cuts = cuts_to_read(decode_record(record)[0] for record in records)
-        if cuts:
-            self._do(ev.NeedRows(cuts))
 
     def _if_replayed(self) -> None:
         if self.phase is not Phase.REPLAYING or self.position < self.replay_to:
             return
         self.life.machine.on(LifeEvent.REPLAYED)
+        self.time.begin(self.clock_ms)
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
         for inbound in self.inputs.values():
@@ -374,7 +374,7 @@ class TaskMachine:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def step(self, now_ms: int) -> list[ev.Action] | None:
+    def step(self) -> list[ev.Action] | None:
         """Do one step if one can be done. ``None``: nothing to do for now."""
         try:
             phase = self.life.machine.state
@@ -382,7 +382,7 @@ class TaskMachine:
                 return self._replay_step()
             if phase is not Phase.LIVE and phase is not Phase.FINISHED:
                 return None
-            cause, items = self._choose(now_ms)
+            cause, items = self._choose()
             if cause is None:
                 return None
             self._run(cause, items, None)
@@ -391,14 +391,16 @@ class TaskMachine:
             raise
         return self._take_actions()
 
-    def _choose(self, now_ms: int) -> tuple[Determinant | None, list[Item]]:
+    def _choose(self) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
         if self._inject > self.epoch and (self.spec.is_source or self.ended):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.outbounds.blocked():
             return None, []
-        if self.wake_ms is not None and self.wake_ms <= now_ms and not self.ended:
-            return Timer(max(now_ms, self.clock_ms)), []
+        if self.wake_ms is not None and not self.ended:
+            now_ms = self.time.now_ms()
+            if self.wake_ms <= now_ms:
+                return Timer(now_ms), []
         if self.spec.is_source:
             return self.intake.choose(), []
         channels = self.spec.inputs
@@ -471,6 +473,7 @@ class TaskMachine:
             self.position + 1,
             cause,
             self.world,
+            self.time,
             clock_ms=self.clock_ms,
             wake_ms=None if now is not None else self.wake_ms,
             now_ms=now,

@@ -208,8 +208,8 @@ class SlotNode:
         until = IDLE_S
         if self._tick_at is not None:
             until = min(until, self._tick_at - self._ports.clock.ticks_s())
-        if machine.wake_ms is not None and machine.phase is Phase.LIVE and not machine.ended:
-            until = min(until, (machine.wake_ms - machine.world.clock_ms()) / 1000)
+        if (wait_ms := machine.wait_ms) is not None:
+            until = min(until, wait_ms / 1000)
         return max(until, SLEEP_MIN_S)
 
     def _steps(self, machine: TaskMachine) -> None:
@@ -217,7 +217,7 @@ class SlotNode:
         clock, world, network = self._ports.clock, machine.world, self._ports.network
         until = clock.ticks_s() + TURN_S
         for _ in range(self._steps_per_turn):
-            actions = machine.step(world.clock_ms())
+            actions = machine.step()
             if actions is None:
                 return
             self._perform(actions)
@@ -237,15 +237,17 @@ class SlotNode:
         source = self._source
         if source is None:
             return
+        ready = None
         if machine.phase is Phase.REPLAYING:
-            while (again := source.taken()) is not None:
-                self._perform(machine.handle(again))
+            if machine.intake.is_empty:  # else what is read again waits with the reader
+                ready = source.taken()
         elif machine.wants_rows:
             if not source.is_placed:
                 # It cannot replay: what it gave before is in the log, it goes on behind that.
                 source.advance(machine.source_rows)
-            if (ready := source.take()) is not None:
-                self._perform(machine.handle(ready))
+            ready = source.take()
+        if ready is not None:
+            self._perform(machine.handle(ready))
 
     def _tick(self) -> None:
         machine, now = self.machine, self._ports.clock.ticks_s()

@@ -19,6 +19,9 @@ class RealWorld:
     def clock_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def ticks_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.in_call_since_ms = self.clock_ms()
         try:

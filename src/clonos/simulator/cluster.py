@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from clonos.core import coordinator as co
@@ -15,7 +17,7 @@ from clonos.simulator.network import Network
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
-from clonos.simulator.world import Scheduler, Service
+from clonos.simulator.world import MachineClock, Scheduler, Service
 
 KEEPER_ADDRESS = "house-keeper"
 
@@ -88,6 +90,8 @@ class Cluster:
         self.outcome = Outcome()
         self.on_note: list[Callable[[co.Note], None]] = []
         self.slow: dict[int, float] = {}
+        self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
+        """By executor: each is a machine."""
         self.deaths = 0
         self.poisonings = 0
         self._controls: dict[Slot, Control] = {}

@@ -16,10 +16,13 @@ CRITICAL = frozenset(
 )
 
 
+HOUR_MS = 3_600_000
+
 KINDS = (
     ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
     ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
     ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
+    ("clock jumps", 3),
 )  # fmt: skip
 """What can happen, and how often."""
 
@@ -182,6 +185,16 @@ class Faults:
     def _pause_driver(self) -> None:
         duration = self.cluster.random.choice((10.0, 80.0, 3_000.0))
         self.cluster.driver.paused_until = self.cluster.scheduler.now + duration
+
+    def _clock_jumps(self) -> None:
+        """Somebody sets a machine's clock by an hour, either way, and perhaps back later."""
+        random, slot = self.cluster.random, self._busy()
+        if slot is None:
+            return
+        clock, jump_ms = self.cluster.clocks[slot.group], random.choice((HOUR_MS, -HOUR_MS))
+        clock.set_by(jump_ms)
+        if random.random() < 0.7:
+            self.cluster.scheduler.after(random.random() * 60, clock.set_by, -jump_ms)
 
     def _kill_driver(self) -> None:
         self.cluster.kill_driver()

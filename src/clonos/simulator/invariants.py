@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from clonos.simulator.recorder import Recorder
 
 
+TIMER_MS_MAX = 30
+"""No simulated program asks for a timer that is further away."""
+
+
 class Violation(AssertionError):
     """An invariant does not hold."""
 
@@ -182,6 +186,15 @@ def backlogs(machine: TaskMachine) -> dict[int, int]:
     }
 
 
+def timer_in_time(machine: TaskMachine, waited_ms: float) -> None:
+    """Invariant 7: no timer waits for longer than programs ask for, whatever clocks say."""
+    require(
+        waited_ms <= TIMER_MS_MAX,
+        "liveness",
+        f"{machine.spec.name} has waited for {waited_ms:.0f} ms for its timer",
+    )
+
+
 def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
     """Invariant 7: no input is taken while a live receiver is further behind than the limit."""
     for channel, behind in before.items():
@@ -233,7 +246,7 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
                 machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
         while machine.position < machine.replay_to:
             require(
-                machine.step(0) is not None,
+                machine.step() is not None,
                 "equivalence",
                 f"{machine.spec.name} lacks items in a re-run",
             )

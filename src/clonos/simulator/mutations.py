@@ -25,7 +25,7 @@ from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
-from clonos.core.step import RunningStep
+from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.simulator.driver import Driver
 from clonos.simulator.programs import Job
@@ -164,6 +164,14 @@ def _live_clock(original: Any) -> Any:
         return logged
 
     return clock_ms
+
+
+def _standing_clock(_: Any) -> Any:
+    def now_ms(self: TaskTime) -> int:
+        self._last_ms = max(self._world.clock_ms(), self._last_ms)
+        return self._last_ms
+
+    return now_ms
 
 
 def _timer_of_now(original: Any) -> Any:
@@ -436,6 +444,9 @@ MUTATIONS: dict[str, Mutation] = {
         task_module,
         "encode_record",
         _unlogged_clock,
+    ),
+    "the clock stands still when it was set back": mutation(
+        "bounded memory and liveness", TaskTime, "now_ms", _standing_clock
     ),
     "a timer's time is not logged": mutation("equivalence", TaskMachine, "_run", _timer_of_now),
     "calls are made again on replay": mutation("equivalence", RunningStep, "call", _call_again),

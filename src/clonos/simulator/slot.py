@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
-from clonos.core.life import Phase
 from clonos.core.messages import Layer
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
 from clonos.simulator.invariants import backlogs as backlogs_of
-from clonos.simulator.invariants import log_leaves, require
+from clonos.simulator.invariants import log_leaves, require, timer_in_time
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
-from clonos.simulator.world import EPOCH_MS, TaskWorld
+from clonos.simulator.world import TaskWorld
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
 
 LINGER_MS = 2.0
+LOOK_MS = 50.0
+"""A loop that waits for a time looks at the clock again after so long: somebody may have set it."""
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class Slot:
         self._turn_due = False
         self._tick_due = False
         self._wake_at = 0.0
+        self._timer: tuple[tuple[int, int | None], float] | None = None  # and since when it waits
         self._rows_due = False
         self._loading = False
         self._feeds: list[msg.Follow] = []
@@ -157,6 +159,7 @@ class Slot:
                 cluster.service,
                 command.task,
                 command.incarnation,
+                cluster.clocks[self.group],
                 cluster.random.randint(-20, 20),
                 cluster.decode_rows,
             ),
@@ -195,9 +198,6 @@ class Slot:
             if self.machine.is_live:
                 log_leaves(self.machine)
 
-    def _now_ms(self) -> int:
-        return EPOCH_MS + int(self.cluster.scheduler.now)
-
     def _turn(self, life: int) -> None:
         self._turn_due = False
         machine = self.machine
@@ -209,7 +209,7 @@ class Slot:
         before = machine.position
         backlogs = backlogs_of(machine)
         try:
-            actions = machine.step(self._now_ms())
+            actions = machine.step()
         except Poisoned:
             self.cluster.kill(self, "poisoned")
             return
@@ -226,12 +226,17 @@ class Slot:
         if machine.wants_rows and not self._rows_due:
             self._rows_due = True
             scheduler.after(self.cluster.rows_delay(), self._offer_rows, self.life)
-        wake = machine.wake_ms
-        if machine.phase is Phase.LIVE and wake is not None and not machine.ended:
-            at = float(wake - EPOCH_MS)
-            if at > scheduler.now and at != self._wake_at:
-                self._wake_at = at
-                scheduler.at(at, self._later)
+        wait_ms = machine.wait_ms
+        if not wait_ms:  # nothing to wait for, or blocked
+            self._timer = None
+            return
+        timer = (self.life, machine.wake_ms)
+        if self._timer is None or self._timer[0] != timer:
+            self._timer = timer, scheduler.now
+        timer_in_time(machine, scheduler.now - self._timer[1])
+        if self._wake_at <= scheduler.now:
+            self._wake_at = scheduler.now + min(wait_ms, LOOK_MS)
+            scheduler.at(self._wake_at, self._later)
 
     def _offer_rows(self, life: int) -> None:
         self._rows_due = False

@@ -109,6 +109,20 @@ class SourceData:
         return batch_of(self.rows[offset : offset + count])
 
 
+class MachineClock:
+    """The clock of a machine: a little wrong, and set by somebody now and then."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._ahead_ms = 0
+
+    def set_by(self, ms: int) -> None:
+        self._ahead_ms += ms
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self._scheduler.now) + self._ahead_ms
+
+
 class TaskWorld:
     """What one incarnation of a task sees of the world (a :class:`clonos.core.events.World`)."""
 
@@ -118,6 +132,7 @@ class TaskWorld:
         service: Service,
         task: int,
         incarnation: Incarnation,
+        clock: MachineClock,
         skew_ms: int,
         decode_rows: Callable[[bytes], Batch],
     ) -> None:
@@ -125,11 +140,15 @@ class TaskWorld:
         self._service = service
         self._task = task
         self._incarnation = incarnation
+        self._clock = clock
         self._skew_ms = skew_ms
         self._decode_rows = decode_rows
 
     def clock_ms(self) -> int:
-        return EPOCH_MS + int(self._scheduler.now) + self._skew_ms
+        return self._clock.now_ms() + self._skew_ms
+
+    def ticks_ms(self) -> int:
+        return int(self._scheduler.now)
 
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
         return self._service.ask(self._task, self._incarnation, tuple(args))
@@ -145,6 +164,9 @@ class NoWorld:
         self._decode_rows = decode_rows
 
     def clock_ms(self) -> int:
+        raise AssertionError("a replay reads the clock")
+
+    def ticks_ms(self) -> int:
         raise AssertionError("a replay reads the clock")
 
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
