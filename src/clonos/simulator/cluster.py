@@ -47,6 +47,8 @@ class Options:
     """How often a floor is followed by merging layers ..."""
     pressures: float = 0.0
     """... or by somebody's memory being full."""
+    steps_per_turn: int = 1
+    """How many steps a process does before it looks at what has come."""
     rows_at_once: int = 1
     """What a source reads, at least."""
 
@@ -248,8 +250,6 @@ class Cluster:
     def _ordered(self, slot: Slot, command: msg.Command) -> None:
         if slot.is_controlled:
             slot.command(command)
-            if isinstance(command, msg.Floor) and slot.machine is not None:
-                self.recorder.kept(slot.machine)
 
     def report(self, slot: Slot, report: msg.Report) -> None:
         if not slot.is_controlled:

@@ -196,9 +196,6 @@ class Driver:
     def _tell_keeper(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         self.post(lambda: self.keeper.handle(event))
 
-    def accepts(self, stream: Stream) -> bool:
-        return True
-
     def opened(self, stream: Stream) -> None:
         self._accepted[stream.conn] = stream
         self._tell_keeper(ev.Opened(stream.channel, stream.conn, stream.incarnation))

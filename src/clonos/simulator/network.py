@@ -17,7 +17,6 @@ class Host(Protocol):
     address: str
     slowness: float
 
-    def accepts(self, stream: Stream) -> bool: ...
     def opened(self, stream: Stream) -> None: ...
     def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None: ...
     def input_closed(self, stream: Stream) -> None: ...
@@ -29,30 +28,24 @@ class Stream:
     """One attempt to connect one channel. Each end may close it, or lose it."""
 
     __slots__ = (
-        "attempt", "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "life",
-        "receiver", "receiver_incarnation", "receiver_life", "receiver_open", "sender",
-        "sender_open",
+        "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "receiver",
+        "receiver_incarnation", "receiver_open", "sender", "sender_open",
     )  # fmt: skip
 
     def __init__(
         self,
         sender: Host,
-        life: int,
         channel: int,
-        attempt: int,
         incarnation: Incarnation,
         receiver_incarnation: Incarnation,
         conn: int,
     ) -> None:
         self.sender = sender
-        self.life = life
         self.channel = channel
-        self.attempt = attempt
         self.incarnation = incarnation
         self.receiver_incarnation = receiver_incarnation
         self.conn = conn
         self.receiver: Host | None = None
-        self.receiver_life = 0
         self.sender_open = True
         self.receiver_open = False
         self.is_lost = False
@@ -91,17 +84,13 @@ class Network:
     def dial(
         self,
         sender: Host,
-        life: int,
         channel: int,
-        attempt: int,
         incarnation: Incarnation,
         receiver_incarnation: Incarnation,
         address: str,
     ) -> Stream:
         self._conns += 1
-        stream = Stream(
-            sender, life, channel, attempt, incarnation, receiver_incarnation, self._conns
-        )
+        stream = Stream(sender, channel, incarnation, receiver_incarnation, self._conns)
         self.streams.add(stream)
         self.scheduler.after(self.delay(sender), self._arrive, stream, address)
         return stream
@@ -115,7 +104,7 @@ class Network:
             self._fail_dial(stream)
             return
         stream.receiver = host
-        if not host.accepts(stream) or self.random.random() < 0.02:
+        if self.random.random() < 0.02:
             self._fail_dial(stream)
             return
         stream.receiver_open = True

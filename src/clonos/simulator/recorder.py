@@ -137,20 +137,20 @@ class Recorder:
             self.digest.add(data.channel, data.item.seq, data.item.chain)
             invariants.gated_source(machine, data.channel, data.item, self._durable)
 
-    def receives(self, machine: TaskMachine, stream: Stream, data: msg.Data | msg.Welcome) -> None:
-        inbound = machine.inputs[stream.channel]
+    def receives(self, machine: TaskMachine, event: ev.Received) -> None:
+        inbound = machine.inputs[event.channel]
         is_current = machine.incarnation == self.newest[machine.id]
         if (
             is_current
             and machine.phase is not Phase.FENCED
-            and inbound.conn == stream.conn
+            and inbound.conn == event.conn
             and machine.incarnation >= self.fenced.get(machine.id, NOBODY)
         ):
             sender = inbound.spec.sender
-            invariants.fencing(sender, stream.incarnation, self.fenced, machine.spec.name)
+            invariants.fencing(sender, event.data.incarnation, self.fenced, machine.spec.name)
 
-    def written(self, machine: TaskMachine, action: ev.Release) -> None:
-        key = (action.generation, machine.id, action.item.seq)
+    def written(self, task: int, action: ev.Release) -> None:
+        key = (action.generation, task, action.item.seq)
         self.digest.add(*key, action.item.chain)
         invariants.stable_output(self._written, key, action.item, "written")
 

@@ -1,40 +1,100 @@
-"""A slot: the process around one automaton, or around passive standbys."""
+"""A simulated process: the slot node of production, on simulated ports."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
-from clonos.core.messages import Layer
+from clonos.core.layer import UnreadableLayer, encode_layer, layer_path, open_layer, refer_to
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
+from clonos.nodes.events import Fetched, FetchFailed, Heard, RowsReady, Stored, Wrote
+from clonos.nodes.ports import SlotPorts
+from clonos.nodes.slot import SlotNode
+from clonos.nodes.standby import Standby
 from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.invariants import log_leaves, require, timer_in_time
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
-from clonos.simulator.world import TaskWorld
+from clonos.simulator.recorder import Recorder
+from clonos.simulator.world import EPOCH_MS, TaskWorld
+from clonos.transport.errors import PeerUnreachable
+from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
 
-LINGER_MS = 2.0
-LOOK_MS = 50.0
-"""A loop that waits for a time looks at the clock again after so long: somebody may have set it."""
+SHARE_MS = 2.0
+"""Log entries that no batch has taken along for so long travel by themselves."""
+UNREACHABLE_S = 20.0
+"""Longer than any fault lasts."""
+CONTROL = 0
+"""The connection with the driver."""
+READY_MAX = 2
+"""What a source reads ahead, in batches."""
 
 
-@dataclass(slots=True)
-class Standby:
-    """A passive copy: a program with all layers up to `applied`."""
+class WatchedMachine(TaskMachine):
+    """A task that the recorder watches."""
 
-    program: Program
-    applied: Layer | None = None
+    def __init__(
+        self, recorder: Recorder, plan: Any, command: msg.Activate, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(plan, command, *args, **kwargs)
+        self._recorder = recorder
+        recorder.activated(self, command)
+
+    def start(self) -> list[ev.Action]:
+        return self._watch(super().start())
+
+    def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
+        if isinstance(event, ev.Received):
+            self._recorder.receives(self, event)
+        actions = self._watch(super().handle(event))
+        if isinstance(event, msg.Floor):
+            self._recorder.kept(self)
+        elif isinstance(event, ev.Tick) and self.is_live:
+            log_leaves(self)
+        return actions
+
+    def step(self) -> list[ev.Action] | None:
+        before, backlogs = self.position, backlogs_of(self)
+        actions = super().step()
+        if actions is None:
+            return None
+        if self.position > before:
+            self._recorder.stepped(self, backlogs)
+        return self._watch(actions)
+
+    def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
+        for action in actions:
+            if isinstance(action, ev.Send):
+                self._recorder.sends(self, action.data)
+            elif isinstance(action, ev.Tell) and isinstance(action.report, msg.Live):
+                self._recorder.live(self)
+        return actions
+
+
+class WatchedNode(SlotNode):
+    """A slot in which nothing may go wrong: user code never fails in a simulation."""
+
+    def _failed(self, error: Exception) -> None:
+        raise error
 
 
 class Slot:
-    """One process. ``life`` counts the tasks it has been; what belongs to an older one is stale."""
+    """One process: it turns its node when something has come or is due.
+
+    ``number`` is its name at the driver. The driver may have given it up (``is_controlled``) while
+    it still runs.
+    """
 
     def __init__(
         self, cluster: Cluster, number: int, address: str, group: str, bound: int | None = None
@@ -47,327 +107,367 @@ class Slot:
         self.alive = True
         self.slowness = 0.0
         self.stalled_until = 0.0
-        self.life = 0
-        self.machine: TaskMachine | None = None
-        self.standbys: dict[int, Standby] = {}
         self.is_controlled = True
-        self._restoring: msg.Activate | None = None
-        self._waiting: list[Any] = []
-        self._dialled: dict[int, Stream] = {}  # attempts and channels: the newest of each channel
-        self._accepted: dict[int, Stream] = {}
-        self._turn_due = False
-        self._tick_due = False
-        self._wake_at = 0.0
-        self._timer: tuple[tuple[int, int | None], float] | None = None  # and since when it waits
-        self._rows_due = False
-        self._loading = False
-        self._feeds: list[msg.Follow] = []
-        self._written_at = 0.0
+        self._inbox: list[Heard] = []
+        self._turn_at: float | None = None
+        self._busy_until = 0.0
+        self._timer: tuple[tuple[Incarnation, int | None], float] | None = None  # and since when
+        self.node = WatchedNode(
+            cluster.job.plan,
+            SlotPorts(
+                network=SlotNetwork(self),
+                clock=SlotClock(self),
+                store=SlotStore(self),
+                sources=SlotSources(self),
+                programs=self._program,
+                worlds=self._world,
+                writers=self._writer,
+            ),
+            share_s=SHARE_MS / 1000,
+            unreachable_s=UNREACHABLE_S,
+            steps_per_turn=cluster.options.steps_per_turn,
+            machines=partial(WatchedMachine, cluster.recorder),
+        )
+        self.node.join(ControlEnd(self))
 
-    # --- control ----------------------------------------------------------------------------------
+    @property
+    def machine(self) -> TaskMachine | None:
+        return self.node.machine
 
-    def tell(self, report: msg.Report) -> None:
-        self.cluster.report(self, report)
+    @property
+    def standbys(self) -> dict[int, Standby]:
+        return self.node.standbys
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def post(self, heard: Heard) -> None:
+        """Something has come: the process hears of it as soon as it is not busy."""
+        if self.alive:
+            self._inbox.append(heard)
+            self._turn_by(self.cluster.scheduler.now)
 
     def command(self, command: msg.Command) -> None:
-        if not self.alive:
+        if isinstance(command, msg.Activate):
+            is_bound = command.task in self.cluster.options.bound
+            require(
+                self.bound == (command.task if is_bound else None),
+                "placement",
+                f"task {command.task} came to a slot that cannot run it",
+            )
+        self.post((CONTROL, command))
+
+    def _turn_by(self, time: float) -> None:
+        at = max(time, self._busy_until, self.stalled_until)
+        if self._turn_at is None or at < self._turn_at:
+            self._turn_at = at
+            self.cluster.scheduler.at(at, self._turn, at)
+
+    def _turn(self, at: float) -> None:
+        if not self.alive or at != self._turn_at:
             return
-        if isinstance(command, msg.Stop):
-            self.cluster.kill(self, "stopped")
-        elif isinstance(command, msg.Follow):
-            self._feeds.append(command)
-            self._feed_next()
-        elif isinstance(command, msg.Drop):
-            self.standbys.pop(command.task, None)
-        elif isinstance(command, msg.Activate):
-            self._activate(command)
-        elif self._restoring is not None:
-            self._waiting.append(command)
-        elif self.machine is not None:
-            self.handle(command)
-
-    # --- standbys ---------------------------------------------------------------------------------
-
-    def _feed_next(self) -> None:
-        if self._feeds and not self._loading:
-            self._loading = True
-            self.cluster.scheduler.after(self.cluster.store_delay(), self._fed, self.life)
-
-    def _fed(self, life: int) -> None:
-        if not self.alive or life != self.life:
+        self._turn_at = None
+        now = self.cluster.scheduler.now
+        if self.stalled_until > now:
+            self._turn_by(now)
             return
-        self._loading = False
-        feed = self._feeds.pop(0)
-        standby = self.standbys.get(feed.task)
-        if standby is None:
-            standby = self.standbys[feed.task] = Standby(self.cluster.job.program(feed.task))
-        for layer in self._missing(standby, feed.layers):
-            standby.program.apply(layer.delta)
-            standby.applied = layer
-        self.tell(msg.Followed(feed.task, feed.epoch))
-        self._feed_next()
-
-    def _missing(self, standby: Standby, refs: tuple[msg.LayerRef, ...]) -> list[Layer]:
-        applied = standby.applied.epoch if standby.applied else 0
-        if refs and 0 < applied < refs[0].epoch:
-            # The bottom layers were merged past it: what was deleted meanwhile is not in them.
-            standby.program = self.cluster.job.program(refs[0].task)
-            standby.applied, applied = None, 0
-        return [open_layer(self.cluster.layers[r.path], r) for r in refs if r.epoch > applied]
-
-    # --- becoming a task --------------------------------------------------------------------------
-
-    def _activate(self, command: msg.Activate) -> None:
-        is_bound = command.task in self.cluster.options.bound
-        require(
-            self.bound == (command.task if is_bound else None),
-            "placement",
-            f"task {command.task} came to a slot that cannot run it",
-        )
-        for stream in self._dialled.values():
-            self.cluster.network.hang(stream)
-        for stream in self._accepted.values():
-            self.cluster.network.refuse(stream)
-        self._dialled.clear()
-        self._accepted.clear()
-        self._waiting.clear()
-        self._feeds.clear()
-        self._loading = False
-        self.machine = None
-        self.life += 1
-        self._restoring = command
-        standby = self.standbys.pop(command.task, None)
-        if standby is None:
-            standby = Standby(self.cluster.job.program(command.task))
-        self.standbys.clear()
-        delay = 0.5 + self.cluster.store_delay() * len(self._missing(standby, command.layers))
-        self.cluster.scheduler.after(delay, self._restored, self.life, standby)
-
-    def _restored(self, life: int, standby: Standby) -> None:
-        command = self._restoring
-        if not self.alive or life != self.life or command is None:
-            return
-        self._restoring = None
-        cluster = self.cluster
-        self.machine = TaskMachine(
-            cluster.job.plan,
-            command,
-            standby.program,
-            self._missing(standby, command.layers),
-            TaskWorld(
-                cluster.scheduler,
-                cluster.service,
-                command.task,
-                command.incarnation,
-                cluster.clocks[self.group],
-                cluster.random.randint(-20, 20),
-                cluster.decode_rows,
-            ),
-            floor=standby.applied,
-        )
-        cluster.recorder.activated(self.machine, command)
-        self._perform(self.machine.start())
-        waiting, self._waiting = self._waiting, []
-        for late in waiting:
-            self.handle(late)
-        self._later()
-
-    # --- the loop ---------------------------------------------------------------------------------
-
-    def handle(self, event: ev.Event | msg.Command) -> None:
-        if self.machine is None:
-            return
-        self._perform(self.machine.handle(event))
-        self._later()
-
-    def _later(self) -> None:
-        """There may be something to do."""
-        scheduler = self.cluster.scheduler
-        if not self._turn_due:
-            self._turn_due = True
-            at = max(scheduler.now + self.cluster.step_cost(self), self.stalled_until)
-            scheduler.at(at, self._turn, self.life)
-        if not self._tick_due:
-            self._tick_due = True
-            scheduler.after(LINGER_MS, self._tick, self.life)
-
-    def _tick(self, life: int) -> None:
-        self._tick_due = False
-        if self.alive and self.machine is not None:
-            self._perform(self.machine.handle(ev.Tick()))
-            if self.machine.is_live:
-                log_leaves(self.machine)
-
-    def _turn(self, life: int) -> None:
-        self._turn_due = False
-        machine = self.machine
-        if not self.alive or machine is None:
-            return
-        if self.stalled_until > self.cluster.scheduler.now:
-            self._later()
-            return
-        before = machine.position
-        backlogs = backlogs_of(machine)
+        events, self._inbox = self._inbox, []
+        before = self.cluster.recorder.steps
         try:
-            actions = machine.step()
+            wait_s = self.node.turn(events)
         except Poisoned:
             self.cluster.kill(self, "poisoned")
             return
-        if actions is None:
-            self._idle(machine)
+        if self.node.is_over:
+            self.cluster.kill(self, "stopped")
             return
-        if machine.position > before:
-            self.cluster.recorder.stepped(machine, backlogs)
-        self._perform(actions)
-        self._later()
+        for _ in range(self.cluster.recorder.steps - before):
+            self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
+        self._turn_by(now + 1000 * wait_s)
+        self._watch_timer(now)
 
-    def _idle(self, machine: TaskMachine) -> None:
-        scheduler = self.cluster.scheduler
-        if machine.wants_rows and not self._rows_due:
-            self._rows_due = True
-            scheduler.after(self.cluster.rows_delay(), self._offer_rows, self.life)
-        wait_ms = machine.wait_ms
-        if not wait_ms:  # nothing to wait for, or blocked
+    def _watch_timer(self, now: float) -> None:
+        machine = self.machine
+        if machine is None or not machine.wait_ms:  # nothing to wait for, or blocked
             self._timer = None
             return
-        timer = (self.life, machine.wake_ms)
+        timer = machine.incarnation, machine.wake_ms
         if self._timer is None or self._timer[0] != timer:
-            self._timer = timer, scheduler.now
-        timer_in_time(machine, scheduler.now - self._timer[1])
-        if self._wake_at <= scheduler.now:
-            self._wake_at = scheduler.now + min(wait_ms, LOOK_MS)
-            scheduler.at(self._wake_at, self._later)
+            self._timer = timer, now
+        timer_in_time(machine, now - self._timer[1])
 
-    def _offer_rows(self, life: int) -> None:
-        self._rows_due = False
-        machine = self.machine
-        if not self.alive or machine is None or not machine.wants_rows:
-            return
-        source = self.cluster.job.sources[machine.id]
-        count = self.cluster.random.choice((1, 1, 2, 3)) * self.cluster.options.rows_at_once
-        batch = source.read(machine.source_rows, count)
-        if not batch.rows:
-            if self.cluster.may_end():
-                self.handle(ev.SourceEnded())
-            else:
-                self._rows_due = True
-                self.cluster.scheduler.after(20.0, self._offer_rows, self.life)
-            return
-        content = None
-        if machine.spec.is_gated:
-            content = self.cluster.job.encode(batch)
-        self.handle(ev.SourceRows(batch, content))
+    # --- small ports --------------------------------------------------------------------------------
 
-    # --- actions ----------------------------------------------------------------------------------
+    def _program(self, task: int) -> Program:
+        return self.cluster.job.program(task)
 
-    def _perform(self, actions: list[ev.Action]) -> None:
-        for action in actions:
-            self._perform_one(action)
-
-    def _perform_one(self, action: ev.Action) -> None:
-        network, machine = self.cluster.network, self.machine
-        assert machine is not None
-        match action:
-            case ev.Send():
-                stream = self._dialled.get(action.data.channel)
-                if stream is not None and stream.attempt == action.attempt:
-                    self.cluster.recorder.sends(machine, action.data)
-                    network.send(stream, action.data)
-            case ev.Reply():
-                accepted = self._accepted.get(action.conn)
-                if accepted is not None:
-                    network.reply(accepted, action.message)
-            case ev.Tell():
-                if isinstance(action.report, msg.Live):
-                    self.cluster.recorder.live(machine)
-                self.tell(action.report)
-            case ev.Dial():
-                self._dialled[action.channel] = network.dial(
-                    self,
-                    self.life,
-                    action.channel,
-                    action.attempt,
-                    machine.incarnation,
-                    action.incarnation,
-                    action.address,
-                )
-            case ev.Hang():
-                stream = self._dialled.get(action.channel)
-                if stream is not None and stream.attempt == action.attempt:
-                    network.hang(self._dialled.pop(action.channel))
-            case ev.Refuse():
-                accepted = self._accepted.pop(action.conn, None)
-                if accepted is not None:
-                    network.refuse(accepted)
-            case ev.StoreLayer():
-                self.cluster.scheduler.after(
-                    self.cluster.store_delay(), self._store, self.life, action
-                )
-            case ev.Release():
-                # One thread writes: a Written stands for all that was released before it.
-                scheduler, delay = self.cluster.scheduler, self.cluster.store_delay()
-                self._written_at = max(scheduler.now + delay, self._written_at)
-                scheduler.at(self._written_at, self._write, self.life, machine, action)
-            case ev.NeedRows():
-                self.cluster.scheduler.after(
-                    self.cluster.rows_delay(), self._reread, self.life, action.cuts
-                )
-
-    def _store(self, life: int, action: ev.StoreLayer) -> None:
-        if not self.alive:
-            return
-        layer = replace(action.layer, delta=bytes(action.delta))
-        path = layer_path(layer.task, layer.epoch, layer.incarnation)
-        content = encode_layer(layer)
-        self.cluster.layers[path] = content
-        ref = refer_to(layer, content, path, len(content))
-        if life == self.life:
-            self.handle(ev.LayerStored(ref))
-
-    def _write(self, life: int, machine: TaskMachine, action: ev.Release) -> None:
-        if not self.alive:
-            return
-        self.cluster.recorder.written(machine, action)
-        if life == self.life:
-            self.handle(ev.Written(action.channel, action.item.seq))
-
-    def _reread(self, life: int, cuts: tuple[int, ...]) -> None:
-        if not (self.alive and life == self.life and self.machine is not None):
-            return
-        source, start = self.cluster.job.sources[self.machine.id], self.machine.source_rows
-        for rows in cuts:
-            self.handle(ev.SourceRows(source.read(start, rows)))
-            start += rows
-
-    # --- the end of streams -----------------------------------------------------------------------
-
-    def accepts(self, stream: Stream) -> bool:
-        machine = self.machine
-        return (
-            machine is not None
-            and stream.channel in machine.inputs
-            and machine.incarnation == stream.receiver_incarnation
+    def _world(self, task: int, incarnation: Incarnation) -> TaskWorld:
+        cluster = self.cluster
+        return TaskWorld(
+            cluster.scheduler,
+            cluster.service,
+            task,
+            incarnation,
+            cluster.clocks[self.group],
+            cluster.random.randint(-20, 20),
+            cluster.decode_rows,
         )
 
+    def _writer(self, task: int) -> SlotWriter | None:
+        return SlotWriter(self, task) if self.cluster.job.plan.tasks[task].writes_itself else None
+
+    # --- the network's --------------------------------------------------------------------------------
+
     def opened(self, stream: Stream) -> None:
-        stream.receiver_life = self.life
-        self._accepted[stream.conn] = stream
-        self.handle(ev.Opened(stream.channel, stream.conn, stream.incarnation))
+        self.post(
+            ChannelOpened(
+                stream.channel,
+                stream.conn,
+                stream.incarnation,
+                stream.receiver_incarnation,
+                ReceiverEnd(self.cluster, stream),
+            )
+        )
 
     def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
-        if stream.receiver_life == self.life and self.machine is not None:
-            self.cluster.recorder.receives(self.machine, stream, data)
-            self.handle(ev.Received(stream.channel, stream.conn, data))
+        self.post((stream.conn, data))
 
     def input_closed(self, stream: Stream) -> None:
-        self._accepted.pop(stream.conn, None)
-        if stream.receiver_life == self.life:
-            self.handle(ev.InputClosed(stream.channel, stream.conn))
+        self.post(ChannelClosed(stream.channel, stream.conn, "receiver"))
 
-    def answered(self, stream: Stream, message: msg.Hello | msg.Credit) -> None:
-        if stream.life == self.life:
-            self.handle(ev.Answered(stream.channel, stream.attempt, message))
+    def answered(self, stream: Stream, message: Any) -> None:
+        self.post((stream.conn, message))
 
     def output_closed(self, stream: Stream) -> None:
-        if stream.life == self.life:
-            self.handle(ev.OutputClosed(stream.channel, stream.attempt))
+        gone = PeerUnreachable("the stream broke")
+        self.post(ChannelClosed(stream.channel, stream.conn, "sender", gone))
+
+
+class SlotClock:
+    """A :class:`~clonos.nodes.ports.Clock`."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._scheduler = slot.cluster.scheduler
+
+    def ticks_s(self) -> float:
+        return self._scheduler.now / 1000
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+class ControlEnd:
+    """The slot's end of its control stream."""
+
+    conn_id = CONTROL
+    stood = True
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def send(self, message: Any) -> None:
+        if not isinstance(message, TaskStatistics):
+            self._slot.cluster.report(self._slot, message)
+
+    def close(self) -> None:
+        raise AssertionError("a slot does not leave by itself")
+
+
+class SenderEnd:
+    """The dialling end of a stream."""
+
+    def __init__(self, cluster: Cluster, stream: Stream) -> None:
+        self._cluster, self._stream = cluster, stream
+        self.conn_id = stream.conn
+
+    @property
+    def stood(self) -> bool:
+        return self._stream.receiver is not None
+
+    def send(self, message: Any) -> None:
+        self._cluster.network.send(self._stream, message)
+
+    def close(self) -> None:
+        self._cluster.network.hang(self._stream)
+
+
+class ReceiverEnd:
+    """The accepting end of a stream."""
+
+    stood = True
+
+    def __init__(self, cluster: Cluster, stream: Stream) -> None:
+        self._cluster, self._stream = cluster, stream
+        self.conn_id = stream.conn
+
+    def send(self, message: Any) -> None:
+        self._cluster.network.reply(self._stream, message)
+
+    def close(self) -> None:
+        self._cluster.network.refuse(self._stream)
+
+
+class SlotNetwork:
+    """A :class:`~clonos.nodes.ports.Network`."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.address = slot.address
+
+    @property
+    def listened_s(self) -> float:
+        return self._slot.cluster.scheduler.now / 1000
+
+    def connect(
+        self,
+        peer_address: str,
+        channel: int,
+        sender_incarnation: Incarnation,
+        receiver_incarnation: Incarnation,
+    ) -> SenderEnd:
+        cluster = self._slot.cluster
+        return SenderEnd(
+            cluster,
+            cluster.network.dial(
+                self._slot, channel, sender_incarnation, receiver_incarnation, peer_address
+            ),
+        )
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+# --- store, sources, sinks ------------------------------------------------------------------------
+
+
+class SlotStore:
+    """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
+    done."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        cluster = self._slot.cluster
+        delay = sum(cluster.store_delay() for _ in refs)
+        cluster.scheduler.after(delay, self._fetched, ticket, tuple(refs))
+
+    def _fetched(self, ticket: int, refs: tuple[LayerRef, ...]) -> None:
+        try:
+            layers: tuple[Layer, ...] = tuple(
+                open_layer(self._slot.cluster.layers[ref.path], ref) for ref in refs
+            )
+        except (KeyError, UnreadableLayer) as error:
+            self._slot.post(FetchFailed(ticket, error))
+        else:
+            self._slot.post(Fetched(ticket, layers))
+
+    def put(self, life: int, sealed: ev.StoreLayer) -> None:
+        cluster = self._slot.cluster
+        cluster.scheduler.after(cluster.store_delay(), self._put, life, sealed)
+
+    def _put(self, life: int, sealed: ev.StoreLayer) -> None:
+        cluster = self._slot.cluster
+        if not self._slot.alive and cluster.random.random() < 0.5:
+            return
+        layer = replace(sealed.layer, delta=bytes(sealed.delta))
+        path = layer_path(layer.task, layer.epoch, layer.incarnation)
+        content = cluster.layers[path] = encode_layer(layer)
+        self._slot.post(Stored(life, refer_to(layer, content, path, len(content))))
+
+
+class SlotWriter:
+    """A :class:`~clonos.nodes.ports.Writer`: one output after the other, as by one thread."""
+
+    def __init__(self, slot: Slot, task: int) -> None:
+        self._slot, self._task = slot, task
+        self._free_at = 0.0
+
+    def write(self, life: int, output: ev.Release) -> None:
+        cluster = self._slot.cluster
+        self._free_at = max(self._free_at, cluster.scheduler.now) + cluster.store_delay()
+        cluster.scheduler.at(self._free_at, self._wrote, life, output)
+
+    def _wrote(self, life: int, output: ev.Release) -> None:
+        cluster = self._slot.cluster
+        if not self._slot.alive and cluster.random.random() < 0.5:
+            return
+        cluster.recorder.written(self._task, output)
+        self._slot.post(Wrote(life, output.channel, output.item.seq))
+
+
+class SlotSources:
+    """The :class:`~clonos.nodes.ports.Sources` of a slot."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.can_reopen = slot.bound is None
+
+    def open(self, task: int) -> SlotPrefetch:
+        return SlotPrefetch(self._slot, task)
+
+
+class SlotPrefetch:
+    """A :class:`~clonos.nodes.ports.Prefetch` of a source whose rows are the same for ever."""
+
+    def __init__(self, slot: Slot, task: int) -> None:
+        self._slot, self._cluster = slot, slot.cluster
+        self._source = slot.cluster.job.sources[task]
+        self._is_gated = slot.cluster.job.plan.tasks[task].is_gated
+        self._stand = -1
+        self._ready: deque[ev.SourceRows | ev.SourceEnded] = deque()
+        self._cuts: deque[int] = deque()
+        self._reads_ahead = self._is_reading = self._is_closed = False
+
+    @property
+    def is_placed(self) -> bool:
+        return self._stand >= 0
+
+    def advance(self, rows_consumed: int) -> None:
+        self._stand = max(self._stand, rows_consumed)
+
+    def take(self) -> ev.SourceRows | ev.SourceEnded | None:
+        self._reads_ahead = True
+        return self.taken()
+
+    def ask(self, cuts: Sequence[int]) -> None:
+        self._cuts.extend(cuts)
+        self._read_on()
+
+    def taken(self) -> ev.SourceRows | ev.SourceEnded | None:
+        first = self._ready.popleft() if self._ready else None
+        self._read_on()
+        return first
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _read_on(self, delay: float | None = None) -> None:
+        wanted = self._cuts or (self._reads_ahead and len(self._ready) < READY_MAX)
+        if wanted and not self._is_reading:
+            self._is_reading = True
+            delay = self._cluster.rows_delay() if delay is None else delay
+            self._cluster.scheduler.after(delay, self._read)
+
+    def _read(self) -> None:
+        if self._is_closed or not self._slot.alive:
+            return
+        self._is_reading = False
+        random = self._cluster.random
+        if self._cuts:
+            count = self._cuts.popleft()
+        else:
+            count = random.choice((1, 1, 2, 3)) * self._cluster.options.rows_at_once
+        batch = self._source.read(self._stand, count)
+        if batch.rows:
+            self._stand += batch.rows
+            content = self._cluster.job.encode(batch) if self._is_gated else None
+            born_ms = EPOCH_MS + int(self._cluster.scheduler.now)
+            self._ready.append(ev.SourceRows(batch, content, born_ms))
+        elif self._cluster.may_end():
+            self._ready.append(ev.SourceEnded())
+            self._is_closed = True
+        else:
+            self._read_on(20.0)
+            return
+        self._slot.post(RowsReady())
+        self._read_on()
