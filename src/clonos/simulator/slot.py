@@ -195,7 +195,7 @@ class Slot:
             self._timer = timer, now
         timer_in_time(machine, now - self._timer[1])
 
-    # --- small ports --------------------------------------------------------------------------------
+    # --- small ports -----------------------------------------------------------------------------
 
     def _program(self, task: int) -> Program:
         return self.cluster.job.program(task)
@@ -215,7 +215,7 @@ class Slot:
     def _writer(self, task: int) -> SlotWriter | None:
         return SlotWriter(self, task) if self.cluster.job.plan.tasks[task].writes_itself else None
 
-    # --- the network's --------------------------------------------------------------------------------
+    # --- the network's -------------------------------------------------------------------------
 
     def opened(self, stream: Stream) -> None:
         self.post(
