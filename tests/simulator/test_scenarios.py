@@ -176,7 +176,7 @@ def test_a_full_queue_on_one_side_while_the_other_is_demanded(seed):
     """X -> A -> T and X -> B -> T: T replays and wants B's items while A's queue is full."""
     diamond = (source(), stage("x", 0), stage("a", 1), stage("b", 1), sink(2, 3))
     with limits(6, 2, 2):
-        play = Play(diamond, seed, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
+        play = Play(diamond, seed, rows=200, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
         play.at(4, 25)
         play.cluster.slow[play.slot(3).number] = 4.0
         play.kill(4)
