@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import clonos
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.errors import (
     BadDuration,
     BadGraph,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.api.sinks import collect
 from clonos.api.sources import dataframe
 from clonos.api.streams import Stream

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.api.windowed import require_time
 from clonos.columns.batches import from_table
 from clonos.columns.schema import parse_schema, require_columns

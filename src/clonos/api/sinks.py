@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.operators.file_buffer import FileBufferOperator
 from clonos.operators.specs import SinkSpec

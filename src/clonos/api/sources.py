@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.columns.batches import from_table
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
 from clonos.api.sources import table_versions
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from clonos.api.durations import parse_duration
+from clonos.columns.durations import parse_duration
 from clonos.errors import BadDuration
 from clonos.operators.window_content import Order
 from clonos.operators.window_kinds import Fixed, Given, Session
