@@ -15,7 +15,8 @@ CONTENTS = {
     "clonos/__init__.py", "clonos/errors.py", "clonos/py.typed", "clonos/version.py",
     "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",
     "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/runtime",
-    "clonos/simulator", "clonos/spark", "clonos/state", "clonos/storage", "clonos/testing",
+    "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
+    "clonos/storage", "clonos/testing",
     "clonos/transport",
     "pyspark_clonos/__init__.py",
 }  # fmt: skip

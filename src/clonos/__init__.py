@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clonos.version import VERSION
 
 if TYPE_CHECKING:
-    from clonos import causal, errors
-    from clonos.api import sinks, sources
+    from clonos import causal, errors, sinks, sources
     from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
     from clonos.api.job import Job
     from clonos.api.streams import KeyedStream, Stream
@@ -52,8 +51,8 @@ _HOMES = {
 _MODULES = {
     "causal": "clonos.causal",
     "errors": "clonos.errors",
-    "sinks": "clonos.api.sinks",
-    "sources": "clonos.api.sources",
+    "sinks": "clonos.sinks",
+    "sources": "clonos.sources",
 }
 
 __all__ = [

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.operators.readers import EndOfInput
+from clonos.sources.readers import EndOfInput
 from clonos.testing import InMemoryRun
 from clonos_bench import plots
 from clonos_bench.gates import Timed, gated, tried_out

@@ -10,7 +10,7 @@ import pytest
 
 from clonos.cluster.progress import Recovery
 from clonos.core.plan import Incarnation
-from clonos.operators.readers import EndOfInput
+from clonos.sources.readers import EndOfInput
 from clonos_bench import jobs, plots
 from clonos_bench.kills import Kill
 from clonos_bench.recovery import analyse

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.cluster.driver import RunningJob
-from clonos.operators.readers import BaseReader, Reader
+from clonos.sources.readers import BaseReader, Reader
 from clonos.spark.session import get_or_create
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -123,9 +123,11 @@ class Kit:
         The sink has tasks of its own but if `is_fused`.
         """
         settings = {"parallelism": 2, "checkpoint_interval": "300 ms", **settings}
-        spool = settings.pop("spool", False)
+        materialize = settings.pop("materialize", False)
         job = clonos.Job("windows", **settings)
-        events = job.source(source, name="events", parallelism=1, rows_per_second=rate, spool=spool)
+        events = job.source(
+            source, name="events", parallelism=1, rows_per_second=rate, materialize=materialize
+        )
         totals = (
             events.with_watermark("at", "1 second")
             .key_by("key")

@@ -185,10 +185,10 @@ def test_rows_in_another_order_are_noticed(kit, spark):
     kit.kill(running, "rows[0]")
     with pytest.raises(errors.Divergence, match="other rows") as caught:
         running.wait(60)
-    assert "spool=True" in caught.value.remedy
+    assert "materialize=True" in caught.value.remedy
     # Spooled, it is read from files: the same rows again, whoever reads them.
     job = clonos.Job("order", checkpoint_interval="300 ms")
-    rows = job.source(frame, name="rows", rows_per_second=1000, spool=True)
+    rows = job.source(frame, name="rows", rows_per_second=1000, materialize=True)
     rows.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
     kit.wait_for(lambda: running.consumers.rows["out"] > 200)
@@ -200,7 +200,7 @@ def test_rows_in_another_order_are_noticed(kit, spark):
 
 def test_timestamps_survive_spooling(kit, spark):
     frame = kit.dataframe(spark, 2_000)
-    kit.check(kit.build(frame, rate=None, spool=True).run(spark, timeout_s=60).table(), 2_000)
+    kit.check(kit.build(frame, rate=None, materialize=True).run(spark, timeout_s=60).table(), 2_000)
 
 
 def test_spark_computes_only_the_columns_that_are_read(spark):

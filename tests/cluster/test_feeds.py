@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 
 import clonos
 from clonos.errors import SourceError, WrongType
-from clonos.spark.errors import FeedFailed
+from clonos.sources.errors import FeedFailed
 from clonos.spark.session import get_or_create
 
 pytestmark = [
@@ -36,7 +36,7 @@ from conftest import Kit
 from test_feeds import build
 from pyspark import SparkContext
 from clonos.spark.session import get_or_create
-from clonos.storage.spool import Spool
+from clonos.sources.spool import Spool
 folder, batch, moment = Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 take = Spool.take
 
@@ -227,5 +227,5 @@ def test_what_is_refused(cluster):
             clonos.sources.stream(rates, **wrong)
     with pytest.raises(WrongType, match="not a streaming"):
         clonos.sources.stream(cluster.range(1))
-    with pytest.raises(WrongType, match="cannot be spooled"):
-        clonos.Job().source(rates, spool=True)
+    with pytest.raises(WrongType, match="cannot be materialized"):
+        clonos.Job().source(rates, materialize=True)

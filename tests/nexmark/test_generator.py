@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clonos.errors import WrongType
-from clonos.operators.readers import EndOfInput
+from clonos.sources.readers import EndOfInput
 from clonos_bench.nexmark import KINDS, Generator, events, write_parquet
 from clonos_bench.nexmark.generator import BASE_MS
 

@@ -12,7 +12,6 @@ import pytest
 
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
-from clonos.operators.readers import BaseReader, BatchesReader
 from clonos.runtime.feeder import (
     AHEAD_BATCHES,
     AHEAD_BYTES,
@@ -21,6 +20,7 @@ from clonos.runtime.feeder import (
     BatchSize,
     Feeder,
 )
+from clonos.sources.readers import BaseReader, BatchesReader
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

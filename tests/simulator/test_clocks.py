@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clonos.api import aggregates, sinks, sources, windows
+from clonos import sinks, sources
+from clonos.api import aggregates, windows
 from clonos.api.job import Job
 from clonos.core.coordinator import TaskPhase
 from clonos.core.life import Phase

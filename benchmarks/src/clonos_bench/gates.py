@@ -13,8 +13,8 @@ import pyarrow as pa
 
 import clonos
 from clonos.errors import ClonosError
-from clonos.operators.readers import BaseReader, Reader
-from clonos.operators.specs import SourceSpec
+from clonos.sources.readers import BaseReader, Reader
+from clonos.sources.spec import SourceSpec
 from clonos_bench import run
 from clonos_bench.processes import machine_cpu_seconds, resident_bytes
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import clonos
-from clonos.operators.readers import BaseReader, EndOfInput
-from clonos.operators.specs import SourceSpec
+from clonos.sources.readers import BaseReader, EndOfInput
+from clonos.sources.spec import SourceSpec
 
 IDS: Final = pa.schema([pa.field("id", pa.int64())])
 _PIECE_ROWS: Final = 1024

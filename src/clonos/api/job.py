@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from clonos.columns.durations import parse_duration
-from clonos.api.sinks import collect
-from clonos.api.sources import dataframe
 from clonos.api.streams import Stream
+from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
-from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
-from clonos.operators.base import Operator
-from clonos.operators.specs import SourceSpec
+from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node
+from clonos.operators.base import Operator, OperatorFactory
+from clonos.sinks import collect
+from clonos.sources import dataframe
+from clonos.sources.spec import SourceSpec
 
 
 class Job:
@@ -106,7 +106,7 @@ class Job:
         name: str | None = None,
         parallelism: int | None = None,
         rows_per_second: float | None = None,
-        spool: bool = False,
+        materialize: bool = False,
     ) -> Stream:
         """A stream of the rows of a source from ``clonos.sources`` or of a Spark DataFrame.
 
@@ -116,7 +116,7 @@ class Job:
         ----------
         rows_per_second
             Admit at most so many rows, all tasks of the source together.
-        spool
+        materialize
             Have Spark write the DataFrame to Parquet files under the checkpoint directory first,
             and read those: for a DataFrame that comes in another order when it is computed again.
         """
@@ -127,13 +127,13 @@ class Job:
                     remedy="give a Spark DataFrame or one of clonos.sources",
                 )
             source = dataframe(source)
-        if spool:
+        if materialize:
             if source.kind != "dataframe":
                 raise WrongType(
-                    f"a {source.kind} source cannot be spooled",
-                    remedy="spool only DataFrames that do not stream",
+                    f"a {source.kind} source cannot be materialized",
+                    remedy="materialize only DataFrames that do not stream",
                 )
-            source = replace(source, kind="spool")
+            source = replace(source, kind="materialized")
         if rows_per_second is not None and not rows_per_second > 0:
             raise WrongType(f"rows_per_second={rows_per_second!r}", remedy="give a number above 0")
         source = replace(source, rows_per_second=rows_per_second)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.columns.durations import parse_duration
 from clonos.api.windowed import require_time
 from clonos.columns.batches import from_table
+from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.join import Always, Between, Bound, Keep, SameWindow

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.columns.durations import parse_duration
 from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
-from clonos.api.sources import table_versions
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
+from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, UnknownColumn, WrongType
-from clonos.graph.nodes import Edge, Node, OperatorFactory
+from clonos.graph.nodes import Edge, Node
 from clonos.operators.aggregates import Aggregate
+from clonos.operators.base import OperatorFactory
 from clonos.operators.context import takes_context
 from clonos.operators.deduplicate import DeduplicateOperator
 from clonos.operators.filter import FilterOperator
@@ -30,10 +30,11 @@ from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator, Select
 from clonos.operators.partition import Routing
 from clonos.operators.process import Process, ProcessOperator
-from clonos.operators.specs import SinkSpec
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window
 from clonos.operators.with_column import WithColumnOperator
+from clonos.sinks.spec import SinkSpec
+from clonos.sources import table_versions
 
 if TYPE_CHECKING:
     from typing_extensions import Self

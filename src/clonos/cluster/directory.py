@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.files_reader import FileList
+from clonos.sources.files_reader import FileList
 from clonos.storage.files import write_atomically
 
 _FORMAT: Final = 4

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from clonos import errors
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.feeds import Feeds, FeedView
+from clonos.cluster.feeds import Feeds, FeedView, with_materialized
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
 from clonos.cluster.listener import JobProgress, JobStatus, Listener
@@ -27,7 +27,6 @@ from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
-from clonos.cluster.spool import spooled
 from clonos.cluster.watch import TRAFFIC, Watch
 from clonos.cluster.writers import Folders
 from clonos.core import coordinator as co
@@ -141,7 +140,7 @@ class RunningJob:
             secret, identities = self._listen(address, self.run_id, standby_slots, tls)
             undo.callback(self._plane.shutdown)
             shipment = ship(
-                self._feeds.reading(spooled(compiled, spark, self.directory.spool_uri)),
+                self._feeds.reading(with_materialized(compiled, spark, self.directory.spool_uri)),
                 self.run_id,
                 secret,
                 self._plane.address,

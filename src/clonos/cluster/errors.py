@@ -31,7 +31,3 @@ class SlotsLost(ClonosError):
 
 class OtherVersion(ClonosError):
     """An executor runs other versions than the driver: a replay would not be bit-exact."""
-
-
-class TableFailed(ClonosError):
-    """A table that rows are looked up in cannot be read."""

@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.tables import Refresher, Tables
 from clonos.core.layer import open_layer
 from clonos.core.messages import Layer, LayerRef
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.spark.feeding import STOP_S, FeedingQuery
+from clonos.sources.materialized import materialized
+from clonos.sources.queries import STOP_S, FeedingQuery
+from clonos.sources.spec import SourceSpec
+from clonos.sources.spool import Spool, SpoolReader
+from clonos.sources.versions import Refresher, Tables
 from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
-from clonos.storage.spool import Spool, SpoolReader
 from clonos.transport.inbox import Inbox
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -102,7 +104,8 @@ class Feeds:
         TableFailed
             A table cannot be read.
         """
-        codes = map(self._tables.pinned, compiled.codes)
+        pinned = self._tables.pinned
+        codes = (replace(code, operators=pinned(code.operators)) for code in compiled.codes)
         return replace(compiled, codes=tuple(map(self._reading, codes)))
 
     def _reading(self, code: TaskCode) -> TaskCode:
@@ -219,6 +222,18 @@ class Feeds:
             self._looking.join(max(0.0, until - time.monotonic()))
             if self._looking.is_alive():
                 LOGGER.warning("deleting what was read of a spool takes long; the job ends without")
+
+
+def with_materialized(compiled: CompiledJob, spark: Any, base: str) -> CompiledJob:
+    """The job with every source that is to be materialized reading files below `base`."""
+    found: dict[str, SourceSpec] = {}
+    for code in compiled.codes:
+        operator, source = code.source_name, code.source
+        if source is not None and source.kind == "materialized" and operator not in found:
+            uri = f"{base}/{folder_name(operator)}"
+            found[operator] = materialized(source, operator, code.parallelism, spark, uri)
+    codes = (replace(c, source=found.get(c.source_name, c.source)) for c in compiled.codes)
+    return replace(compiled, codes=tuple(codes))
 
 
 def fed(compiled: CompiledJob) -> Iterator[TaskCode]:

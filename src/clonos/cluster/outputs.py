@@ -14,7 +14,7 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError
-from clonos.operators.specs import SinkSpec
+from clonos.sinks.spec import SinkSpec
 from clonos.storage.delivered import DeliveredStore, UnreadableOutput, read_file
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from clonos.cluster.writers import writer_of
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.readers import IteratorReader, Reader
 from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.sources.readers import IteratorReader, Reader
 from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret
 

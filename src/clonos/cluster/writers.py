@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.errors import ClonosError
-from clonos.operators.specs import SinkSpec
 from clonos.runtime.shipment import OutputWriter
+from clonos.sinks.spec import SinkSpec
 from clonos.storage.files import UNFINISHED, Durability, name_once, unfinished_name
 from clonos.storage.table import Table
 

@@ -76,7 +76,7 @@ class Intake:
                 f"the source gave other rows at {self.taken} when it was read again",
                 where=task,
                 remedy="the input is recomputed in another order: sort it, or spool it "
-                "(job.source(df, spool=True))",
+                "(job.source(df, materialize=True))",
             )
         return True
 

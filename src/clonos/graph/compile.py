@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
-from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node, OperatorFactory
+from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node
 from clonos.graph.prune import without_unread_columns
-from clonos.operators.base import Place
+from clonos.operators.base import OperatorFactory, Place
 from clonos.operators.chain import ChainProgram, Link
 from clonos.operators.partition import Output, Routing
-from clonos.operators.specs import SinkSpec, SourceSpec
+from clonos.sinks.spec import SinkSpec
+from clonos.sources.spec import SourceSpec
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from clonos.operators.base import Operator
+from clonos.operators.base import OperatorFactory
 from clonos.operators.partition import Routing
-from clonos.operators.specs import SinkSpec, SourceSpec
-
-OperatorFactory = Callable[[], Operator]
+from clonos.sinks.spec import SinkSpec
+from clonos.sources.spec import SourceSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,3 +142,7 @@ class Operator:
                 remedy='correct the function, or set on_bad_record="drop" to skip such records',
             ) from error
         self.facts.set("bad_records", self.facts.get("bad_records", 0) + 1)
+
+
+OperatorFactory = Callable[[], Operator]
+"""Makes an operator, wherever its task runs."""

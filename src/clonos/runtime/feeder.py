@@ -14,7 +14,7 @@ from typing import Final
 from clonos.columns.batches import seal, to_bytes
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.readers import EndOfInput, Reader
+from clonos.sources.readers import EndOfInput, Reader
 
 READY_MAX: Final = 2
 """Batches read ahead: one being handled, one ready."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from clonos.core.plan import Plan
 from clonos.core.program import Program
-from clonos.operators.readers import Reader
+from clonos.sources.readers import Reader
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import Identity
 

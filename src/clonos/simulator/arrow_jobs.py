@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.api import sinks, sources
+from clonos import sinks, sources
 from clonos.api.aggregates import count
 from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
@@ -19,8 +19,8 @@ from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.process import Process, ProcessContext
-from clonos.operators.readers import EndOfInput, Reader
 from clonos.simulator.programs import Rows
+from clonos.sources.readers import EndOfInput, Reader
 from clonos.state.deltas import merge_deltas
 
 SCHEMA = "id long, key string, at timestamp, amount double"

@@ -24,7 +24,3 @@ class SparkStopped(ClonosError):
 class JobCancelled(ClonosError):
     """Somebody has cancelled Spark jobs of a clonos job: in Spark's UI, by group, tag or number,
     or all of them."""
-
-
-class FeedFailed(ClonosError):
-    """The streaming query that feeds a source has failed."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.graph.compile import CompiledJob
 from clonos.operators.chain import ChainProgram
-from clonos.operators.readers import EndOfInput
+from clonos.sources.readers import EndOfInput
 from clonos.testing.harness import (
     Batches,
     End,

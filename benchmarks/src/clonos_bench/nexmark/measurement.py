@@ -39,7 +39,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 import clonos
-from clonos.operators.specs import SourceSpec
+from clonos.sources.spec import SourceSpec
 from clonos_bench import jobs, plots, run
 from clonos_bench.gates import Timed, gated, timed, tried_out
 from clonos_bench.nexmark import KINDS, Generator, events

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import clonos
-from clonos.operators.specs import SourceSpec
+from clonos.sources.spec import SourceSpec
 from clonos_bench.nexmark.source import SIDE_ROWS, events, side_input
 
 STATES: Final = pa.array(["OR", "ID", "CA"])

@@ -10,8 +10,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clonos.operators.readers import BaseReader, EndOfInput
-from clonos.operators.specs import SourceSpec
+from clonos.sources.readers import BaseReader, EndOfInput
+from clonos.sources.spec import SourceSpec
 from clonos_bench.nexmark.generator import KINDS, PROPORTION, Generator, schema_of
 
 SIDE_ROWS: Final = 500

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import clonos
-from clonos.operators.specs import SourceSpec
+from clonos.sources.spec import SourceSpec
 from clonos_bench.nexmark import KINDS, Generator
 from clonos_bench.nexmark.source import batches
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import clonos
-from clonos.operators.specs import SourceSpec
+from clonos.sources.spec import SourceSpec
 from clonos_bench import jobs, plots, recovery, run
 from clonos_bench.gates import Timed, gated, timed
 from clonos_bench.nexmark.parts.overhead import BASE, VARIANTS, Variant, count_results

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.operators.readers import EndOfInput
-from clonos.operators.specs import SourceSpec
+from clonos.sources.readers import EndOfInput
+from clonos.sources.spec import SourceSpec
 from clonos_bench.nexmark import KINDS, Generator
 from clonos_bench.nexmark.generator import BASE_MS, FIRST_ID, PROPORTION
 from clonos_bench.nexmark.queries import CATEGORY, STATES

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from clonos.columns.batches import conform
 from clonos.errors import SourceError
-from clonos.operators.lines import LINES
-from clonos.operators.readers import BufferedReader
+from clonos.sources.lines import LINES
+from clonos.sources.readers import BufferedReader
 
 _CHUNK_BYTES = 1 << 20
 _ROWS_PER_PIECE = 65_536

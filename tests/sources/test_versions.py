@@ -10,12 +10,12 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
-from clonos.cluster.errors import TableFailed
-from clonos.cluster.tables import Refresher, Tables
 from clonos.columns.batches import from_bytes
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.sources.errors import TableFailed
+from clonos.sources.spool import Spool, SpoolReader
+from clonos.sources.versions import Refresher, Tables
 from clonos.storage.layers import LayerStore
-from clonos.storage.spool import Spool, SpoolReader
 
 SCHEMA = pa.schema([("id", pa.int64())])
 WAIT_S = 5.0
@@ -49,7 +49,7 @@ class Refreshed:
         (code,) = (c for c in job.compile().codes if c.task.operator == "op")
         make: Any = code.operators[0][1]
         (self.side,) = (a for a in make.args if isinstance(a, SideTable))
-        pinned: Any = tables.pinned(code).operators[0][1]
+        pinned: Any = tables.pinned(code.operators)[0][1]
         self.shipped = pinned.args[2]
         self.warnings: list[str] = []
         self.spool = Spool(str(folder / "batches"), 1, "process")
@@ -78,7 +78,7 @@ def test_a_table_is_shipped_once_for_all_tasks(tmp_path):
     content = pa.table({"id": range(10_000)})
     stream.look_up(lambda: content, "id", name="op").sink(clonos.sinks.collect())
     tables = Tables(str(tmp_path), "process")
-    codes = [tables.pinned(code) for code in job.compile().codes]
+    codes = [tables.pinned(code.operators) for code in job.compile().codes]
     assert content.nbytes < len(cloudpickle.dumps(codes)) < 2 * content.nbytes
 
 
@@ -89,7 +89,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path):
         stream = job.source(clonos.sources.from_batches([], "id long"))
         stream.look_up(Changing(), "id", name=name).sink(clonos.sinks.collect())
         for code in job.compile().codes:
-            Tables(uri, "process").pinned(code)
+            Tables(uri, "process").pinned(code.operators)
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
     assert sorted(path.name for path in base.iterdir()) == ["=2E=2E", "a=2F=2E=2E"]
 
@@ -154,7 +154,7 @@ def test_no_error_ends_the_reading_of_a_table_in_silence(tmp_path, monkeypatch):
     table = Changing()
     here = Refreshed(tmp_path, table)
     with monkeypatch.context() as patch:
-        patch.setattr("clonos.cluster.tables.write_parts", None)
+        patch.setattr("clonos.sources.versions.write_parts", None)
         table.ids = [2]
         here.wait_for(lambda: here.warnings)
     here.wait_for(lambda: here.versions()[-1] == [2])
@@ -183,6 +183,6 @@ def test_what_cannot_be_looked_up_in(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no such file"):
         stream.look_up(table, "id")
     table.error = None
-    monkeypatch.setattr("clonos.cluster.tables.TABLE_BYTES_MAX", 100)
+    monkeypatch.setattr("clonos.sources.versions.TABLE_BYTES_MAX", 100)
     with pytest.raises(TableFailed, match="more than 100"):
         Refreshed(tmp_path, table)

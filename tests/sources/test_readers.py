@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.errors import BadGraph, BadSchema, OperatorError, SourceError
-from clonos.operators.readers import EndOfInput, IteratorReader, RateReader
-from clonos.operators.socket_reader import SocketReader
+from clonos.sources.readers import EndOfInput, IteratorReader, RateReader
+from clonos.sources.socket_reader import SocketReader
 from clonos.testing import Source as SourceEvent
 from clonos.testing import StepHarness, check_restore, rows
 
@@ -67,7 +67,7 @@ def test_every_line_belongs_to_one_task(tmp_path_factory, lines, ends, end, para
 def test_small_chunks_do_not_matter(tmp_path, monkeypatch):
     path = tmp_path / "x.txt"
     path.write_text("".join(f"line {i}\n" for i in range(50)))
-    monkeypatch.setattr("clonos.operators.files_reader._CHUNK_BYTES", 3)
+    monkeypatch.setattr("clonos.sources.files_reader._CHUNK_BYTES", 3)
     spec = clonos.sources.files(str(path))
     parts = [row for i in range(4) for row in read_all(spec.reader(i, 4))]
     assert parts == [(f"line {i}".encode(),) for i in range(50)]

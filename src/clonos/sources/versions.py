@@ -10,30 +10,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
-from clonos.cluster.errors import TableFailed
 from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.digest import content_digest
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
-from clonos.graph.compile import TaskCode
-from clonos.graph.nodes import OperatorFactory
+from clonos.operators.base import OperatorFactory
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.sources.errors import TableFailed
+from clonos.sources.spool import Spool, write_parts
 from clonos.spark.slots import SPARK_ERRORS, in_short
 from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
-from clonos.storage.spool import Spool, write_parts
 
 TABLE_BYTES_MAX: Final = 128 << 20
 """A side input is in the memory of every task that looks up in it, and a version is one message."""
 STOP_S: Final = 5.0
 """So long reading a table may hold up the end of a job."""
 FIRST: Final = "first"
+
+Operators = tuple[tuple[str, OperatorFactory], ...]
+"""Those of a chain, by name."""
 
 _QUERY: Final = "table"
 
@@ -84,8 +85,8 @@ class Tables:
         self._first: dict[int, bytes] = {}
         self._contents: dict[int, pa.RecordBatch] = {}
 
-    def pinned(self, code: TaskCode) -> TaskCode:
-        """The code of a task with the content of its tables in it.
+    def pinned(self, operators: Operators) -> Operators:
+        """The operators of a task with the content of their tables in them.
 
         That is one object for all tasks, as pickle ships an object once.
 
@@ -94,8 +95,7 @@ class Tables:
         TableFailed
             A table cannot be read.
         """
-        operators = tuple((name, self._with_content(name, make)) for name, make in code.operators)
-        return replace(code, operators=operators)
+        return tuple((name, self._with_content(name, make)) for name, make in operators)
 
     def first(self, table: SideTable) -> bytes:
         """The content with which the job was first started."""

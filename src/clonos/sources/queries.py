@@ -27,12 +27,13 @@ import pyarrow.fs as pafs
 from pyspark import TaskContext
 
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.specs import Feeding
-from clonos.spark.errors import FeedFailed, SparkStopped
+from clonos.sources.errors import FeedFailed
+from clonos.sources.spec import Feeding
+from clonos.sources.spool import Part, Spool, write_parts
+from clonos.spark.errors import SparkStopped
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability, sync_directory, sync_file
 from clonos.storage.layers import LayerStore
-from clonos.storage.spool import Part, Spool, write_parts
 
 LOGGER: Final = logging.getLogger("clonos")
 

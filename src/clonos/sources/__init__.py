@@ -9,24 +9,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.columns.durations import parse_duration
 from clonos.columns.batches import from_table
+from clonos.columns.durations import parse_duration
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
 from clonos.operators.context import to_ms
-from clonos.operators.files_reader import (
+from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
+from clonos.sources.files_reader import (
     FileList,
     LinesReader,
     ParquetReader,
     first_lines,
     parquet_schema,
 )
-from clonos.operators.lines import LINES, TEXT, ParseLinesOperator, infer_schema
-from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
-from clonos.operators.readers import BatchesReader, RateReader, Reader
-from clonos.operators.socket_reader import SocketReader
-from clonos.operators.specs import Feeding, SourceSpec
+from clonos.sources.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.sources.readers import BatchesReader, RateReader, Reader
+from clonos.sources.socket_reader import SocketReader
+from clonos.sources.spec import Feeding, SourceSpec
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 import clonos
 from clonos.core.messages import Kind
 from clonos.errors import SourceError
-from clonos.operators.readers import EndOfInput
 from clonos.runtime.feeder import Feeder
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job
-from clonos.storage import spool as spool_module
-from clonos.storage.layers import LayerStore
-from clonos.storage.spool import (
+from clonos.sources import spool as spool_module
+from clonos.sources.readers import EndOfInput
+from clonos.sources.spool import (
     Manifest,
     OtherQuery,
     Part,
@@ -32,6 +31,7 @@ from clonos.storage.spool import (
     SpoolReader,
     write_parts,
 )
+from clonos.storage.layers import LayerStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -15,11 +15,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.specs import Feeding
-from clonos.spark import feeding
-from clonos.spark.errors import FeedFailed, JobCancelled, SparkStopped
-from clonos.spark.feeding import FeedingQuery, extent
-from clonos.storage.spool import OtherQuery, Part, Spool
+from clonos.sources import queries
+from clonos.sources.errors import FeedFailed
+from clonos.sources.queries import FeedingQuery, extent
+from clonos.sources.spec import Feeding
+from clonos.sources.spool import OtherQuery, Part, Spool
+from clonos.spark.errors import JobCancelled, SparkStopped
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -175,7 +176,7 @@ def test_all_that_a_source_has_noted_is_durable_before_its_rows_are(tmp_path, mo
     synced: list[str] = []
     for name in ("sync_file", "sync_directory"):
         monkeypatch.setattr(
-            feeding, name, lambda path: synced.append(str(Path(path).relative_to(tmp_path)))
+            queries, name, lambda path: synced.append(str(Path(path).relative_to(tmp_path)))
         )
 
     def plan(batch, *notes):

@@ -1,9 +1,9 @@
-"""Descriptions of sources and sinks: what a slot or the driver has to set up for a task."""
+"""The description of a source: what a slot or the driver has to set up for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
-from clonos.operators.readers import Reader
+from clonos.sources.readers import Reader
 
 ReaderFactory = Callable[[int, int], Reader]
 """(task index, parallelism) -> reader."""
@@ -42,9 +42,9 @@ class SourceSpec:
     Parameters
     ----------
     kind
-        "batches", "dataframe", "files", "rate", "socket", "spool" (a DataFrame that is written to
-        files first), "stream" (a streaming DataFrame) or "versions" (of a table that is looked
-        up).
+        "batches", "dataframe", "files", "materialized" (a DataFrame that is written to files
+        first), "rate", "socket", "stream" (a streaming DataFrame) or "versions" (of a table that
+        is looked up).
     schema
         Of what the reader delivers.
     factory
@@ -104,36 +104,3 @@ class SourceSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "dataframe": None, "narrow": None}
-
-
-@dataclass(frozen=True)
-class SinkSpec:
-    """What becomes of a sink's rows.
-
-    Parameters
-    ----------
-    kind
-        "collect", "console", "callback", "parquet", "table" or "spark_write".
-    head
-        Makes the operator of the sink's chain.
-    path
-        Folder that the tasks write to themselves.
-    fn
-        The callback, or the function that writes a DataFrame; called in the driver.
-    schema
-        Of the rows; filled in when the sink is attached to a stream.
-    """
-
-    kind: str
-    head: Callable[[], Operator] = IdentityOperator
-    path: str | None = None
-    fn: Callable[..., Any] | None = None
-    schema: pa.Schema | None = None
-
-    def with_schema(self, schema: pa.Schema) -> SinkSpec:
-        """The same sink for rows of this schema."""
-        return replace(self, schema=schema)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The driver calls it; slots need not be able to hold what it captures.
-        return {**self.__dict__, "fn": None}

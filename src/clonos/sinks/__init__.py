@@ -12,8 +12,8 @@ from typing import Any
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
-from clonos.operators.file_buffer import FileBufferOperator
-from clonos.operators.specs import SinkSpec
+from clonos.sinks.file_buffer import FileBufferOperator
+from clonos.sinks.spec import SinkSpec
 
 
 def collect() -> SinkSpec:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from clonos.columns.batches import concat, conform
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError, SourceError
-from clonos.operators.readers import BaseReader, EndOfInput
+from clonos.sources.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 

@@ -7,8 +7,8 @@ import socket
 import pyarrow as pa
 
 from clonos.errors import SourceError
-from clonos.operators.lines import LINES
-from clonos.operators.readers import BaseReader, EndOfInput
+from clonos.sources.lines import LINES
+from clonos.sources.readers import BaseReader, EndOfInput
 
 LINE_BYTES_MAX = 1 << 20
 """A longer line is a bad record: it must not fill the memory of the task."""
