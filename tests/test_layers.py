@@ -35,8 +35,8 @@ LAYERS: dict[str, set[str]] = {
         "graph", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "testing": {"core", "columns", "operators", "sources", "graph"},
-    "simulator": {"core", "columns", "state", "operators", "transport", "sinks", "sources",
-        "graph", "nodes", "api", "testing"},
+    "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
+        "sources", "graph", "nodes", "api", "testing"},
     "causal": {"core", "columns", "operators", "transport", "storage"},
 }  # fmt: skip
 """layer -> the layers it may import."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -12,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.cluster import writers
 from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.cluster.progress import JobEvent, Observer, Sample
 from clonos.cluster.writers import Folders, ParquetWriter, TableWriter, writer_of
 from clonos.core.coordinator import Note
-from clonos.storage import table as table_module
+from clonos.storage.files import LocalFiles
+from clonos.storage.folder import OtherContent
 from clonos.storage.table import Table
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
@@ -25,15 +24,15 @@ BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
 
 def test_an_output_is_written_once(tmp_path):
     (tmp_path / "out").mkdir()
-    writer = ParquetWriter(str(tmp_path / "out"))
+    writer = ParquetWriter(str(tmp_path / "out"), "process")
     writer.write(0, 0, 3, BATCH)
-    writer.write(0, 0, 3, BATCH.slice(1))
+    writer.write(0, 0, 3, BATCH)
     writer.write(0, 1, 3, BATCH)
     assert pq.read_table(tmp_path / "out").num_rows == 4
 
 
 def test_what_killed_writers_leave_is_hidden_and_swept(tmp_path):
-    writer = ParquetWriter(str(tmp_path))
+    writer = ParquetWriter(str(tmp_path), "process")
     writer.write(0, 0, 1, BATCH)
     (tmp_path / ".part-0000-00000-000000000002.parquet.abcd.tmp").write_bytes(b"half")
     (tmp_path / ".somebody-elses").touch()
@@ -117,28 +116,20 @@ def test_rows_that_were_removed_were_output(tmp_path):
     made.check()
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-def test_of_two_that_begin_at_once_one_goes_on(sink, monkeypatch, is_local):
+@pytest.mark.parametrize("refuses", [True, False])
+def test_of_two_that_begin_at_once_one_goes_on(sink, monkeypatch, refuses):
     """The other one comes between the first look and the claim; on an object store it may be told
     only when it is about to start."""
-    if not is_local:
-
-        def move(system, unfinished, path):
-            Path(unfinished).replace(path)
-
-        monkeypatch.setattr(writers, "name_once", move)
-        monkeypatch.setattr(table_module, "name_once", move)
     made: list[Folders] = []
-    kind: Any = {"table": writers.TableWriter, "parquet": ParquetWriter}[sink.kind]
-    claim = kind.claim
+    name = LocalFiles.name
 
-    def late(writer, schema, owner):
-        monkeypatch.setattr(kind, "claim", claim)
+    def late(files, path, new):
+        monkeypatch.undo()
         made.append(begin(sink, "other"))
-        claim(writer, schema, owner)
+        return name(files, path, new) if refuses else files.rename(path, new) is None
 
-    monkeypatch.setattr(kind, "claim", late)
-    if is_local:
+    monkeypatch.setattr(LocalFiles, "name", late)
+    if refuses:
         with pytest.raises(OutputExists, match="another job's"):
             begin(sink)
         made[0].check()
@@ -146,6 +137,32 @@ def test_of_two_that_begin_at_once_one_goes_on(sink, monkeypatch, is_local):
         begin(sink).check()
         with pytest.raises(OutputExists, match="another job's"):
             made[0].check()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", None])
+def test_a_damaged_file_under_the_right_name_is_written_again(sink, content):
+    """A machine that died had the name on its disk, and not what was in the file."""
+    begin(sink)
+    write(sink)
+    form = "arrow" if sink.kind == "table" else "parquet"
+    (path,) = Path(sink.path).rglob(f"*.{form}")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    write(sink)
+    assert path.read_bytes() == whole
+    assert pads.dataset(sink.path, format=form).to_table().equals(pa.table(BATCH))
+
+
+def test_other_rows_under_the_right_name_are_an_error(sink):
+    begin(sink)
+    make = writer_of(sink, "process")
+    assert make is not None
+    make().write(0, 0, 1, BATCH)
+    with pytest.raises(OtherContent, match="other content") as caught:
+        make().write(0, 0, 1, pa.RecordBatch.from_pydict({"n": [1, 3]}))
+    assert "1" in caught.value.where
+    form = "arrow" if sink.kind == "table" else "parquet"
+    assert pads.dataset(sink.path, format=form).to_table().equals(pa.table(BATCH))
 
 
 def test_output_that_is_gone_is_missed(sink):
@@ -163,7 +180,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(SinkFailed, match="file"):
         begin(clonos.sinks.parquet(str(tmp_path / "file")))
     with pytest.raises(SinkFailed, match="gone"):
-        ParquetWriter(str(tmp_path / "gone")).write(0, 0, 1, BATCH)
+        ParquetWriter(str(tmp_path / "gone"), "process").write(0, 0, 1, BATCH)
 
 
 def test_listeners_hear_and_cannot_harm(caplog):

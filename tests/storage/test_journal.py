@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from clonos.errors import ProtocolError
 from clonos.storage import journal as journal_module
+from clonos.storage.files import LocalFiles
 from clonos.storage.journal import Journal, JournalBroken, JournalInUse, UnreadableJournal
 
 groups = st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=4), max_size=5)
@@ -30,10 +31,12 @@ def contents(directory: Path) -> list[bytes]:
 
 
 def written(directory: Path, committed: list[list[bytes]]) -> None:
-    with Journal(directory, "process") as journal:
-        for group in committed:
-            journal.append(group)
-            journal.commit()
+    """By a process that was killed: nothing vouches for the last group."""
+    journal = Journal(directory, "process")
+    for group in committed:
+        journal.append(group)
+        journal.commit()
+    journal._release()
 
 
 @pytest.mark.parametrize("durability", ["fsync", "process"])
@@ -194,7 +197,7 @@ def test_killed_writer_frees_the_lock_and_keeps_what_it_committed(tmp_path):
     assert contents(tmp_path) == [b"kept"]
 
 
-def test_after_a_failed_write_nothing_is_written_any_more(tmp_path, monkeypatch):
+def test_after_a_failed_write_only_a_rotation_helps(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     journal.append([b"kept"])
     journal.commit()
@@ -207,14 +210,18 @@ def test_after_a_failed_write_nothing_is_written_any_more(tmp_path, monkeypatch)
     with pytest.raises(JournalBroken, match="Input/output"):
         journal.commit()
     monkeypatch.undo()
-    for use in (journal.commit, lambda: journal.append([b"x"]), lambda: journal.rotate([])):
+    assert journal.is_broken
+    for use in (journal.commit, lambda: journal.append([b"x"]), journal.vouch):
         with pytest.raises(JournalBroken):
             use()
+    journal.rotate([b"head"])
+    journal.append([b"next"])
+    journal.commit()
     journal.close()
-    assert contents(tmp_path)[0] == b"kept"
+    assert contents(tmp_path) == [b"head", b"next"]
 
 
-def test_a_failed_rotation_breaks_the_journal(tmp_path, monkeypatch):
+def test_a_rotation_that_failed_is_tried_again(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     journal.append([b"kept"])
     journal.commit()
@@ -222,13 +229,18 @@ def test_a_failed_rotation_breaks_the_journal(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(journal_module, "write_atomically", refuse)
-    with pytest.raises(JournalBroken, match="No space"):
-        journal.rotate([b"head"])
-    with pytest.raises(JournalBroken):
-        journal.commit()
+    monkeypatch.setattr(LocalFiles, "sync", refuse)
+    for _ in range(3):
+        with pytest.raises(JournalBroken, match="No space"):
+            journal.rotate([b"head"])
+        with pytest.raises(JournalBroken):
+            journal.commit()
+    monkeypatch.undo()
     journal.close()
     assert contents(tmp_path) == [b"kept"]
+    with Journal(tmp_path) as again:
+        again.rotate([b"head"])
+    assert contents(tmp_path) == [b"head"]
 
 
 def test_a_closed_journal_says_so(tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ from clonos.core.layer import (
 from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
-from clonos.storage.layers import LayerStore, UnusableStore
+from clonos.storage.files import UnusableStore
+from clonos.storage.layers import LayerStore, StoreAway
 
 counts = st.integers(0, 2**63 - 1)
 digests = st.integers(0, 2**64 - 1)
@@ -191,8 +192,8 @@ def test_a_failed_put_leaves_nothing(tmp_path, monkeypatch):
     def refuse(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("clonos.storage.layers.sync_file", refuse)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(store._folder.files, "sync", refuse)
+    with pytest.raises(StoreAway, match="No space"):
         store.put("1/a.layer", b"a")
     assert list((tmp_path / "1").iterdir()) == []
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
+from pyarrow.fs import LocalFileSystem
 
-from clonos.storage import table as table_module
+from clonos.storage.files import ArrowFiles, LocalFiles
+from clonos.storage.folder import OtherContent
 from clonos.storage.table import NoTable, Position, RowsRemoved, Table, UnreadableTable
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -36,7 +38,9 @@ def test_the_same_output_is_one_file(table):
     table.write(0, 0, 3, batch(1, 2))
     (segment,) = table.segments()
     before = Path(segment.path).read_bytes()
-    Table(table.path).write(0, 0, 3, batch(8, 9))
+    Table(table.path).write(0, 0, 3, batch(1, 2))
+    with pytest.raises(OtherContent):
+        Table(table.path).write(0, 0, 3, batch(8, 9))
     assert keys(table.segments()) == [(0, 0, 3)]
     assert Path(segment.path).read_bytes() == before
     assert [b.to_pydict() for b in table.read(segment.path)] == [{"n": [1, 2]}]
@@ -111,7 +115,7 @@ def test_the_folder_around_a_table_may_be_closed_to_its_writers(tmp_path, monkey
         if Path(path) == tmp_path:
             raise PermissionError(path)
 
-    monkeypatch.setattr(table_module, "sync_directory", sync)
+    monkeypatch.setattr(LocalFiles, "sync_folder", lambda _, path: sync(path))
     made = Table(str(tmp_path / "t"), "fsync")
     made.create(SCHEMA)
     made.write(0, 0, 1, batch(1))
@@ -137,7 +141,7 @@ class Hdfs:
 
 
 def test_where_nothing_is_moved_onto_a_file(table, monkeypatch, tmp_path):
-    table._fs = Hdfs(table._fs)
+    table = Table(table.path, files=ArrowFiles(Hdfs(LocalFileSystem())))
     for seq in (1, 2):
         table.write(0, 0, seq, batch(seq))
         assert table.remove(older_than_s=0) == 1
@@ -199,15 +203,17 @@ def test_removers_do_not_set_each_other_back(table, monkeypatch):
 
 def test_durable_segments(tmp_path, monkeypatch):
     synced = []
-    for name in ("sync_file", "sync_directory"):
-        monkeypatch.setattr(table_module, name, lambda path: synced.append(Path(path)))
+    for name in ("sync", "sync_folder"):
+        monkeypatch.setattr(LocalFiles, name, lambda _, path: synced.append(Path(path)))
     table = Table(str(tmp_path), "fsync")
     table.create(SCHEMA)
     synced.clear()
     table.write(2, 0, 1, batch(5))
     assert keys(table.segments()) == [(2, 0, 1)]
     block = tmp_path / "00002" / "0000-0000000000"
-    assert synced[:3] == [block.parent, tmp_path, tmp_path.parent]
+    assert synced[:2] == [block.parent, tmp_path]
+    assert tmp_path.parent in synced
+    assert synced[-2].parent == block, "the file, under its hidden name"
     assert synced[-1] == block
 
 

@@ -29,7 +29,8 @@ from urllib.parse import unquote, urlsplit
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
-from clonos.storage.files import write_atomically
+from clonos.storage.files import LocalFiles
+from clonos.storage.folder import Folder
 
 _FORMAT: Final = 4
 """Of all that is below the folders: names and places of files, too."""
@@ -82,6 +83,8 @@ class JobDirectory:
         self.spool_uri = f"{base}/spool"
         self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
         self._written: list[str] = []
+        # There may be keys in the URIs of a graph: nobody else reads them.
+        self._folder = Folder(LocalFiles(), str(self.journal.absolute()), "fsync", 0o600)
 
     def keep(self) -> None:
         """Something else reads the folder now: a temporary one stays until the process ends."""
@@ -129,16 +132,13 @@ class JobDirectory:
     def claim(self, compiled: CompiledJob) -> None:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
         about = {"format": _FORMAT, "graph": describe(compiled), "written": self._written}
-        text = json.dumps(about, indent=1)
-        write_atomically(self._about, lambda path: _write(path, text), "fsync")
+        self._folder.put(self._about.name, json.dumps(about, indent=1).encode())
 
     def owner(self) -> str:
         """Whose the folders are that sinks write to. Called by the holder of the journal's lock."""
-        path = self.journal / "owner"
-        if not path.exists():
-            name = secrets.token_hex(16)
-            write_atomically(path, lambda unfinished: _write(unfinished, name), "fsync")
-        return path.read_text()
+        self._folder.create("owner", secrets.token_hex(16).encode())
+        name: bytes = self._folder.read("owner").to_pybytes()
+        return name.decode()
 
     def is_written(self, sink: str) -> bool:
         """Whether the rows of a sink have been written with Spark already."""
@@ -155,11 +155,6 @@ class JobDirectory:
             where=str(self._about),
             remedy="restore the file from a copy, or start the job afresh in another folder",
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path.touch(0o600)  # there may be keys in the URIs of a graph
-    path.write_text(text)
 
 
 def _local(base: str) -> Path | None:

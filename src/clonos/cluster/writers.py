@@ -12,18 +12,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.errors import ClonosError
 from clonos.runtime.shipment import OutputWriter
 from clonos.sinks.spec import SinkSpec
-from clonos.storage.files import UNFINISHED, Durability, name_once, unfinished_name
+from clonos.storage.files import Durability, Files, files_of
+from clonos.storage.folder import Folder
 from clonos.storage.table import Table
 
 
@@ -57,7 +56,7 @@ def writer_of(sink: SinkSpec, durability: Durability) -> Callable[[], Writer] | 
         return None
     if sink.kind == "table":
         return partial(TableWriter, sink.path, durability)
-    return partial(ParquetWriter, sink.path)
+    return partial(ParquetWriter, sink.path, durability)
 
 
 class Folders:
@@ -142,57 +141,54 @@ _OWNER: Final = "_owner"
 class ParquetWriter:
     """Parquet files side by side in one folder."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, durability: Durability, files: Files | None = None) -> None:
         self.path = path
         with _naming(path):
-            self._fs, self._root = pafs.FileSystem.from_uri(
-                path if "://" in path else Path(path).absolute().as_uri()
-            )
+            found, root = files_of(path) if files is None else (files, path)
+            self._folder = Folder(found, root, durability)
+        self._is_there = False
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
         name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
+        table = pa.Table.from_batches([batch])
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
         with _naming(self.path):
-            if not self._fs.get_file_info(f"{self._root}/{name}").is_file:
-                table = pa.Table.from_batches([batch])
-                self._write(name, lambda stream: pq.write_table(table, stream))
+            self._require_folder()
+            self._folder.keep(name, sink.getvalue(), lambda found: _rows(found).equals(table))
 
-    def _write(self, name: str, fill: Callable[[Any], Any]) -> None:
-        """Let a file appear whole."""
-        hidden = unfinished_name(f"{self._root}/.{name}")
-        with self._fs.open_output_stream(hidden) as stream:
-            fill(stream)
-        name_once(self._fs, hidden, f"{self._root}/{name}")
+    def _require_folder(self) -> None:
+        """The driver has made it; a new one would have a part of the output only."""
+        if not self._is_there and self._folder.files.info(self._folder.root) is None:
+            raise FileNotFoundError(f"{self._folder.root} is gone")
+        self._is_there = True
 
     def owner(self) -> str | None:
         try:
-            with self._fs.open_input_stream(self.owner_file()) as stream:
-                found: bytes = stream.read()
+            found: bytes = self._folder.read(_OWNER).to_pybytes()
         except FileNotFoundError:
             return None
         return found.decode(errors="replace")
 
     def has_output(self) -> bool:
-        return any(info.base_name.startswith("part-") for info in self._list())
+        return any(info.name.startswith("part-") for info in self._folder.entries())
 
     def claim(self, schema: pa.Schema, owner: str) -> None:
-        self._fs.create_dir(self._root, recursive=True)
-        self._write(_OWNER, lambda stream: stream.write(owner.encode()))
+        self._folder.create(_OWNER, owner.encode())
 
     def owner_file(self) -> str:
-        return f"{self._root}/{_OWNER}"
+        return self._folder.path(_OWNER)
 
     def release(self) -> None:
-        self._fs.delete_file(self.owner_file())
+        self._folder.delete([_OWNER])
 
     def end(self) -> None:
-        for info in self._list():
-            if info.base_name.startswith(".part-") and info.base_name.endswith(UNFINISHED):
-                self._fs.delete_file(info.path)
+        leftovers = self._folder.unfinished()
+        self._folder.delete(i.path for i in leftovers if i.name.startswith(".part-"))
 
-    def _list(self) -> list[Any]:
-        selector = pafs.FileSelector(self._root, allow_not_found=True)
-        found: list[Any] = self._fs.get_file_info(selector)
-        return found
+
+def _rows(content: pa.Buffer) -> pa.Table:
+    return pq.read_table(pa.BufferReader(content))
 
 
 class TableWriter:

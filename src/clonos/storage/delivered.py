@@ -11,6 +11,7 @@ watermarks, so the batches of a file need not be consecutive. Any Arrow reader c
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +21,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import ClonosError, ProtocolError
-from clonos.storage.files import Durability, folder_name, write_atomically
+from clonos.storage.files import Durability, Files, LocalFiles, folder_name
+from clonos.storage.folder import Folder
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
 _SEQ: Final = b"clonos.seq"
@@ -69,9 +71,14 @@ class DeliveredStore:
     [(1, 2), (2, 2)]
     """
 
-    def __init__(self, directory: str | Path, durability: Durability = "fsync") -> None:
-        self._directory = Path(directory)
-        self._durability = durability
+    def __init__(
+        self,
+        directory: str | Path,
+        durability: Durability = "fsync",
+        files: Files | None = None,
+    ) -> None:
+        self._files = files or LocalFiles()
+        self._folder = Folder(self._files, str(Path(directory).absolute()), durability)
 
     def write(
         self,
@@ -84,7 +91,7 @@ class DeliveredStore:
         *,
         seqs: Sequence[int] | None = None,
     ) -> Path:
-        """Store one task's batches as one file, atomically.
+        """Store one task's batches as one file, which is durable then, whoever has written it.
 
         Parameters
         ----------
@@ -95,6 +102,11 @@ class DeliveredStore:
         seqs
             The number of each batch, ascending within the stretch. Without it the batches are
             consecutive from `first_seq` to `last_seq`.
+
+        Raises
+        ------
+        OtherContent
+            A file with other batches has its name. (A damaged one is written again.)
         """
         numbers = range(first_seq, last_seq + 1) if seqs is None else seqs
         ascending = all(a < b for a, b in pairwise(numbers))
@@ -110,22 +122,27 @@ class DeliveredStore:
                 where=f"{sink_operator}[{task_index}]",
                 remedy="report this: it is a bug in clonos",
             )
-        folder = self._folder(sink_operator)
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"{generation:06d}-{task_index:06d}-{first_seq:012d}-{last_seq:012d}.arrow"
-        path = folder / name
-        if not path.exists():
-            write_atomically(
-                path, lambda unfinished: _write(unfinished, batches, numbers), self._durability
+        path = f"{folder_name(sink_operator)}/{name}"
+        mine = list(zip(numbers, batches, strict=True))
+
+        def is_same(found: pa.Buffer) -> bool:
+            theirs = list(_batches(found))
+            return len(theirs) == len(mine) and all(
+                a == b and one.equals(other)
+                for (a, one), (b, other) in zip(mine, theirs, strict=True)
             )
-        return path
+
+        self._folder.keep(path, _encode(mine), is_same)
+        return Path(self._folder.path(path))
 
     def files(self, operator: str) -> list[DeliveredFile]:
         """Files of a sink operator, ordered by generation, task and seq."""
         found = []
-        for path in self._folder(operator).glob("*.arrow"):
-            if match := _NAME.fullmatch(path.name):
+        for info in self._folder.entries(folder_name(operator)):
+            if match := _NAME.fullmatch(info.name):
                 generation, task, first, last = map(int, match.groups())
+                path = Path(self._folder.path(info.path))
                 found.append(DeliveredFile(generation, task, first, last, path))
         return sorted(found)
 
@@ -141,7 +158,7 @@ class DeliveredStore:
                 task, newest = (file.generation, file.task_index), -1
             if file.last_seq <= newest:
                 continue
-            for seq, batch in read_file(file.path):
+            for seq, batch in read_file(file.path, self._files):
                 if seq > newest:
                     yield Delivered(file.generation, file.task_index, seq, batch)
             newest = file.last_seq
@@ -151,23 +168,26 @@ class DeliveredStore:
         what it takes does not depend on how much the rows are."""
         return sum(delivered.batch.num_rows for delivered in self.read(operator))
 
-    def _folder(self, operator: str) -> Path:
-        return self._directory / folder_name(operator)
 
-
-def _write(path: Path, batches: Sequence[pa.RecordBatch], seqs: Sequence[int]) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
-        for seq, batch in zip(seqs, batches, strict=True):
+def _encode(numbered: Sequence[tuple[int, pa.RecordBatch]]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, numbered[0][1].schema) as writer:
+        for seq, batch in numbered:
             writer.write_batch(batch, custom_metadata={_SEQ: str(seq).encode()})
+    return sink.getvalue()
 
 
-def read_file(path: str | Path) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _batches(content: pa.Buffer) -> Iterator[tuple[int, pa.RecordBatch]]:
+    with contextlib.closing(pa.BufferReader(content)) as source, pa.ipc.open_file(source) as reader:
+        for index in range(reader.num_record_batches):
+            batch, metadata = reader.get_batch_with_custom_metadata(index)
+            yield int(metadata[_SEQ]), batch
+
+
+def read_file(path: str | Path, files: Files | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the batches of one file with their numbers."""
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            for index in range(reader.num_record_batches):
-                batch, metadata = reader.get_batch_with_custom_metadata(index)
-                yield int(metadata[_SEQ]), batch
+        yield from _batches((files or LocalFiles()).read(str(path)))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UnreadableOutput(
             f"delivered output cannot be read: {error}",

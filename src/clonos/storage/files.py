@@ -1,20 +1,360 @@
-"""Files that appear whole or not at all, and how much a write must survive."""
+"""What storage does to a file system, and nothing more: ports and their real adapters.
+
+All that is written by this package goes through one of two small interfaces: :class:`Files`, which
+every file system can do, and :class:`Disk`, which adds what a journal needs of a local one. The
+simulator has a disk of its own behind them, which can be full, fail, tear, forget and rot; the code
+above is the same. What makes a file whole or absent is :class:`~clonos.storage.folder.Folder`.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from clonos.errors import ClonosError
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives the machine. ``"process"``: survives the death of the process only."""
 
-UNFINISHED: Final = ".tmp"
-"""How the name of a file ends while it is being written."""
+
+class UnusableStore(ClonosError):
+    """The URI of a store is wrong or its filesystem out of reach."""
+
+
+class Locked(Exception):
+    """Somebody else has the lock: whoever wrote his name into the file."""
+
+
+class Info(NamedTuple):
+    """A file or a folder."""
+
+    path: str
+    nbytes: int
+    mtime_s: float
+    is_folder: bool
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class Files(Protocol):
+    """A file system. Paths are absolute, with slashes.
+
+    Whatever fails raises `OSError`; a file or folder that is not there, `FileNotFoundError`.
+    Nothing is durable before it is synced: neither what is in a file nor its name.
+    """
+
+    is_local: bool
+    """Whether syncing does anything. Others look after that themselves."""
+    refuses: bool
+    """Whether :meth:`name` tells two that come at once apart."""
+
+    def read(self, path: str) -> pa.Buffer:
+        """What is in a file."""
+
+    def write(self, path: str, content: Any, mode: int = 0o666) -> None:
+        """Fill a new file, or one that is to be forgotten."""
+
+    def sync(self, path: str) -> None:
+        """Make durable what is in a file."""
+
+    def sync_folder(self, path: str) -> None:
+        """Make durable which names are in a folder."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder, and those around it, unless they are there."""
+
+    def rename(self, path: str, new: str) -> None:
+        """Give a file another name. Whoever had that is gone."""
+
+    def name(self, path: str, new: str) -> bool:
+        """Give a file another name, unless that is taken: then delete the file; False."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+
+    def delete_folder(self, path: str) -> None:
+        """Delete an empty folder."""
+
+    def info(self, path: str) -> Info | None:
+        """What is there; None: nothing."""
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
+        """What is in a folder, sorted by path; nothing if there is no folder."""
+
+
+class Tail(Protocol):
+    """A file that grows."""
+
+    def write(self, data: bytes) -> None:
+        """Append. On an error a part may have been."""
+
+    def sync(self) -> None:
+        """Make durable what was appended. After an error nobody knows what of it is."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """Held until it is closed or the process ends."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Files, Protocol):
+    """A local file system, as a journal needs one."""
+
+    def append(self, path: str) -> Tail:
+        """Open a file that is there at its end."""
+
+    def truncate(self, path: str, nbytes: int) -> None:
+        """Cut a file off."""
+
+    def lock(self, path: str, holder: str) -> Lock:
+        """Take the lock of this name; raises :class:`Locked`."""
+
+
+class LocalFiles:
+    """The :class:`Disk` of this machine."""
+
+    is_local = True
+    refuses = True
+
+    def read(self, path: str) -> pa.Buffer:
+        if Path(path).stat().st_size == 0:
+            return pa.py_buffer(b"")  # nothing can be mapped of it
+        with pa.memory_map(path) as source:
+            return source.read_buffer()
+
+    def write(self, path: str, content: Any, mode: int = 0o666) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            _write_all(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+    def sync(self, path: str) -> None:
+        _sync(path, os.O_RDONLY)
+
+    def sync_folder(self, path: str) -> None:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def make_folder(self, path: str) -> None:
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    def rename(self, path: str, new: str) -> None:
+        Path(path).replace(new)
+
+    def name(self, path: str, new: str) -> bool:
+        try:
+            os.link(path, new)
+        except FileExistsError:
+            Path(path).unlink()
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return self._name_without_links(path, new)
+        Path(path).unlink()
+        return True
+
+    def _name_without_links(self, path: str, new: str) -> bool:
+        """The name is taken with an empty file, which is replaced at once."""
+        try:
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        except FileExistsError:
+            Path(path).unlink()
+            return False
+        Path(path).replace(new)
+        return True
+
+    def delete(self, path: str) -> None:
+        Path(path).unlink()
+
+    def delete_folder(self, path: str) -> None:
+        Path(path).rmdir()
+
+    def info(self, path: str) -> Info | None:
+        try:
+            found = Path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        is_folder = stat.S_ISDIR(found.st_mode)
+        return Info(path, 0 if is_folder else found.st_size, found.st_mtime, is_folder)
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
+        return sorted(self._walk(folder, recursive=recursive))
+
+    def _walk(self, folder: str, *, recursive: bool) -> Iterator[Info]:
+        try:
+            paths = list(Path(folder).iterdir())
+        except FileNotFoundError:
+            return
+        for path in paths:
+            info = self.info(str(path))
+            if info is not None:  # else somebody has just deleted it
+                yield info
+                if recursive and info.is_folder:
+                    yield from self._walk(info.path, recursive=True)
+
+    def append(self, path: str) -> Tail:
+        return _LocalTail(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+
+    def truncate(self, path: str, nbytes: int) -> None:
+        os.truncate(path, nbytes)
+
+    def lock(self, path: str, holder: str) -> Lock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # flock, not lockf: it also refuses a second one of the same process.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            found = os.read(descriptor, 32).decode(errors="replace")
+            os.close(descriptor)
+            raise Locked(found or "unknown") from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, holder.encode())
+        return _Descriptor(descriptor)
+
+
+_NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""What file systems say that know no second name of a file."""
+
+
+class _Descriptor:
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
+
+    def close(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class _LocalTail(_Descriptor):
+    def write(self, data: bytes) -> None:
+        _write_all(self._fd, data)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+
+def _write_all(descriptor: int, content: Any) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ArrowFiles:
+    """Any file system that pyarrow knows: object stores, HDFS."""
+
+    is_local = False
+
+    def __init__(self, system: fs.FileSystem) -> None:
+        self._fs = system
+        self.refuses = system.type_name == "hdfs"  # it does not move onto a file
+
+    def read(self, path: str) -> pa.Buffer:
+        with self._fs.open_input_stream(path) as stream:
+            return stream.read_buffer()
+
+    def write(self, path: str, content: Any, mode: int = 0o666) -> None:
+        with self._fs.open_output_stream(path) as stream:
+            stream.write(content)
+
+    def sync(self, path: str) -> None:
+        """It is on the other side already."""
+
+    def sync_folder(self, path: str) -> None:
+        """It is on the other side already."""
+
+    def make_folder(self, path: str) -> None:
+        self._fs.create_dir(path, recursive=True)
+
+    def rename(self, path: str, new: str) -> None:
+        if self.refuses:
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(new)
+        self._fs.move(path, new)
+
+    def name(self, path: str, new: str) -> bool:
+        if self.info(new) is None:
+            try:
+                self._fs.move(path, new)
+            except OSError:
+                if self.info(new) is None:
+                    raise  # else another one has been faster
+            else:
+                return True
+        self._fs.delete_file(path)
+        return False
+
+    def delete(self, path: str) -> None:
+        self._fs.delete_file(path)
+
+    def delete_folder(self, path: str) -> None:
+        self._fs.delete_dir(path)
+
+    def info(self, path: str) -> Info | None:
+        found = self._fs.get_file_info(path)
+        return None if found.type == fs.FileType.NotFound else _info(found)
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
+        selector = fs.FileSelector(folder, recursive=recursive, allow_not_found=True)
+        return sorted(_info(found) for found in self._fs.get_file_info(selector))
+
+
+def _info(found: Any) -> Info:
+    is_folder = found.type == fs.FileType.Directory
+    return Info(found.path, found.size or 0, (found.mtime_ns or 0) / 1e9, is_folder)
+
+
+def files_of(uri: str | Path) -> tuple[Files, str]:
+    """The file system of a URI or local path, and what the place is called there.
+
+    Raises
+    ------
+    UnusableStore
+        There is no such file system.
+
+    Examples
+    --------
+    >>> files, path = files_of("file:///data/a%20b")
+    >>> files.is_local, path
+    (True, '/data/a b')
+    """
+    text = str(uri)
+    if "://" not in text:
+        return LocalFiles(), str(Path(text).absolute())
+    try:
+        system, path = fs.FileSystem.from_uri(text)
+    except (pa.ArrowException, OSError) as error:
+        raise UnusableStore(
+            f"{text!r} is no place to keep files: {error}",
+            remedy="give a local path or a URI such as file:///data/layers or s3://bucket/job",
+        ) from error
+    if isinstance(system, fs.LocalFileSystem):
+        return LocalFiles(), str(path).rstrip("/") or "/"
+    return ArrowFiles(system), str(path).rstrip("/")
 
 
 def folder_name(name: str) -> str:
@@ -29,66 +369,11 @@ def folder_name(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E").replace("%", "=")
 
 
-def unfinished_name(path: str) -> str:
-    """Return a name beside `path` that no other writer uses."""
-    return f"{path}.{secrets.token_hex(4)}{UNFINISHED}"
-
-
-def name_once(system: Any, unfinished: str, path: str) -> None:
-    """Give a finished file its name on a file system of pyarrow, unless another has it already:
-    then ours is deleted.
-
-    Where the file system can neither link nor refuse, as object stores cannot, the later of two
-    that do this at the same moment has it.
-    """
-    is_there = False
-    if system.type_name == "local":
-        with suppress(OSError):  # the name is taken; or this disk knows no links
-            os.link(unfinished, path)
-        is_there = system.get_file_info(path).is_file
-    if not is_there:
-        try:
-            system.move(unfinished, path)
-        except OSError:
-            if not system.get_file_info(path).is_file:
-                raise  # else HDFS: it does not move onto a file
-        else:
-            return
-    system.delete_file(unfinished)
-
-
 def sync_file(path: str | Path) -> None:
-    """Make a file's content durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Make a local file's content durable."""
+    LocalFiles().sync(str(path))
 
 
 def sync_directory(path: str | Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, write: Callable[[Path], None], durability: Durability) -> None:
-    """Let `write` fill a file beside `path`, which then takes its name.
-
-    Whoever looks at `path` sees the old file or the new one, never a part. On an error nothing
-    of the new one is left.
-    """
-    unfinished = Path(unfinished_name(str(path)))
-    try:
-        write(unfinished)
-        if durability == "fsync":
-            sync_file(unfinished)
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    if durability == "fsync":
-        sync_directory(path.parent)
+    """Make the names in a local directory durable."""
+    LocalFiles().sync_folder(str(path))

@@ -19,16 +19,25 @@ drawn for each segment and seeds its checksums, so that a record which happens t
 
 After a crash the last frame may be torn: it was never committed and is cut. A bad frame *before* a
 good one cannot come from a crash, as a frame is begun only when the one before is on the disk: it
-is damage, and an error. (Damage to the very last frame looks like a torn one: no file can tell.)
+is damage, and an error. Damage to the very last frame would look like a torn one, and records that
+were acknowledged would be dropped in silence. So none stays the last for long: when nothing has
+been committed for a moment, and at the end, an empty frame *vouches* for those before it
+(:meth:`Journal.vouch`). It lies in the same file, so it needs no order between two files, and costs
+a busy journal nothing.
+
+A write or sync that fails leaves a file that nothing may follow in: the kernel may have dropped
+what was to be written, and say that all is well the next time. The journal is *broken* until
+:meth:`Journal.rotate` has made a new segment durable. What was acknowledged is in the old one,
+which counts until then, whatever happens.
 
 Local filesystems only: network filesystems keep neither the lock nor the order of writes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
+import contextlib
 import os
+import re
 import secrets
 import struct
 from collections.abc import Iterator, Sequence
@@ -39,7 +48,8 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from clonos.errors import ClonosError, ProtocolError
-from clonos.storage.files import UNFINISHED, Durability, sync_directory, write_atomically
+from clonos.storage.files import Disk, Durability, LocalFiles, Lock, Locked, Tail
+from clonos.storage.folder import Folder
 
 RECORD_BYTES_MAX: Final = (1 << 32) - 1
 """The length of a record is written as 32 bits."""
@@ -48,6 +58,7 @@ _MAGIC: Final = b"CLONJRNL"
 _VERSION: Final = 2
 _PREAMBLE: Final = struct.Struct("<8sIQQ")
 _MARK: Final = b"\xc1JRN"
+_MARKS: Final = re.compile(re.escape(_MARK))
 _FRAME: Final = struct.Struct("<4sIQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _SUFFIX: Final = ".journal"
@@ -62,7 +73,7 @@ class JournalInUse(ClonosError):
 
 
 class JournalBroken(ClonosError):
-    """A write failed: what is on the disk is unknown until the journal is opened again."""
+    """A write failed: nothing can be committed until a rotation has succeeded."""
 
 
 class _Frame(NamedTuple):
@@ -75,12 +86,14 @@ class _Frame(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """A checked segment file: its salt, where its frames are, and what follows them."""
+    """A checked segment file: its salt, where its frames are, and what follows them; whether its
+    last frame has acknowledged nothing."""
 
     salt: int
     frames: tuple[_Frame, ...]
     end: int
     next_seq: int
+    is_vouched: bool
 
 
 class Journal:
@@ -96,6 +109,8 @@ class Journal:
     durability
         ``"fsync"``: a committed record survives the machine. ``"process"``: only the death of the
         process (one write, nothing is waited for).
+    disk
+        This machine's, unless it is simulated.
 
     Attributes
     ----------
@@ -103,6 +118,8 @@ class Journal:
         Number of the next record, counted from 0 over the life of the journal, heads included.
     nbytes
         Size of the segment: when to rotate is the caller's choice.
+    is_broken
+        Whether only :meth:`rotate` is possible.
 
     Raises
     ------
@@ -124,40 +141,52 @@ class Journal:
     [b'one', b'two']
     """
 
-    def __init__(self, directory: str | Path, durability: Durability = "fsync") -> None:
-        self._directory = Path(directory)
-        self._durability = durability
+    def __init__(
+        self, directory: str | Path, durability: Durability = "fsync", disk: Disk | None = None
+    ) -> None:
+        self._disk: Disk = disk or LocalFiles()
+        root = str(Path(directory).absolute())
+        # Segments are durable whatever the setting: they replace what was durable, and are rare.
+        self._folder = Folder(self._disk, root, "fsync")
+        self._is_synced = durability == "fsync"
         self._buffered: list[bytes] = []
-        self._fd = -1
-        self._broken: JournalBroken | None = None
-        self._directory.mkdir(parents=True, exist_ok=True)
-        sync_directory(self._directory.parent)
-        self._lock_fd = _lock(self._directory / "lock")
+        self._tail: Tail | None = None
+        self.is_broken = False
+        self._folder.make_folder(root)
+        self._lock: Lock | None = _lock(self._disk, root)
         try:
             self._open()
         except BaseException:
-            self.close()
+            self._release()
             raise
 
     def _open(self) -> None:
-        for leftover in self._directory.glob(f"*{UNFINISHED}"):
-            leftover.unlink()
-        numbers = sorted(int(path.stem) for path in self._directory.glob(f"*{_SUFFIX}"))
+        self._folder.delete(info.path for info in self._folder.unfinished())
+        numbers = self._numbers()
         if not numbers:
-            self._start_segment(1, 0, ())
+            self._number = 0
+            self._start_segment(0, ())
             return
         self._number = numbers[-1]
-        path = self._path(self._number)
-        segment = _check(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        if os.fstat(self._fd).st_size > segment.end:
-            os.ftruncate(self._fd, segment.end)
-            os.fsync(self._fd)
+        name = _name(self._number)
+        segment = self._check(name)
         self._salt, self.nbytes, self.next_seq = segment.salt, segment.end, segment.next_seq
+        self._is_vouched = segment.is_vouched
+        path = self._folder.path(name)
+        if (info := self._disk.info(path)) is not None and info.nbytes > segment.end:
+            self._disk.truncate(path, segment.end)
+            self._disk.sync(path)
+        self._tail = self._disk.append(path)
         self._delete_older()
 
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:012d}{_SUFFIX}"
+    def _numbers(self) -> list[int]:
+        names = (info.name for info in self._folder.entries())
+        return sorted(int(Path(name).stem) for name in names if name.endswith(_SUFFIX))
+
+    def _check(self, name: str, size: int | None = None) -> _Segment:
+        path = self._folder.path(name)
+        with memoryview(self._disk.read(path)) as view:
+            return _check(path, view[:size])
 
     def append(self, records: Sequence[bytes]) -> None:
         """Add records to the group that the next :meth:`commit` writes."""
@@ -171,102 +200,129 @@ class Journal:
         Raises
         ------
         JournalBroken
-            The disk refused. Open the journal again to learn what it holds.
+            The disk refused. Nobody knows whether the group is there; see :meth:`rotate`.
         """
         self._usable()
-        if not self._buffered:
-            return
-        frame = _frame(self.next_seq, self._buffered, self._salt)
+        if self._buffered:
+            self._write(self._buffered)
+            self._is_vouched = False
+            self._buffered.clear()
+
+    def vouch(self) -> None:
+        """Let no frame be the last one that was acknowledged: damage to it can then be told from a
+        write that never ended. To be called when nothing has been committed for a moment.
+
+        Raises
+        ------
+        JournalBroken
+            See :meth:`commit`.
+        """
+        self._usable()
+        if not self._is_vouched:
+            self._write(())
+            self._is_vouched = True
+
+    def _write(self, records: Sequence[bytes]) -> None:
+        assert self._tail is not None
+        frame = _frame(self.next_seq, records, self._salt)
         try:
-            _write_all(self._fd, frame)
-            if self._durability == "fsync":
-                os.fdatasync(self._fd)
+            self._tail.write(frame)
+            if self._is_synced:
+                self._tail.sync()
         except OSError as error:
-            # After a failed write or sync the kernel may have dropped what was not written, and
-            # say that all is well the next time: nothing may follow in this file.
             raise self._break(error) from error
         self.nbytes += len(frame)
-        self.next_seq += len(self._buffered)
-        self._buffered.clear()
+        self.next_seq += len(records)
 
     def replay(self) -> Iterator[bytes]:
         """Every committed record in order: the head of the segment and what came after it."""
         self._usable()
-        path = self._path(self._number)
-        segment = _check(path, self.nbytes)
-        with path.open("rb") as file:
+        name = _name(self._number)
+        segment = self._check(name, self.nbytes)
+        with memoryview(self._folder.read(name)) as view:
             for frame in segment.frames:
-                file.seek(frame.body_at)
-                yield from _split(file.read(frame.end - frame.body_at), frame.records)
+                yield from _split(bytes(view[frame.body_at : frame.end]), frame.records)
 
     def rotate(self, head: Sequence[bytes]) -> None:
         """Start a new segment that begins with `head`, and forget the one before.
 
         `head` stands for everything appended until now, uncommitted records included. It is durable
-        when this returns; until then a crash leaves the old segment.
+        when this returns; until then a crash leaves the old segment. That mends a broken journal.
+
+        Raises
+        ------
+        JournalBroken
+            The disk refused. It can be tried again.
         """
-        self._usable()
+        self._require_open()
         self._check_lengths(head)
-        old_fd = self._fd
+        old = self._tail
         try:
-            self._start_segment(self._number + 1, self.next_seq, head)
+            self._start_segment(self.next_seq, head)
         except OSError as error:
-            # The new segment may have its name already, and then it is the one that counts.
+            # The new segment may have its name already, and may be the one that counts.
             raise self._break(error) from error
-        os.close(old_fd)
+        if old is not None:
+            old.close()
+        self.is_broken = False
         self._buffered.clear()
         self._delete_older()
 
-    def _start_segment(self, number: int, seq: int, head: Sequence[bytes]) -> None:
+    def _start_segment(self, seq: int, head: Sequence[bytes]) -> None:
+        self._number += 1  # a number is never used again: an attempt that failed may be there
         salt = secrets.randbits(64)
         preamble = _PREAMBLE.pack(_MAGIC, _VERSION, salt, seq)
         checksum = _CHECKSUM.pack(xxh3_64_intdigest(preamble))
         content = preamble + checksum + _frame(seq, head, salt)
-        path = self._path(number)
-
-        def write(unfinished: Path) -> None:
-            unfinished.write_bytes(content)
-
-        # Durable whatever the setting: it replaces what was durable before, and is rare.
-        write_atomically(path, write, "fsync")
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        self._number, self._salt = number, salt
+        name = _name(self._number)
+        self._folder.put(name, content)
+        self._tail = self._disk.append(self._folder.path(name))
+        self._salt, self._is_vouched = salt, True  # damage to a head is never taken for a torn one
         self.nbytes, self.next_seq = len(content), seq + len(head)
 
     def _delete_older(self) -> None:
-        for path in self._directory.glob(f"*{_SUFFIX}"):
-            if int(path.stem) < self._number:
-                path.unlink()
+        with contextlib.suppress(OSError):  # another time
+            self._folder.delete(_name(n) for n in self._numbers() if n < self._number)
 
     def _check_lengths(self, records: Sequence[bytes]) -> None:
         for record in records:
             if len(record) > RECORD_BYTES_MAX:
                 raise ProtocolError(
                     f"a record of {len(record)} bytes is longer than {RECORD_BYTES_MAX}",
-                    where=str(self._directory),
+                    where=self._folder.root,
                     remedy="use smaller batches",
                 )
 
+    def _require_open(self) -> None:
+        if self._lock is None:
+            raise ProtocolError("the journal is closed", where=self._folder.root)
+
     def _usable(self) -> None:
-        if self._broken is not None:
+        self._require_open()
+        if self.is_broken:
             raise self._broken
-        if self._fd < 0:
-            raise ProtocolError("the journal is closed", where=str(self._directory))
 
     def _break(self, cause: OSError) -> JournalBroken:
+        self.is_broken = True
         self._broken = JournalBroken(
             f"the journal could not be written: {cause}",
-            where=str(self._directory),
-            remedy="see to the disk, then start the job again: it recovers from what is there",
+            where=self._folder.root,
+            remedy="see to the disk; what was acknowledged is safe, and nothing else is let out",
         )
         return self._broken
 
     def close(self) -> None:
         """Give up the lock. Records not committed are gone."""
-        for descriptor in (self._fd, self._lock_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._fd = self._lock_fd = -1
+        if self._lock is not None and not self.is_broken:
+            with contextlib.suppress(JournalBroken):
+                self.vouch()
+        self._release()
+
+    def _release(self) -> None:
+        for held in (self._tail, self._lock):
+            if held is not None:
+                held.close()
+        self._tail = self._lock = None
 
     def __enter__(self) -> Journal:
         return self
@@ -280,29 +336,20 @@ class Journal:
         self.close()
 
 
-def _lock(path: Path) -> int:
+def _name(number: int) -> str:
+    return f"{number:012d}{_SUFFIX}"
+
+
+def _lock(disk: Disk, root: str) -> Lock:
     """Take the lock; it goes with the process, however that ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # flock, not lockf: it also refuses a second journal of the same process.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 32).decode(errors="replace") or "unknown"
-        os.close(descriptor)
+        return disk.lock(f"{root}/lock", str(os.getpid()))
+    except Locked as error:
         raise JournalInUse(
-            f"another journal has it open (process {holder})",
-            where=str(path.parent),
+            f"another journal has it open (process {error})",
+            where=root,
             remedy="stop the other driver, or give this job a directory of its own",
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _frame(seq: int, records: Sequence[bytes], salt: int) -> bytes:
@@ -317,34 +364,29 @@ def _checksum(head: bytes, body: bytes | memoryview, salt: int) -> int:
     return xxh3_64_intdigest(body, seed=xxh3_64_intdigest(head, seed=salt))
 
 
-def _check(path: Path, size: int | None = None) -> _Segment:
-    """Check a segment (its first `size` bytes); raises on damage, stops at a torn tail."""
-    with path.open("rb") as file:
-        actual = os.fstat(file.fileno()).st_size
-        preamble_bytes = _PREAMBLE.size + _CHECKSUM.size
-        if actual < preamble_bytes:
-            raise _unreadable(path, 0, "its preamble is missing")
-        with (
-            mmap.mmap(file.fileno(), size or actual, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            preamble = bytes(view[: _PREAMBLE.size])
-            magic, version, salt, seq = _PREAMBLE.unpack(preamble)
-            (checksum,) = _CHECKSUM.unpack_from(view, _PREAMBLE.size)
-            if magic != _MAGIC or checksum != xxh3_64_intdigest(preamble):
-                raise _unreadable(path, 0, "its preamble is damaged")
-            if version != _VERSION:
-                raise _unreadable(path, 0, f"it has format version {version}, not {_VERSION}")
-            frames: list[_Frame] = []
-            offset = preamble_bytes
-            while (frame := _frame_at(view, offset, salt)) and frame.seq == seq:
-                frames.append(frame)
-                offset, seq = frame.end, seq + frame.records
-            if not frames:
-                raise _unreadable(path, offset, "its head is damaged")
-            if _good_frame_after(data, view, offset, salt):
-                raise _unreadable(path, offset, "it is damaged there, and good records follow")
-    return _Segment(salt, tuple(frames), offset, seq)
+def _check(path: str, view: memoryview) -> _Segment:
+    """Check a segment; raises on damage, stops at a torn tail."""
+    preamble_bytes = _PREAMBLE.size + _CHECKSUM.size
+    if len(view) < preamble_bytes:
+        raise _unreadable(path, 0, "its preamble is missing")
+    preamble = bytes(view[: _PREAMBLE.size])
+    magic, version, salt, seq = _PREAMBLE.unpack(preamble)
+    (checksum,) = _CHECKSUM.unpack_from(view, _PREAMBLE.size)
+    if magic != _MAGIC or checksum != xxh3_64_intdigest(preamble):
+        raise _unreadable(path, 0, "its preamble is damaged")
+    if version != _VERSION:
+        raise _unreadable(path, 0, f"it has format version {version}, not {_VERSION}")
+    frames: list[_Frame] = []
+    offset = preamble_bytes
+    while (frame := _frame_at(view, offset, salt)) and frame.seq == seq:
+        frames.append(frame)
+        offset, seq = frame.end, seq + frame.records
+    if not frames:
+        raise _unreadable(path, offset, "its head is damaged")
+    if _good_frame_after(view, offset, salt):
+        raise _unreadable(path, offset, "it is damaged there, and good records follow")
+    is_vouched = len(frames) == 1 or not frames[-1].records
+    return _Segment(salt, tuple(frames), offset, seq, is_vouched)
 
 
 def _frame_at(view: memoryview, offset: int, salt: int) -> _Frame | None:
@@ -362,14 +404,10 @@ def _frame_at(view: memoryview, offset: int, salt: int) -> _Frame | None:
     return _Frame(seq, records, body_at, body_at + nbytes)
 
 
-def _good_frame_after(data: mmap.mmap, view: memoryview, offset: int, salt: int) -> bool:
+def _good_frame_after(view: memoryview, offset: int, salt: int) -> bool:
     """Does any good frame begin at or after `offset`? (The salt: no record looks like one.)"""
-    at = data.find(_MARK, offset)
-    while at >= 0:
-        if _frame_at(view, at, salt):
-            return True
-        at = data.find(_MARK, at + 1)
-    return False
+    with view[offset:] as rest:
+        return any(_frame_at(rest, found.start(), salt) for found in _MARKS.finditer(rest))
 
 
 def _split(body: bytes, records: int) -> Iterator[bytes]:
@@ -379,10 +417,10 @@ def _split(body: bytes, records: int) -> Iterator[bytes]:
         at += length
 
 
-def _unreadable(path: Path, offset: int, why: str) -> UnreadableJournal:
+def _unreadable(path: str, offset: int, why: str) -> UnreadableJournal:
     return UnreadableJournal(
         f"the journal cannot be read at byte {offset}: {why}",
-        where=str(path),
+        where=path,
         remedy="check the disk; restore the file from a copy, or start the job afresh in another "
         "directory",
     )

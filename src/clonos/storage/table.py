@@ -22,21 +22,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from clonos.errors import ClonosError
-from clonos.storage.files import (
-    UNFINISHED,
-    Durability,
-    name_once,
-    sync_directory,
-    sync_file,
-    unfinished_name,
-)
+from clonos.storage.files import Durability, Files, Info, files_of
+from clonos.storage.folder import Folder
 
 _BLOCK: Final = 256
 """So many numbers of a channel share a folder."""
@@ -120,73 +112,67 @@ class Table:
     [(7, 2)]
     """
 
-    def __init__(self, path: str, durability: Durability = "process") -> None:
+    def __init__(
+        self, path: str, durability: Durability = "process", files: Files | None = None
+    ) -> None:
         self.path = path
-        self._durability = durability
-        self._fs, root = pafs.FileSystem.from_uri(
-            path if "://" in path else Path(path).absolute().as_uri()
-        )
-        self._root = root.rstrip("/")
-        self._folders: set[str] = set()
+        found, root = files_of(path) if files is None else (files, path)
+        self._folder = Folder(found, root, durability)
 
     # --- what the job does ----------------------------------------------------------------------
 
     def create(self, schema: pa.Schema, owner: str = "") -> None:
         """Begin a table in a folder that has none, or an empty one; only `owner` writes it."""
-        self._fs.create_dir(self._root, recursive=True)
         columns = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        self._write_json(_ABOUT, {"id": secrets.token_hex(8), "owner": owner, "schema": columns})
+        about = {"id": secrets.token_hex(8), "owner": owner, "schema": columns}
+        self._folder.create(_ABOUT, json.dumps(about).encode())
 
     def withdraw(self) -> None:
         """Let the folder be nobody's again: nothing has been written to it."""
-        self._fs.delete_file(self.about_path)
+        self._folder.delete([_ABOUT])
 
     @property
     def about_path(self) -> str:
         """Where it is written down which table this is, and whose."""
-        return f"{self._root}/{_ABOUT}"
+        return self._folder.path(_ABOUT)
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        """Add a segment, unless it is there."""
-        folder = f"{self._root}/{task:05d}/{generation:04d}-{seq // _BLOCK:010d}"
-        if folder not in self._folders:
-            self._fs.create_dir(folder, recursive=True)
-            if self._is_synced:  # a file is no safer than the folders that it is in
-                sync_directory(Path(folder).parent)
-                sync_directory(self._root)
-                with suppress(PermissionError):  # this one is others', who may keep it from us
-                    sync_directory(Path(self._root).parent)
-            self._folders = {folder}
-        path = f"{folder}/{seq:012d}-{batch.num_rows}.arrow"
-        if self._fs.get_file_info(path).is_file:
-            return
+        """Add a segment, unless it is there.
 
-        def fill(stream: Any) -> None:
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            with pa.ipc.new_file(stream, batch.schema, options=options) as writer:
-                writer.write_batch(batch)
-
-        self._write(path, fill)
+        Raises
+        ------
+        OtherContent
+            A segment with other rows is there. (A damaged one is written again.)
+        """
+        folder = f"{task:05d}/{generation:04d}-{seq // _BLOCK:010d}"
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        self._folder.keep(
+            f"{folder}/{seq:012d}-{batch.num_rows}.arrow",
+            sink.getvalue(),
+            lambda found: list(_batches(found)) == [batch],
+        )
 
     def end(self) -> None:
         """The job has ended; what killed writers left is swept away."""
-        for info in self._list(self._root, recursive=True):
-            if ".arrow." in info.base_name and info.base_name.endswith(UNFINISHED):
-                self._fs.delete_file(info.path)
-        if not self.ended:
-            self._write(f"{self._root}/{_ENDED}", lambda stream: stream.write(b""))
+        self._folder.delete(
+            info.path for info in self._folder.unfinished(recursive=True) if ".arrow." in info.name
+        )
+        self._folder.create(_ENDED, b"")
 
     # --- what readers ask -----------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
         """Whether a job has begun to write here."""
-        return bool(self._fs.get_file_info(f"{self._root}/{_ABOUT}").is_file)
+        return self._folder.has(_ABOUT)
 
     @property
     def ended(self) -> bool:
         """Whether the job has ended: there will be no further segment."""
-        return bool(self._fs.get_file_info(f"{self._root}/{_ENDED}").is_file)
+        return self._folder.has(_ENDED)
 
     @property
     def id(self) -> str:
@@ -221,9 +207,7 @@ class Table:
     def read(self, path: str) -> Iterator[pa.RecordBatch]:
         """The rows of a segment."""
         try:
-            with self._fs.open_input_file(path) as source, pa.ipc.open_file(source) as reader:
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number)
+            yield from _batches(self._folder.files.read(path))
         except FileNotFoundError as error:
             raise RowsRemoved(
                 "a file was removed while it was to be read",
@@ -256,15 +240,16 @@ class Table:
         if files:
             said = {str(task): str(position) for task, position in removed.items()}
             self._write_json(f"_removed-{secrets.token_hex(8)}.json", said)
+        system = self._folder.files
         for path in [*files, *(notes if files else [])]:
             with suppress(FileNotFoundError):  # somebody else removes, too
-                self._fs.delete_file(path)
+                system.delete(path)
         for folder in dict.fromkeys(path.rpartition("/")[0] for path in files):
             newest = folder.rpartition("/")[0]
             blocks = sorted(info.path for info in self._list(newest))
             if folder != blocks[-1] and not self._list(folder):
                 with suppress(FileNotFoundError):
-                    self._fs.delete_dir(folder)
+                    system.delete_folder(folder)
         return len(files)
 
     def _removals(self) -> tuple[dict[int, Position], list[str]]:
@@ -274,7 +259,7 @@ class Table:
         there is none. Whoever has written a new one deletes those that he has taken up into it.
         """
         while True:
-            notes = [i.path for i in self._list(self._root) if _REMOVED.fullmatch(i.base_name)]
+            notes = [i.path for i in self._list(self._root) if _REMOVED.fullmatch(i.name)]
             said = [self._read_json(note.rpartition("/")[2]) for note in notes]
             if None not in said:
                 break  # none was replaced while we were reading
@@ -288,8 +273,8 @@ class Table:
     # --- files ----------------------------------------------------------------------------------
 
     @property
-    def _is_synced(self) -> bool:
-        return self._durability == "fsync" and self._fs.type_name == "local"
+    def _root(self) -> str:
+        return self._folder.root
 
     @property
     def _about(self) -> dict[str, str]:
@@ -305,36 +290,32 @@ class Table:
     def _behind(self, positions: Positions) -> list[Segment]:
         found: list[Segment] = []
         for info in self._list(self._root):
-            if info.type == pafs.FileType.Directory and _TASK.fullmatch(info.base_name):
-                task = int(info.base_name)
+            if info.is_folder and _TASK.fullmatch(info.name):
+                task = int(info.name)
                 found += self._segments_of(task, info.path, positions.get(task, START))
         return sorted(found)
 
     def _segments_of(self, task: int, folder: str, behind: Position) -> Iterator[Segment]:
         first = (behind.generation, behind.seq // _BLOCK)
         for block in self._list(folder):
-            name = _BLOCK_NAME.fullmatch(block.base_name)
+            name = _BLOCK_NAME.fullmatch(block.name)
             if name is None or (int(name[1]), int(name[2])) < first:
                 continue
             for info in self._list(block.path):
-                file = _SEGMENT.fullmatch(info.base_name)
+                file = _SEGMENT.fullmatch(info.name)
                 if file is None:
                     continue
                 position = Position(int(name[1]), int(file[1]))
                 if position > behind:
-                    written_s = (info.mtime_ns or 0) / 1e9
-                    rows, nbytes = int(file[2]), info.size or 0
-                    yield Segment(task, position, rows, nbytes, written_s, info.path)
+                    rows = int(file[2])
+                    yield Segment(task, position, rows, info.nbytes, info.mtime_s, info.path)
 
-    def _list(self, folder: str, *, recursive: bool = False) -> list[Any]:
-        selector = pafs.FileSelector(folder, recursive=recursive, allow_not_found=True)
-        found: list[Any] = self._fs.get_file_info(selector)
-        return found
+    def _list(self, folder: str) -> list[Info]:
+        return self._folder.files.entries(folder)
 
     def _read_json(self, name: str) -> dict[str, str] | None:
         try:
-            with self._fs.open_input_stream(f"{self._root}/{name}") as stream:
-                found: dict[str, str] = json.loads(stream.read())
+            found: dict[str, str] = json.loads(self._folder.read(name).to_pybytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -342,21 +323,7 @@ class Table:
         return found
 
     def _write_json(self, name: str, content: Mapping[str, str]) -> None:
-        text = json.dumps(content).encode()
-        self._write(f"{self._root}/{name}", lambda stream: stream.write(text))
-
-    def _write(self, path: str, fill: Any) -> None:
-        """Let a file appear whole."""
-        folder, _, name = path.rpartition("/")
-        hidden = unfinished_name(f"{folder}/.{name}")
-        with self._fs.open_output_stream(hidden) as stream:
-            fill(stream)
-        is_synced = self._is_synced
-        if is_synced:
-            sync_file(hidden)
-        name_once(self._fs, hidden, path)
-        if is_synced:
-            sync_directory(folder)
+        self._folder.put(name, json.dumps(content).encode())
 
     def _unreadable(self, error: Exception) -> UnreadableTable:
         return UnreadableTable(
@@ -364,3 +331,9 @@ class Table:
             where=self.path,
             remedy="see that everybody reaches the folder; restore a damaged file from a copy",
         )
+
+
+def _batches(content: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)

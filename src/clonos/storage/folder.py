@@ -1,0 +1,212 @@
+"""Files that are whole or absent, and durable when a call has returned.
+
+A file is filled under a hidden name, made durable, and only then gets its name; then the name is
+made durable, and with it the names of the folders that it is in: a file is no safer than they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.errors import ClonosError, ProtocolError
+from clonos.storage.files import Durability, Files, Info
+
+_LOG: Final = logging.getLogger("clonos")
+
+UNFINISHED: Final = ".tmp"
+"""How the name of a file ends while it is being written."""
+
+
+class OtherContent(ClonosError):
+    """Under the name of a file lies another one."""
+
+
+class Folder:
+    """A place in a file system. Paths are relative to it and lead nowhere else.
+
+    Parameters
+    ----------
+    files, root
+        See :func:`~clonos.storage.files.files_of`.
+    durability
+        What a file survives on a local file system. Others decide themselves.
+    mode
+        Who may read its files, as far as that can be said.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from clonos.storage.files import files_of
+    >>> folder = Folder(*files_of(tempfile.mkdtemp()), "fsync")
+    >>> folder.create("a/b", b"first"), folder.create("a/b", b"second")
+    (True, False)
+    >>> folder.read("a/b").to_pybytes()
+    b'first'
+    """
+
+    def __init__(self, files: Files, root: str, durability: Durability, mode: int = 0o666) -> None:
+        self.files, self.root, self._mode = files, root, mode
+        self.is_synced = durability == "fsync" and files.is_local
+        self._ready: set[str] = set()
+
+    def path(self, name: str) -> str:
+        """Where in the file system something is."""
+        parts = PurePosixPath(name)
+        if not name or parts.is_absolute() or ".." in parts.parts:
+            raise ProtocolError(f"{name!r} is not a path inside a store", remedy="use layer_path()")
+        return f"{self.root}/{parts}"
+
+    # --- writing ---
+
+    def put(self, name: str, content: Any) -> None:
+        """Store a file; whatever had the name is gone."""
+        path = self.path(name)
+        self._give(path, content, self.files.rename)
+
+    def create(self, name: str, content: Any) -> bool:
+        """Store a file unless the name is taken; of several that come at once, one does it.
+
+        That holds as far as the file system `refuses`: with others the last one has it.
+        """
+        path = self.path(name)
+        if self.files.info(path) is not None:
+            return False
+        return self._give(path, content, self.files.name) is not False
+
+    def keep(self, name: str, content: Any, is_same: Callable[[pa.Buffer], bool]) -> None:
+        """Let the file be there, once, whoever has written it, and durable.
+
+        What is found under the name is not believed: an empty or unreadable file is replaced.
+
+        Parameters
+        ----------
+        is_same
+            Whether a file with other bytes says the same; whatever it raises, as reading such a
+            file does, means that it is damaged.
+
+        Raises
+        ------
+        OtherContent
+            A whole file that says something else is there.
+        """
+        path = self.path(name)
+        if self.create(name, content):
+            return
+        found = self.files.read(path)
+        if not found.equals(pa.py_buffer(content)):
+            try:
+                agrees = is_same(found)
+            except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+                _LOG.warning("%s was damaged and is written again: %s", path, error)
+                self.put(name, content)
+                return
+            if not agrees:
+                raise OtherContent(
+                    "a file with other content has the name of what is to be written",
+                    where=path,
+                    remedy="see who else writes there; if the file is not needed, move it away "
+                    "and start the job again",
+                )
+        if self.is_synced:  # who wrote it may have died before it was
+            self.files.sync(path)
+            self.files.sync_folder(path.rpartition("/")[0])
+
+    def _give(self, path: str, content: Any, name: Callable[[str, str], bool | None]) -> Any:
+        """Fill a file and let `name` give it its name."""
+        folder, _, last = path.rpartition("/")
+        self.make_folder(folder)
+        unfinished = f"{folder}/.{last}.{secrets.token_hex(4)}{UNFINISHED}"
+        try:
+            try:
+                self.files.write(unfinished, content, self._mode)
+            except FileNotFoundError:  # somebody has deleted the folder, which was empty
+                self._ready.clear()
+                self.make_folder(folder)
+                self.files.write(unfinished, content, self._mode)
+            if self.is_synced:
+                self.files.sync(unfinished)
+            done = name(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                self.files.delete(unfinished)
+            raise
+        if self.is_synced:
+            self.files.sync_folder(folder)
+        return done
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder below this one, or this one, unless it is there, and make it durable.
+
+        One that is there may have been made by a process that died before its name was durable.
+        """
+        if path in self._ready:
+            return
+        self.files.make_folder(path)
+        if self.is_synced:
+            around = path
+            while around != self.root:
+                around = around.rpartition("/")[0]
+                self.files.sync_folder(around)
+            self._sync_around()
+        self._ready.add(path)
+
+    def _sync_around(self) -> None:
+        """The folders around this one, up to the first that is somebody else's business."""
+        around = self.root
+        while around != "/":
+            around = around.rpartition("/")[0] or "/"
+            try:
+                self.files.sync_folder(around)
+            except PermissionError:  # it was there before us, then
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise  # else a file system that knows no such thing
+
+    # --- reading ---
+
+    def read(self, name: str) -> pa.Buffer:
+        """What is in a file."""
+        return self.files.read(self.path(name))
+
+    def info(self, name: str) -> Info | None:
+        """What is known of a file; None: it is not there."""
+        return self.files.info(self.path(name))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file (or folder) of this name."""
+        return self.info(name) is not None
+
+    def entries(self, under: str = "", *, recursive: bool = False) -> list[Info]:
+        """Finished files and folders in a folder, sorted, with paths that are relative to here."""
+        return [info for info in self._all(under, recursive=recursive) if not is_unfinished(info)]
+
+    def unfinished(self, under: str = "", *, recursive: bool = False) -> list[Info]:
+        """What writers that were killed have left, or others are just filling."""
+        return [info for info in self._all(under, recursive=recursive) if is_unfinished(info)]
+
+    def _all(self, under: str, *, recursive: bool) -> list[Info]:
+        folder = self.path(under) if under else self.root
+        found = self.files.entries(folder, recursive=recursive)
+        return [info._replace(path=info.path[len(self.root) + 1 :]) for info in found]
+
+    # --- deleting ---
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete these; those that are gone already are none of our business."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.files.delete(self.path(name))
+
+
+def is_unfinished(info: Info) -> bool:
+    """Whether it is what :class:`Folder` has not given its name yet."""
+    return not info.is_folder and info.path.endswith(UNFINISHED)
