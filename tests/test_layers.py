@@ -25,12 +25,12 @@ LAYERS: dict[str, set[str]] = {
     "operators": {"core", "columns", "state"},
     "transport": {"core"},
     "storage": {"core"},
-    "spark": {"columns", "storage"},
-    "sinks": {"columns", "state", "operators"},
+    "spark": set(),
+    "sinks": {"core", "columns", "state", "operators", "storage"},
     "sources": {"core", "columns", "operators", "storage", "spark"},
     "graph": {"core", "operators", "sinks", "sources"},
     "nodes": {"core", "transport"},
-    "runtime": {"core", "columns", "transport", "storage", "sources", "nodes"},
+    "runtime": {"core", "columns", "transport", "storage", "sinks", "sources", "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
@@ -48,8 +48,8 @@ LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources"}
 LAYERS["cli"] = set(LAYERS)
 
 PUBLIC = {
-    "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sources", "clonos.spark.session",
-    "clonos.spark.tables",
+    "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",
+    "clonos.spark.session",
 }  # fmt: skip
 """Modules for users, beside the facade: all of Clonos that examples import."""
 

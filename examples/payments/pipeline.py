@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import clonos
+from clonos.sinks.data_source import finish
 from clonos.spark.session import get_or_create
-from clonos.spark.tables import finish
 from examples.demo.client import check_words
 
 RAW = "id long, merchant string, cents long, time timestamp"

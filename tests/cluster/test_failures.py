@@ -13,9 +13,10 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos import errors
-from clonos.cluster.errors import BadDirectory, OtherJob, OutputExists, SinkFailed
+from clonos.cluster.errors import BadDirectory, OtherJob
 from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.layer import UnreadableLayer
+from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
 from clonos.transport.errors import TlsUnavailable

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.storage.delivered import DeliveredStore
+from clonos.sinks.delivered import DeliveredStore
 
 pytestmark = [
     pytest.mark.spark,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from clonos.cluster.result import JobResult
-from clonos.storage import delivered
-from clonos.storage.delivered import DeliveredStore
+from clonos.sinks import delivered
+from clonos.sinks.delivered import DeliveredStore
 
 BATCHES = 50
 ROWS = 100

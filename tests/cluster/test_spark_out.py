@@ -16,7 +16,7 @@ import pytest
 
 import clonos
 from clonos.errors import SourceError, Unbounded
-from clonos.spark.tables import finish
+from clonos.sinks.data_source import finish
 
 pytestmark = [
     pytest.mark.spark,

@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clonos.cluster.errors import SinkFailed
-from clonos.cluster.writers import ParquetWriter
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
 from clonos.simulator.disk import Died, Disk, SimulatedFiles
-from clonos.storage.delivered import DeliveredStore
+from clonos.sinks.delivered import DeliveredStore
+from clonos.sinks.errors import SinkFailed
+from clonos.sinks.tables import Table
+from clonos.sinks.writers import ParquetWriter
 from clonos.storage.folder import Folder
 from clonos.storage.journal import Journal, JournalBroken, UnreadableJournal
 from clonos.storage.layers import LayerStore, StoreAway
-from clonos.storage.table import Table
 
 SEEDS = 6
 """Of what is lost, for each crash point."""

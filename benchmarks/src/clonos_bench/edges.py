@@ -29,7 +29,7 @@ import pyarrow as pa
 
 import clonos
 from clonos.errors import ClonosError
-from clonos.spark.tables import FORMAT
+from clonos.sinks.data_source import FORMAT
 from clonos_bench import plots, run
 from clonos_bench.processes import CpuMeter, descendants
 from clonos_bench.report import Report

@@ -22,17 +22,17 @@ from clonos.cluster.feeds import Feeds, FeedView, with_materialized
 from clonos.cluster.keeper_host import KeeperHost
 from clonos.cluster.layers import Layers
 from clonos.cluster.listener import JobProgress, JobStatus, Listener
-from clonos.cluster.outputs import Consumers, as_dataframe, write_with_spark
 from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.progress import JobEvent, Observer, Sample, SlotView, TaskView
 from clonos.cluster.result import JobResult
 from clonos.cluster.shipping import ship
 from clonos.cluster.watch import TRAFFIC, Watch
-from clonos.cluster.writers import Folders
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.graph.compile import CompiledJob
 from clonos.runtime.interpreter import quick_switching
+from clonos.sinks.outputs import Consumers, as_dataframe, write_with_spark
+from clonos.sinks.writers import Folders
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability

@@ -17,14 +17,6 @@ class UnreadableCheckpoint(ClonosError):
     """What a checkpoint says about its job cannot be read."""
 
 
-class OutputExists(ClonosError):
-    """A new job would write into a folder that has another job's output."""
-
-
-class SinkFailed(ClonosError):
-    """A sink could not put its rows where they belong."""
-
-
 class SlotsLost(ClonosError):
     """A slot ends again and again before it has registered."""
 

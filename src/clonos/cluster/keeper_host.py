@@ -15,7 +15,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.core.program import Batch
-from clonos.storage.delivered import DeliveredStore
+from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.cluster.outputs import as_dataframe, read_all
 from clonos.cluster.progress import Recovery
 from clonos.errors import DefinitionError
+from clonos.sinks.outputs import as_dataframe, read_all
 
 if TYPE_CHECKING:
     from clonos.cluster.driver import RunningJob

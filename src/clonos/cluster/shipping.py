@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from clonos.cluster.writers import writer_of
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.runtime.shipment import Shipment
+from clonos.sinks.writers import OutputWriter, writer_of
 from clonos.sources.readers import IteratorReader, Reader
 from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret

@@ -20,8 +20,9 @@ from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFai
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.runtime.feeder import Feeder
-from clonos.runtime.shipment import OutputWriter, Shipment
+from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
+from clonos.sinks.writers import OutputWriter
 from clonos.storage.layers import LayerStore
 from clonos.transport.events import Register
 from clonos.transport.inbox import Inbox

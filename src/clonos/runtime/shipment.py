@@ -5,25 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
 from clonos.core.plan import Plan
 from clonos.core.program import Program
+from clonos.sinks.writers import OutputWriter
 from clonos.sources.readers import Reader
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import Identity
 
 PROFILE_VARIABLE: Final = "CLONOS_PROFILE_DIR"
 """If the driver has this environment variable, slots write a profile of themselves there."""
-
-
-class OutputWriter(Protocol):
-    """A sink that puts its output into the world itself, where it runs."""
-
-    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        """Let an output take effect; the same (generation, task, seq) again must change nothing."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def table(
     """Write a growing table that Spark and other readers follow while the job runs.
 
     ``spark.readStream.format("clonos").load(path)`` is it as a stream, ``spark.read`` as it is
-    now; see :mod:`clonos.spark.tables`.
+    now; see :mod:`clonos.sinks.data_source`.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from clonos.errors import ProtocolError
-from clonos.storage.delivered import DeliveredStore, UnreadableOutput
+from clonos.sinks.delivered import DeliveredStore, UnreadableOutput
 
 
 def batch(*values):

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.cluster.progress import JobEvent, Observer, Sample
-from clonos.cluster.writers import Folders, ParquetWriter, TableWriter, writer_of
 from clonos.core.coordinator import Note
+from clonos.sinks.errors import OutputExists, SinkFailed
+from clonos.sinks.tables import Table
+from clonos.sinks.writers import Folders, ParquetWriter, TableWriter, writer_of
 from clonos.storage.files import LocalFiles
 from clonos.storage.folder import OtherContent
-from clonos.storage.table import Table
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
 

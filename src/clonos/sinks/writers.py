@@ -17,13 +17,19 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clonos.cluster.errors import OutputExists, SinkFailed
 from clonos.errors import ClonosError
-from clonos.runtime.shipment import OutputWriter
+from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.spec import SinkSpec
+from clonos.sinks.tables import Table
 from clonos.storage.files import Durability, Files, files_of
 from clonos.storage.folder import Folder
-from clonos.storage.table import Table
+
+
+class OutputWriter(Protocol):
+    """A sink that puts its output into the world itself, where it runs."""
+
+    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
+        """Let an output take effect; the same (generation, task, seq) again must change nothing."""
 
 
 class Writer(OutputWriter, Protocol):
@@ -62,7 +68,7 @@ def writer_of(sink: SinkSpec, durability: Durability) -> Callable[[], Writer] | 
 class Folders:
     """The folders that a job's sinks write to, as its driver claims them and lets them go.
 
-    Everything but :meth:`withdraw` raises :class:`~clonos.cluster.errors.SinkFailed` if a folder
+    Everything but :meth:`withdraw` raises :class:`~clonos.sinks.errors.SinkFailed` if a folder
     cannot be used.
 
     Parameters
@@ -192,7 +198,7 @@ def _rows(content: pa.Buffer) -> pa.Table:
 
 
 class TableWriter:
-    """Segments of a :class:`~clonos.storage.table.Table`."""
+    """Segments of a :class:`~clonos.sinks.tables.Table`."""
 
     def __init__(self, path: str, durability: Durability) -> None:
         self.path = path

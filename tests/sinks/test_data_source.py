@@ -16,9 +16,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import IntegerType, StructType
 
 from clonos.errors import DefinitionError
-from clonos.spark import tables
-from clonos.spark.tables import TableSource, TableStream, finish, remove_rows
-from clonos.storage.table import NoTable, OtherTable, RowsRemoved, Table
+from clonos.sinks import data_source
+from clonos.sinks.data_source import TableSource, TableStream, finish, remove_rows
+from clonos.sinks.tables import NoTable, OtherTable, RowsRemoved, Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 ALL = ReadAllAvailable()
@@ -194,7 +194,7 @@ def test_partitions_are_of_one_task_and_of_fair_size(table, monkeypatch):
         put(table, 0, seq, seq)
     put(table, 1, 1, 10)
     size = table.segments()[0].nbytes
-    monkeypatch.setattr(tables, "PARTITION_BYTES", 3 * size)
+    monkeypatch.setattr(data_source, "PARTITION_BYTES", 3 * size)
     reader = stream(table)
     assert follow(reader, reader.initialOffset())[1] == [[1, 2, 3], [4], [10]]
 

@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from clonos.columns.schema import parse_schema
 from clonos.errors import DefinitionError
-from clonos.storage.table import (
+from clonos.sinks.tables import (
     START,
     NoTable,
     OtherTable,
@@ -277,7 +277,7 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 def remove_rows(path: str, older_than: timedelta) -> int:
     """Remove what a table has had for so long, and return how many files that were.
 
-    A query that has not read them all fails with :class:`~clonos.storage.table.RowsRemoved`, as
+    A query that has not read them all fails with :class:`~clonos.sinks.tables.RowsRemoved`, as
     does a new one: set its option ``failOnDataLoss`` to begin with what is left.
     """
     return _existing(path).remove(older_than.total_seconds())

@@ -14,8 +14,8 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError
+from clonos.sinks.delivered import DeliveredStore, UnreadableOutput, read_file
 from clonos.sinks.spec import SinkSpec
-from clonos.storage.delivered import DeliveredStore, UnreadableOutput, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,13 @@
+"""What can go wrong with a sink that writes itself."""
+
+from __future__ import annotations
+
+from clonos.errors import ClonosError
+
+
+class OutputExists(ClonosError):
+    """A new job would write into a folder that has another job's output."""
+
+
+class SinkFailed(ClonosError):
+    """A sink could not put its rows where they belong."""
