@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 import clonos
 from clonos import errors
 from clonos.cluster.errors import BadDirectory, OtherJob
-from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.layer import UnreadableLayer
+from clonos.core.rounds import POISON_DEATHS
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal

@@ -107,7 +107,7 @@ def test_a_progress_says_all_of_it(job):
     seen = watched(job, listener)
     seen.started()
     job.coordinator.tasks[0].slot = 9
-    job.coordinator.tasks[0].phase = co.TaskPhase.LIVE
+    job.coordinator.tasks[0].machine.state = co.TaskPhase.LIVE
     seen.tick(100.0)
     seen.tick(100.9)  # not due
     counters = report(50, batches_in=5, batches_out=4, entry_bytes=400, inflight_bytes=7)
@@ -259,8 +259,8 @@ def test_status(job):
     assert seen.status.message == "tasks: 2 waiting for a slot"
     assert not seen.status.is_recovering
     for state in job.coordinator.tasks.values():
-        state.phase = co.TaskPhase.LIVE
-    job.coordinator.tasks[1].phase = co.TaskPhase.REPLAYING
+        state.machine.state = co.TaskPhase.LIVE
+    job.coordinator.tasks[1].machine.state = co.TaskPhase.REPLAYING
     job.coordinator.tasks[1].incarnation = Incarnation(1, 1)
     assert seen.status.message == "tasks: 1 live, 1 replaying"
     assert seen.status.is_recovering

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from clonos.core.coordinator import POISON_DEATHS, TaskPhase
 from clonos.core.decisions import Note
 from clonos.core.determinants import Marker, decode_record
 from clonos.core.life import Phase
 from clonos.core.plan import FULL_DEPTH
+from clonos.core.roster import TaskPhase
+from clonos.core.rounds import POISON_DEATHS
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
 from clonos.simulator.seeds import limits
@@ -50,6 +51,10 @@ class Play:
         return self.cluster.driver.coordinator
 
     @property
+    def checkpoints(self):
+        return self.coordinator.checkpoints
+
+    @property
     def keeper(self):
         return self.cluster.driver.keeper
 
@@ -78,7 +83,7 @@ class Play:
         return [n for n in self.notes if n.what == what and task in (None, n.task)]
 
     def acked(self):
-        return self.coordinator.acks.get(self.coordinator.next_epoch, {}).keys()
+        return self.checkpoints.acks.get(self.checkpoints.next_epoch, {}).keys()
 
     def finish(self):
         self.cluster.heals_at = self.cluster.scheduler.now
@@ -216,7 +221,7 @@ def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
     for stream in streams:
         stream.is_lost = True  # nobody hears of the marker
     play.until(lambda: 1 in play.acked())
-    position = play.coordinator.acks[play.coordinator.next_epoch][1].position
+    position = play.checkpoints.acks[play.checkpoints.next_epoch][1].position
     play.kill(1)
     play.until(lambda: play.noted("fetched", 1)[1:])
     assert play.noted("fetched", 1)[1].value < position

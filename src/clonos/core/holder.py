@@ -36,10 +36,11 @@ class Holder:
         self.book.fence(task, incarnation)
         self.fences.announce(task, incarnation, known)
 
-    def resolve(self, cut: Resolve) -> None:
-        """A fenced log survives up to some length."""
+    def resolve(self, cut: Resolve, *, logs: bool = True) -> None:
+        """A fenced log survives up to some length; without `logs`, it was cut before it came."""
         self.fences.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
-        self.book.resolve(cut.task, cut.incarnation, cut.length)
+        if logs:
+            self.book.resolve(cut.task, cut.incarnation, cut.length)
 
     def is_being_cut(self, logs: Iterable[int]) -> bool:
         """Whether a fence of one of these tasks is not yet resolved."""

@@ -189,6 +189,18 @@ class Outbounds:
             if end.call.state is Call.CONNECTED and end.lags(self._book, self._stable):
                 self._send(end, None)
 
+    def statistics(self) -> dict[str, int]:
+        """Counters for the progress display."""
+        logs = [end.log for end in self.ends.values()]
+        return {
+            "blocked": int(self.blocked()),
+            "backlog_items": sum(log.last - log.processed for log in logs),
+            "backlog_bytes": sum(log.backlog_bytes for log in logs),
+            "inflight_bytes": sum(log.nbytes for log in logs),
+            "items_out": sum(log.last for log in logs),
+            "shared_bytes": self.shared_bytes,
+        }
+
     # --- effects in the world -----------------------------------------------------------------
 
     def settle(self, end: Outbound) -> None:

@@ -100,7 +100,8 @@ class TaskMachine:
         self._do = self._actions.append
         self._make_ends(floor)
         for cut in activate.fences:
-            self.holder.resolve(cut)
+            # The house-keeper has cut our own log already: were it not so, replay has to find out.
+            self.holder.resolve(cut, logs=cut.task != self.id)
         self.dep = self.fences.clamp(dict(floor.dep) if floor else {})
         self.position = floor.position if floor else 0
         self.epoch = floor.epoch if floor else 0
@@ -122,7 +123,10 @@ class TaskMachine:
         self.seals = Seals()
         self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
-        self._handlers: dict[type[Any], Callable[[Any], object]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[type[Any], Callable[[Any], object]]:
+        return {
             ev.Opened: self._on_opened,
             ev.Received: self.inbounds.received,
             ev.InputClosed: self.inbounds.closed,
@@ -223,14 +227,9 @@ class TaskMachine:
             "entry_bytes": self.entry_bytes,
             "epoch": self.epoch,
             "replay_to": self.replay_to,
-            "blocked": int(self.outbounds.blocked()),
-            "backlog_items": sum(o.log.last - o.log.processed for o in self.outputs.values()),
-            "backlog_bytes": sum(o.log.backlog_bytes for o in self.outputs.values()),
             "queued": sum(len(i.queue) for i in self.inputs.values()),
-            "inflight_bytes": sum(o.log.nbytes for o in self.outputs.values()),
             "log_bytes": self.book.nbytes,
-            "shared_bytes": self.outbounds.shared_bytes,
-            "items_out": sum(o.log.last for o in self.outputs.values()),
+            **self.outbounds.statistics(),
         }
 
     # --- lifecycle --------------------------------------------------------------------------

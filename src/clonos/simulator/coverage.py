@@ -20,10 +20,9 @@ STATES = (
 def state_of(cluster: Cluster) -> str:
     """The most interesting thing that is going on."""
     coordinator = cluster.driver.coordinator
-    if coordinator.reading:
-        return "reading"
     phases = {task.phase for task in coordinator.tasks.values()}
     for phase, name in (
+        (TaskPhase.READING, "reading"),
         (TaskPhase.FENCING, "fencing"),
         (TaskPhase.WAITING, "waiting"),
         (TaskPhase.RESTORING, "restoring"),

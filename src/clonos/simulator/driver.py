@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.coordinator import INFLIGHT_BYTES_HIGH, Coordinator
+from clonos.core.coordinator import Coordinator
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import encode_layer, merge_layers, open_layer, refer_to
+from clonos.core.throttle import INFLIGHT_BYTES_HIGH
 from clonos.simulator.network import Stream
 from clonos.simulator.world import EPOCH_MS
 

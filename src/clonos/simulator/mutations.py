@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from inspect import getattr_static
 from typing import Any
 
-from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core import rounds as rounds_module
 from clonos.core import task as task_module
 from clonos.core.channels import Inbound
+from clonos.core.checkpoints import Checkpoints, EpochState
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
 from clonos.core.fences import Fences, Trust
@@ -25,6 +26,7 @@ from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
+from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.simulator.driver import Driver
@@ -105,7 +107,7 @@ def _fence_without_effect(_: Any) -> Any:
 
 
 def _first_answer(original: Any) -> Any:
-    def read(self: Coordinator, task: TaskState) -> None:
+    def read(self: Rounds, task: TaskState) -> None:
         first = dict(list(task.answers.items())[:1])
         task.answers = first
         original(self, task)
@@ -125,32 +127,34 @@ def _truncate_when_stored(original: Any) -> Any:
 
 
 def _nearly_complete(original: Any) -> Any:
-    def complete(self: Coordinator) -> None:
-        acks = self.acks.get(self.next_epoch, {})
-        missing = self.tasks.keys() - acks.keys()
-        if self.pending_epoch and len(missing) == 1 and len(self.tasks) > 2:
+    def complete(self: Checkpoints) -> None:
+        acks, tasks = self.acks.get(self.next_epoch, {}), self._roster.tasks
+        missing = tasks.keys() - acks.keys()
+        if self.pending_epoch and len(missing) == 1 and len(tasks) > 2:
             (task,) = missing
-            if self.keeper.layers[task]:
-                acks[task] = self.keeper.layers[task][-1]
+            if self._keeper.layers[task]:
+                acks[task] = self._keeper.layers[task][-1]
         original(self)
 
     return complete
 
 
 def _keep_acks(original: Any) -> Any:
-    def begin(self: Coordinator, task: TaskState) -> None:
-        acks = {epoch: dict(of_epoch) for epoch, of_epoch in self.acks.items()}
+    def begin(self: Rounds, task: TaskState) -> None:
+        checkpoints = self._checkpoints
+        acks = {epoch: dict(of_epoch) for epoch, of_epoch in checkpoints.acks.items()}
         original(self, task)
-        self.acks = acks
+        checkpoints.acks = acks
 
     return begin
 
 
 def _live_without_inject(original: Any) -> Any:
     def live(self: Coordinator, slot: int, report: msg.Live) -> None:
-        epoch, self.pending_epoch = self.pending_epoch, 0
+        epoch = self.checkpoints.machine
+        state, epoch.state = epoch.state, EpochState.IDLE
         original(self, slot, report)
-        self.pending_epoch = epoch
+        epoch.state = state
 
     return live
 
@@ -263,7 +267,7 @@ def _keep_the_log(original: Any) -> Any:
 
 
 def _count_no_death(original: Any) -> Any:
-    def note(self: Coordinator, task: TaskState, length: int) -> None:
+    def note(self: Rounds, task: TaskState, length: int) -> None:
         original(self, task, length)
         task.deaths = min(task.deaths, 2)
 
@@ -389,13 +393,13 @@ MUTATIONS: dict[str, Mutation] = {
         harsh=True,
     ),
     "acknowledgements outlive their task": mutation(
-        "no early truncation", Coordinator, "_begin_recovery", _keep_acks
+        "no early truncation", Rounds, "_begin_recovery", _keep_acks
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", TaskMachine, "_on_layer_stored", _truncate_when_stored
     ),
     "a checkpoint lacks one layer": mutation(
-        "no early truncation", Coordinator, "_complete_epoch", _nearly_complete
+        "no early truncation", Checkpoints, "_complete", _nearly_complete
     ),
     "a layer does not wait for delivery": mutation(
         "no early truncation", TaskMachine, "_if_acknowledged", _acknowledge_unsettled
@@ -404,18 +408,18 @@ MUTATIONS: dict[str, Mutation] = {
         "no early truncation", TaskMachine, "_on_floor", _floor_of_next
     ),
     "the first answer counts, not the longest": mutation(
-        "log before effect", Coordinator, "_read_longest", _first_answer
+        "log before effect", Rounds, "_read_longest", _first_answer
     ),
-    "orphans are left alone": mutation("log before effect", Coordinator, "_orphans", constant([])),
+    "orphans are left alone": mutation("log before effect", Rounds, "_orphans", constant([])),
     "logs are not cut to what is consistent": mutation(
-        "equivalence", co, "consistent_cut", _lengths_only, near=130, harsh=True
+        "equivalence", rounds_module, "consistent_cut", _lengths_only, near=130, harsh=True
     ),
     "who starts over misses what was made meanwhile": mutation(
         "equivalence", InFlightLog, "made_until", _continue_at_the_end, near=170, availability=True
     ),
     "epochs from before and after a reset make a floor": mutation(
         "no early truncation",
-        Coordinator,
+        Checkpoints,
         "_newest_epoch",
         constant(0),
         near=1500,
@@ -457,6 +461,6 @@ MUTATIONS: dict[str, Mutation] = {
         "bounded memory and liveness", Outbounds, "blocked", constant(False)
     ),
     "deaths are not counted": mutation(
-        "bounded memory and liveness", Coordinator, "_note_death", _count_no_death
+        "bounded memory and liveness", Rounds, "_note_death", _count_no_death
     ),
 }

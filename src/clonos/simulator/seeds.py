@@ -11,8 +11,8 @@ from random import Random
 from clonos.core import channels as channels_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core import task as task_module
-from clonos.core.coordinator import POISON_DEATHS
 from clonos.core.plan import Plan
+from clonos.core.rounds import POISON_DEATHS
 from clonos.errors import ClonosError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options

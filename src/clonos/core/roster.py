@@ -1,0 +1,158 @@
+"""What the coordinator knows of tasks and slots, and what it decides in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from clonos.core import messages as msg
+from clonos.core.decisions import Action, Command, Fail
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.machine import Machine, Table
+from clonos.core.placement import Slot
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+
+
+class TaskPhase(Enum):
+    """Of a task, as the coordinator sees it."""
+
+    FENCING = "fencing"
+    READING = "reading"
+    READY = "ready"
+    WAITING = "waiting for a slot"
+    RESTORING = "restoring"
+    REPLAYING = "replaying"
+    LIVE = "live"
+    FINISHED = "finished"
+
+
+class TaskEvent(Enum):
+    """What happens to it."""
+
+    FAILED = "lost, orphaned or cut"
+    JOINED = "another task fails"
+    ASKED = "answered; somebody holds more"
+    READ = "read"
+    HELD = "answered; the house-keeper holds most"
+    RESOLVED = "cuts known"
+    ACTIVATED = "slot"
+    RESTORED = "layers applied"
+    REPLAYED = "log exhausted"
+    FINISHED = "all ended, settled"
+
+
+RECOVERY = Table(
+    "recovery of a task",
+    TaskPhase.WAITING,
+    {
+        **{(phase, TaskEvent.FAILED): TaskPhase.FENCING for phase in TaskPhase},
+        (TaskPhase.FENCING, TaskEvent.ASKED): TaskPhase.READING,
+        (TaskPhase.FENCING, TaskEvent.HELD): TaskPhase.READY,
+        (TaskPhase.READING, TaskEvent.READ): TaskPhase.READY,
+        (TaskPhase.READING, TaskEvent.JOINED): TaskPhase.FENCING,
+        (TaskPhase.READY, TaskEvent.JOINED): TaskPhase.FENCING,
+        (TaskPhase.READY, TaskEvent.RESOLVED): TaskPhase.WAITING,
+        (TaskPhase.WAITING, TaskEvent.ACTIVATED): TaskPhase.RESTORING,
+        (TaskPhase.RESTORING, TaskEvent.RESTORED): TaskPhase.REPLAYING,
+        (TaskPhase.REPLAYING, TaskEvent.REPLAYED): TaskPhase.LIVE,
+        (TaskPhase.LIVE, TaskEvent.FINISHED): TaskPhase.FINISHED,
+    },
+)
+
+UNRESOLVED = frozenset({TaskPhase.FENCING, TaskPhase.READING, TaskPhase.READY})
+ACTIVE = frozenset({TaskPhase.RESTORING, TaskPhase.REPLAYING, TaskPhase.LIVE, TaskPhase.FINISHED})
+RUNNING = frozenset({TaskPhase.LIVE, TaskPhase.FINISHED})
+
+
+@dataclass(slots=True)
+class TaskState:
+    """What the coordinator knows of one task.
+
+    ``awaited`` and ``answers``: of the current fence; by holder.
+    """
+
+    id: int
+    incarnation: Incarnation
+    machine: Machine[TaskPhase, TaskEvent]
+    slot: int | None = None
+    activated_ms: int = 0
+    died: bool = False
+    deaths: int = 0
+    died_at: int = -1
+    awaited: set[int] = field(default_factory=set)
+    answers: dict[int, msg.FenceAnswer] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> TaskPhase:
+        """How far its recovery has come."""
+        return self.machine.state
+
+
+class Roster:
+    """Tasks, slots and the house-keeper of one job, for all parts of the coordinator.
+
+    Attributes
+    ----------
+    do
+        Takes what was decided.
+    now_ms
+        When the current call came.
+    """
+
+    def __init__(self, plan: Plan, keeper: HouseKeeper, address: str) -> None:
+        self.plan = plan
+        self.keeper = keeper
+        self.address = address
+        self.term = keeper.term + 1
+        self.slots: dict[int, Slot] = {}
+        self.tasks = {
+            t.id: TaskState(t.id, Incarnation(self.term, 0), RECOVERY.machine(t.name))
+            for t in plan.tasks
+        }
+        self.failed = False
+        self.now_ms = 0
+        self._actions: list[Action] = []
+        self.do = self._actions.append
+
+    def take_actions(self) -> list[Action]:
+        """Return what was decided since the last time."""
+        actions = self._actions.copy()
+        self._actions.clear()
+        return actions
+
+    def command(self, task: int, command: msg.Command) -> None:
+        """Tell the slot that runs a task, if there is one."""
+        slot = self.tasks[task].slot
+        if slot is not None and slot in self.slots:
+            self.do(Command(slot, command))
+
+    def fail(self, error: str, message: str, task: int) -> None:
+        """The job cannot go on."""
+        self.failed = True
+        self.do(Fail(error, message, task))
+
+    def active(self) -> list[TaskState]:
+        """Tasks that have a slot to live in."""
+        return [t for t in self.tasks.values() if t.phase in ACTIVE]
+
+    @property
+    def all_run(self) -> bool:
+        """Whether no task is down or recovering."""
+        return all(t.phase in RUNNING for t in self.tasks.values())
+
+    def peer(self, channel: int) -> msg.Peer:
+        """Where a channel's receiver is now."""
+        receiver = self.tasks[self.plan.channels[channel].receiver]
+        assert receiver.slot is not None
+        return msg.Peer(channel, receiver.incarnation, self.slots[receiver.slot].address)
+
+    def peers_of(self, task: int) -> list[msg.Peer]:
+        """Where the receivers of a task are that have a slot."""
+        peers = []
+        for channel in self.plan.tasks[task].outputs:
+            receiver = self.plan.channels[channel].receiver
+            if receiver == HOUSE_KEEPER:
+                peers.append(msg.Peer(channel, self.keeper.incarnation, self.address))
+            elif self.tasks[receiver].phase in ACTIVE:
+                peers.append(self.peer(channel))
+        return peers

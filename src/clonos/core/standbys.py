@@ -1,0 +1,61 @@
+"""Passive copies of tasks: which slot keeps which, and how far each has come."""
+
+from __future__ import annotations
+
+from clonos.core import messages as msg
+from clonos.core.decisions import Command, Note
+from clonos.core.messages import LayerRef
+from clonos.core.placement import Slot, misplaced_standby, place_standbys
+from clonos.core.roster import Roster
+
+
+class Standbys:
+    """The copies of all tasks.
+
+    Parameters
+    ----------
+    copies
+        Of each task.
+    bound
+        Tasks that can only live in slots of their own.
+    """
+
+    def __init__(self, roster: Roster, copies: int, bound: frozenset[int]) -> None:
+        self._roster = roster
+        self._copies = copies
+        self._bound = bound
+
+    def fill(self) -> None:
+        """Give every task its passive copies again, away from the executor it runs on.
+
+        Not while one recovers: to fill a copy takes what its recovery needs.
+        """
+        roster = self._roster
+        if not roster.all_run:
+            return
+        homes = {t.id: t.slot for t in roster.tasks.values()}
+        for slot, task in place_standbys(roster.slots, homes, self._copies, self._bound):
+            self._follow(slot, task)
+        while (move := misplaced_standby(roster.slots, homes, self._bound)) is not None:
+            keeper, better, task = move
+            del keeper.standbys[task]
+            roster.do(Command(keeper.id, msg.Drop(task)))
+            self._follow(better, task)
+
+    def _follow(self, slot: Slot, task: int) -> None:
+        keeper = self._roster.keeper
+        slot.standbys[task] = -1
+        self._roster.do(Command(slot.id, msg.Follow(task, keeper.epoch, keeper.layers[task])))
+
+    def floor(self, epoch: int, layers: dict[int, tuple[LayerRef, ...]]) -> None:
+        """`epoch` is complete: every copy applies the new layer of its task."""
+        for slot in self._roster.slots.values():
+            for task in slot.standbys:
+                self._roster.do(Command(slot.id, msg.Follow(task, epoch, layers[task])))
+
+    def followed(self, slot: int, report: msg.Followed) -> None:
+        """A copy has come so far."""
+        standbys = self._roster.slots[slot].standbys
+        if report.task in standbys:
+            standbys[report.task] = report.epoch
+            self._roster.do(Note("standby", report.task, value=report.epoch))
