@@ -327,6 +327,18 @@ class TaskError:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The receiver of `channel`, in its life `peer`, cannot be connected to; `why` says the
+    transport."""
+
+    task: int
+    incarnation: Incarnation
+    channel: int
+    peer: Incarnation
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Followed:
     """The standby of `task` holds everything up to `epoch`."""
 

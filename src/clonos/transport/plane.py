@@ -44,6 +44,7 @@ from clonos.transport.frames import fingerprint
 from clonos.transport.inbox import Inbox
 from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
+from clonos.transport.silence import is_silent, watch
 from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
 from clonos.transport.tls import Identity, Keys, slot_name
 
@@ -59,8 +60,11 @@ STRANGERS_MAX: Final = 256
 STRANGER_S: Final = 10.0
 """Who has not shown it for so long makes room for one of these."""
 
-CONNECT_S: Final = 10.0
-"""A machine that has not answered for so long will not: it, or what lies between, is silent."""
+CONNECT_S: Final = 2.0
+"""A machine that has not answered by then will not: it, or what lies between, is silent."""
+
+LOOK_S: Final = 0.5
+"""How often the kernel is asked who has fallen silent."""
 
 OPEN_S: Final = 60.0
 """A process that has said nothing for so long is asked anew. No error: it may be in a long call."""
@@ -159,6 +163,7 @@ class Plane:
         self.strangers_refused = 0
         self.listened_s = 0.0
         self._looked = time.monotonic()
+        self._look_at = LOOK_S
         self._things: list[Thing] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
@@ -211,6 +216,9 @@ class Plane:
         self.flush()  # handshakes do not wait for the steps to come
         if self._deadlines or self._opening:
             self._enforce_deadlines()
+        if self.listened_s >= self._look_at:
+            self._look_at = self.listened_s + LOOK_S
+            self._end_silent()
         things, self._things = self._things, []
         return things + self._inbox.take()
 
@@ -244,6 +252,16 @@ class Plane:
         if isinstance(stream, Outgoing):
             self._opening.pop(stream, None)
         self._selector.unregister(stream.connection)
+
+    def _end_silent(self) -> None:
+        """A network that drops everything is not noticed by waiting: TCP would wait for long."""
+        for stream in [s for s in self._streams if is_silent(s.connection)]:
+            self._things += stream.end(
+                CannotConnect(
+                    f"{self.address} and {stream.peer} do not reach each other any more",
+                    remedy=OPEN_PORTS,
+                )
+            )
 
     def _enforce_deadlines(self) -> None:
         now = self.listened_s
@@ -372,6 +390,7 @@ class Plane:
 
     def _add(self, stream: Stream) -> None:
         stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch(stream.connection)
         self._streams.add(stream)
         self._selector.register(stream.connection, _READ, stream)
 
