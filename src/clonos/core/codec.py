@@ -399,6 +399,7 @@ CODEC: Final = Codec(
         37: m.Finished,
         38: m.TaskError,
         39: m.Followed,
+        40: m.Unreachable,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

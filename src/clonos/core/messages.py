@@ -359,7 +359,17 @@ Command = (
     | Throttle
     | Stop
 )
-Report = FenceAnswer | LogPrefix | Restored | Live | LayerAck | Finished | TaskError | Followed
+Report = (
+    FenceAnswer
+    | LogPrefix
+    | Restored
+    | Live
+    | LayerAck
+    | Finished
+    | TaskError
+    | Followed
+    | Unreachable
+)
 ChannelMessage = Data | Hello | Welcome | Credit
 
 

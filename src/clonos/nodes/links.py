@@ -6,13 +6,14 @@ here they meet the network's. A sender may connect before its receiver is restor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
-from clonos.transport.errors import OPEN_PORTS, CannotConnect
+from clonos.transport.errors import CannotConnect
 from clonos.transport.events import ChannelClosed, ChannelOpened
 
 if TYPE_CHECKING:
@@ -41,12 +42,21 @@ class Links:
     ----------
     unreachable_s
         A peer that cannot be connected to for so long, and is not given up by the coordinator
-        meanwhile, is alive behind something that lets nothing through.
+        meanwhile, may be alive behind something that lets nothing through.
+    complain
+        Told then: the channel, the life of its receiver, and why. Again after the same time, if
+        nothing has changed.
     """
 
-    def __init__(self, network: Network, unreachable_s: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        unreachable_s: float,
+        complain: Callable[[int, Incarnation, str], None],
+    ) -> None:
         self._network = network
         self._unreachable_s = unreachable_s
+        self._complain = complain
         self._trials: dict[int, _Trial] = {}
         self._out: dict[int, tuple[int, Connection]] = {}  # attempt is unique per channel
         self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
@@ -121,13 +131,7 @@ class Links:
         return early
 
     def closed(self, event: ChannelClosed) -> ev.InputClosed | ev.OutputClosed | None:
-        """A stream is over.
-
-        Raises
-        ------
-        CannotConnect
-            Its peer lives, and yet it could not be opened, for long.
-        """
+        """A connection is over."""
         self._early = [e for e in self._early if e.conn_id != event.conn_id]
         if event.side == "receiver":
             known = self._in.pop(event.conn_id, None)
@@ -136,10 +140,10 @@ class Links:
         if closed is None:
             return None
         channel, attempt = closed
-        self._give_up_if(channel, self._out[channel][1], event.error)
+        self._complain_if(channel, self._out[channel][1], event.error)
         return ev.OutputClosed(channel, attempt)
 
-    def _give_up_if(self, channel: int, outgoing: Connection, error: ClonosError | None) -> None:
+    def _complain_if(self, channel: int, outgoing: Connection, error: ClonosError | None) -> None:
         trial, now = self._trials.get(channel), self._network.listened_s
         if trial is None:
             return
@@ -151,10 +155,12 @@ class Links:
         # Where something does answer, the end of a process may just not be known yet.
         limit = 1 if isinstance(error, CannotConnect) else ANSWERED
         if tried_s > limit * self._unreachable_s:
-            raise CannotConnect(
-                f"{self._network.address} cannot connect to {trial.peer[1]} for {tried_s:.0f} s, "
-                f"though the driver hears of both: {error.what}",
-                remedy=OPEN_PORTS,
+            trial.since = now
+            incarnation, address = trial.peer
+            self._complain(
+                channel,
+                incarnation,
+                f"{self._network.address} cannot connect to {address}: {error.what}",
             )
 
     def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:

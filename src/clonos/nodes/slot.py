@@ -22,7 +22,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.life import Phase
 from clonos.core.messages import Layer
-from clonos.core.plan import Plan
+from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.errors import ClonosError, MalformedMessage, OperatorError
 from clonos.nodes import events as node_events
@@ -77,7 +77,7 @@ class SlotNode:
     share_s
         Log entries that no batch has taken along for so long travel by themselves.
     unreachable_s
-        How long a task tries to connect to a peer that the coordinator believes to live.
+        How long a task tries to connect to a peer before it complains to the coordinator.
     steps_per_turn
         See :data:`STEPS_PER_TURN`.
     machines
@@ -110,7 +110,7 @@ class SlotNode:
         self._share_s, self._steps_per_turn = share_s, steps_per_turn
         self._machines = machines
         self._control: Connection | None = None
-        self._links = Links(ports.network, unreachable_s)
+        self._links = Links(ports.network, unreachable_s, self._complain)
         self._came: deque[Heard] = deque()
         self._life = 0  # of the machine in this slot: what was begun for another one is void
         self._tickets = 0
@@ -480,6 +480,11 @@ class SlotNode:
         return machine
 
     # --- what the automaton asks for --------------------------------------------------------------
+
+    def _complain(self, channel: int, peer: Incarnation, why: str) -> None:
+        machine = self.machine
+        if machine is not None:
+            self._send(msg.Unreachable(machine.id, machine.incarnation, channel, peer, why))
 
     def _dial(self, action: ev.Dial) -> None:
         assert self.machine is not None

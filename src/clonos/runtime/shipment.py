@@ -59,7 +59,7 @@ class Shipment:
     layers_durability: str = "process"
     identities: Mapping[int, Identity] = field(default_factory=dict)
     allow_plaintext: bool = False
-    unreachable_s: float = 20.0
+    unreachable_s: float = 1.5
     batch_rows_max: int = 32_768
     linger_ms: float = 10.0
     share_ms: float = 50.0
