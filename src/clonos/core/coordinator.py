@@ -29,6 +29,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
+from clonos.core.reach import GATHER_MS, Reach
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.rounds import Rounds
 from clonos.core.standbys import Standbys
@@ -55,6 +56,8 @@ class Coordinator:
         Of the house-keeper, for the channels that lead to it.
     bound
         Tasks that can only live in slots of their own (they read a DataFrame's partition).
+    gather_ms
+        How long complaints about slots that cannot be reached are gathered.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Coordinator:
         availability: bool = False,
         bound: Collection[int] = (),
         fence_timeout_ms: int = 5_000,
+        gather_ms: int = GATHER_MS,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
@@ -76,11 +80,13 @@ class Coordinator:
         self.standbys = Standbys(self.roster, standbys, frozenset(bound))
         self.checkpoints = Checkpoints(self.roster, self.standbys)
         self.throttle = Throttle(self.roster)
+        self.reach = Reach(self.roster, gather_ms)
         self.rounds = Rounds(
             self.roster,
             self.checkpoints,
             availability=availability or not plan.causal_log,
             bound=frozenset(bound),
+            reach=self.reach,
         )
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.rounds.answered,
@@ -91,6 +97,7 @@ class Coordinator:
             msg.Finished: self._on_finished,
             msg.TaskError: self._on_task_error,
             msg.Followed: self.standbys.followed,
+            msg.Unreachable: self.reach.complained,
         }
 
     @property
@@ -159,11 +166,17 @@ class Coordinator:
                 self.checkpoints.compacted(event)
 
     def tick(self, now_ms: int) -> list[Action]:
-        """Time passes: a holder that does not answer a fence is itself declared failed."""
+        """Time passes: a holder that does not answer a fence is itself declared failed, and so is
+        who cannot be reached by others."""
         self.roster.now_ms = now_ms
+        if self.failed or self.done:
+            return []
         for slot in self.rounds.silent_since(self.fence_timeout_ms):
             self.roster.do(Expel(slot))
             self._on_slot_lost(slot)
+        for slot in self.reach.due():
+            self.roster.do(Expel(slot))
+            self._on_slot_lost(slot, is_blamed=False)
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
@@ -185,13 +198,13 @@ class Coordinator:
             self.rounds.activate_waiting()
         self.standbys.fill()
 
-    def _on_slot_lost(self, slot_id: int) -> None:
+    def _on_slot_lost(self, slot_id: int, *, is_blamed: bool = True) -> None:
         slot = self.slots.pop(slot_id, None)
         if slot is None:
             return
         for task in self.tasks.values():
             if task.slot == slot_id:
-                self.rounds.lost(task)
+                self.rounds.lost(task, is_blamed=is_blamed)
         self.standbys.fill()
 
     # --- tasks --------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Note:
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
-        "generation", "standby",
+        "generation", "standby", "unreachable",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY

@@ -26,13 +26,20 @@ class Slot:
 
 
 def best_slot(
-    task: int, slots: Iterable[Slot], running: Collection[int], bound: Collection[int]
+    task: int,
+    slots: Iterable[Slot],
+    running: Collection[int],
+    bound: Collection[int],
+    shunned: Collection[str] = (),
 ) -> Slot | None:
-    """Where to activate `task`: its most advanced standby, else the slot with least to lose."""
+    """Where to activate `task`: its most advanced standby, else the slot with least to lose.
+
+    Executors in `shunned` (they cannot reach its neighbours) only if there is no other slot.
+    """
     free = [s for s in slots if s.id not in running and s.serves(task, bound)]
     return min(
         free,
-        key=lambda s: (-s.standbys.get(task, -2), len(s.standbys), s.id),
+        key=lambda s: (s.group in shunned, -s.standbys.get(task, -2), len(s.standbys), s.id),
         default=None,
     )
 

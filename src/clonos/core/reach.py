@@ -2,7 +2,7 @@
 
 A firewall, a broken switch, a route that only one side knows: nobody has died, and yet a channel
 leads nowhere. Who cannot connect complains. Complaints are gathered for a moment, because a machine
-that is cut off is the far end of many of them; then the slot in most of them is given up, and what
+that is cut off is at one end of many of them; then the slot in most of them is given up, and what
 ran there is placed where its neighbours can be reached. If that does not help, the job fails with
 the addresses of both ends.
 """
@@ -10,25 +10,29 @@ the addresses of both ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final, NamedTuple
+
+from clonos.core import messages as msg
+from clonos.core.decisions import Note
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.roster import ACTIVE, Roster
 
 GATHER_MS: Final = 300
 """How long complaints are gathered before somebody is moved."""
 MOVES_MAX: Final = 3
-"""A task that has been moved so often in vain is not moved again."""
+"""A task that has been moved so often, in vain, is not moved again."""
 FORGET_MS: Final = 600_000
-"""Networks are mended: after this time two executors may be neighbours again."""
+"""Networks are mended: after this time two executors may be neighbours again, and moves are
+forgotten."""
 
 
 class Complaint(NamedTuple):
-    """Task `near` cannot reach task `far`: lives of both, their slots, and what the transport says."""
+    """Two slots between which a channel does not come about; `far` is None if that is the driver's
+    process."""
 
     near: int
-    far: int
-    lives: tuple[tuple[int, int], tuple[int, int]]
-    near_slot: int
-    far_slot: int
+    far: int | None
     why: str
 
 
@@ -41,64 +45,85 @@ class Reach:
         See :data:`GATHER_MS`.
     """
 
-    def __init__(self, gather_ms: int = GATHER_MS) -> None:
+    def __init__(self, roster: Roster, gather_ms: int = GATHER_MS) -> None:
+        self._roster = roster
         self._gather_ms = gather_ms
-        self._open: list[Complaint] = []
+        self._complaints: list[Complaint] = []
         self._since_ms = 0
-        self._apart: dict[frozenset[str], int] = {}  # groups, and since when
+        self._apart: dict[frozenset[str], int] = {}  # pairs of executors, and since when
         self._moves: dict[int, list[int]] = {}  # of each task: when
 
-    def complain(self, complaint: Complaint, groups: frozenset[str], now_ms: int) -> None:
-        """Take a complaint; the two slots are in these groups."""
-        if not self._open:
-            self._since_ms = now_ms
-        if complaint not in self._open:
-            self._open.append(complaint)
-        self._apart[groups] = now_ms
+    def complained(self, slot: int, report: msg.Unreachable) -> None:
+        """A task cannot connect to a receiver of its output."""
+        roster = self._roster
+        task, receiver = roster.tasks[report.task], roster.plan.channels[report.channel].receiver
+        if report.incarnation != task.incarnation or task.slot != slot:
+            return
+        far: int | None = None
+        if receiver != HOUSE_KEEPER:
+            peer = roster.tasks[receiver]
+            if report.peer != peer.incarnation or peer.phase not in ACTIVE or peer.slot is None:
+                return  # it was given up meanwhile
+            far = peer.slot
+            pair = frozenset((roster.slots[slot].group, roster.slots[far].group))
+            self._apart[pair] = roster.now_ms
+        if not self._complaints:
+            self._since_ms = roster.now_ms
+        self._complaints.append(Complaint(slot, far, report.why))
+        roster.do(Note("unreachable", task.id, task.incarnation, report.channel))
 
-    def due(self, now_ms: int) -> list[Complaint]:
-        """The complaints that have been gathered, when it is time to act on them."""
-        if not self._open or now_ms - self._since_ms < self._gather_ms:
+    def due(self) -> list[int]:
+        """The slots to give up now."""
+        roster = self._roster
+        if not self._complaints or roster.now_ms - self._since_ms < self._gather_ms:
             return []
-        due, self._open = self._open, []
-        return due
+        complaints, self._complaints = self._complaints, []
+        slots = set(roster.slots)
+        given_up = to_give_up([c for c in complaints if {c.near, c.far} - {None} <= slots])
+        for task in roster.tasks.values():
+            if task.slot in given_up and not self._may_move(task.id):
+                (why, *_) = [c.why for c in complaints if task.slot in (c.near, c.far)]
+                roster.fail("CannotConnect", f"{why} (moved {MOVES_MAX} times)", task.id)
+                return []
+        return given_up
 
-    def may_move(self, task: int, now_ms: int) -> bool:
-        """Count a move of `task`. False: it has been moved often enough."""
+    def _may_move(self, task: int) -> bool:
+        now_ms = self._roster.now_ms
         moves = [at for at in self._moves.get(task, ()) if now_ms - at < FORGET_MS]
         self._moves[task] = [*moves, now_ms]
         return len(moves) < MOVES_MAX
 
-    def shunned(self, neighbours: Iterable[str], now_ms: int) -> frozenset[str]:
-        """The groups from which one of these groups cannot be reached."""
-        near = set(neighbours)
-        return frozenset(
-            group
-            for pair, since in self._apart.items()
-            if now_ms - since < FORGET_MS and pair & near
-            for group in (pair - near or pair)
-        )
+    def shunned(self, task: int) -> frozenset[str]:
+        """Executors from which a neighbour of `task` could not be reached."""
+        roster, plan = self._roster, self._roster.plan
+        spec = plan.tasks[task]
+        near = {plan.channels[c].sender for c in spec.inputs}
+        near |= {plan.channels[c].receiver for c in spec.outputs} - {HOUSE_KEEPER}
+        homes = {roster.tasks[t].slot for t in near}
+        groups = {slot.group for slot in roster.slots.values() if slot.id in homes}
+        fresh = [p for p, since in self._apart.items() if roster.now_ms - since < FORGET_MS]
+        return frozenset(g for pair in fresh if pair & groups for g in (pair - groups or pair))
 
 
 def to_give_up(complaints: Collection[Complaint]) -> list[int]:
-    """The fewest slots, roughly, that are in all of these complaints: those in most of them first.
+    """Few slots that are in all of these complaints together: those in most of them first.
 
-    Of two slots with nobody else to complain, the receiving one goes: its sender has its items.
+    Of two slots that nobody else complains of, the receiving one goes: its sender still has what it
+    sent.
 
     Examples
     --------
-    >>> lives = ((1, 0), (1, 0))
-    >>> to_give_up([Complaint(0, 1, lives, 10, 11, ""), Complaint(1, 2, lives, 11, 12, "")])
-    [11]
-    >>> to_give_up([Complaint(0, 1, lives, 10, 11, "")])
+    >>> to_give_up([Complaint(10, 11, ""), Complaint(11, 12, ""), Complaint(13, None, "")])
+    [11, 13]
+    >>> to_give_up([Complaint(10, 11, "")])
     [11]
     """
-    left = list(complaints)
-    result = []
+    left = [{c.near, c.far} - {None} for c in complaints]
+    receiving = Counter(c.far for c in complaints)
+    result: list[int] = []
     while left:
-        votes = Counter(slot for c in left for slot in {c.near_slot, c.far_slot})
-        far = Counter(c.far_slot for c in left)
-        worst = max(votes, key=lambda slot: (votes[slot], far[slot], -slot))
+        votes = Counter(slot for slots in left for slot in slots if slot is not None)
+        worst = max(votes, key=lambda slot: (votes[slot], receiving[slot], -slot))
         result.append(worst)
-        left = [c for c in left if worst not in (c.near_slot, c.far_slot)]
+        left = [slots for slots in left if worst not in slots]
     return result

@@ -20,6 +20,7 @@ from clonos.core.decisions import Command, Note
 from clonos.core.fences import depends_on_lost
 from clonos.core.placement import best_slot
 from clonos.core.plan import Incarnation
+from clonos.core.reach import Reach
 from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
 
 POISON_DEATHS = 4
@@ -40,6 +41,8 @@ class Rounds:
         a new generation.
     bound
         Tasks that can only live in slots of their own.
+    reach
+        Who cannot reach whom.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Rounds:
         *,
         availability: bool,
         bound: frozenset[int],
+        reach: Reach,
     ) -> None:
         self._roster = roster
         self._plan = roster.plan
@@ -58,6 +62,7 @@ class Rounds:
         self._checkpoints = checkpoints
         self._availability = availability
         self._bound = bound
+        self._reach = reach
         self._since_ms = 0
 
     @property
@@ -74,10 +79,10 @@ class Rounds:
             task.machine.on(TaskEvent.FAILED)
         self._advance()
 
-    def lost(self, task: TaskState) -> None:
-        """The slot of a task is gone."""
+    def lost(self, task: TaskState, *, is_blamed: bool = True) -> None:
+        """The slot of a task is gone; `is_blamed`: what the task did may have been the reason."""
         task.slot = None
-        task.died = task.phase in ACTIVE
+        task.died = is_blamed and task.phase in ACTIVE
         self._begin_recovery(task)
         self._advance()
 
@@ -265,8 +270,8 @@ class Rounds:
         for task in self._in(TaskPhase.WAITING):
             if task.slot is None:
                 running = {t.slot for t in self._tasks.values() if t.slot is not None}
-                slots = self._roster.slots.values()
-                slot = best_slot(task.id, slots, running, self._bound)
+                slots, shunned = self._roster.slots.values(), self._reach.shunned(task.id)
+                slot = best_slot(task.id, slots, running, self._bound, shunned)
                 if slot is None:
                     continue
                 task.slot = slot.id

@@ -31,6 +31,7 @@ class Options:
     standbys: int = 1
     availability: bool = False
     fence_timeout_ms: int = 150
+    gather_ms: int = 5
     epoch_ms: float = 30.0
     latency_ms: float = 1.0
     store_ms: float = 4.0

@@ -32,6 +32,7 @@ class Driver:
     def __init__(self, cluster: Cluster, address: str) -> None:
         self.cluster = cluster
         self.address = address
+        self.group = address
         self.alive = True
         self.slowness = 0.0
         self.paused_until = 0.0
@@ -51,6 +52,7 @@ class Driver:
             availability=options.availability,
             bound=options.bound,
             fence_timeout_ms=options.fence_timeout_ms,
+            gather_ms=options.gather_ms,
         )
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ KINDS = (
     ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
     ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
     ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
-    ("clock jumps", 3),
+    ("clock jumps", 3), ("part", 3),
 )  # fmt: skip
 """What can happen, and how often."""
 
@@ -137,6 +137,12 @@ class Faults:
         pair = frozenset((one.address, far.address))
         heals_in = cluster.random.random() * 60
         cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
+
+    def _part(self) -> None:
+        """Two executors do not reach each other, and nobody says so; the driver hears of both."""
+        cluster, one, other = self.cluster, self._busy(), self._busy()
+        if one is not None and other is not None and one.group != other.group:
+            cluster.network.part(one, other, cluster.random.choice((10.0, 60.0, 200.0)))
 
     def _slow_link(self) -> None:
         slot = self._any()

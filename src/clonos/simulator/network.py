@@ -9,12 +9,16 @@ from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.simulator.world import Scheduler
 
+SILENCE_MS = 40.0
+"""After so long a process knows that the other end of a connection does not answer."""
+
 
 class Host(Protocol):
     """A process that can be at the end of a stream."""
 
     alive: bool
     address: str
+    group: str
     slowness: float
 
     def opened(self, stream: Stream) -> None: ...
@@ -28,8 +32,8 @@ class Stream:
     """One attempt to connect one channel. Each end may close it, or lose it."""
 
     __slots__ = (
-        "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "receiver",
-        "receiver_incarnation", "receiver_open", "sender", "sender_open",
+        "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "is_silent",
+        "receiver", "receiver_incarnation", "receiver_open", "sender", "sender_open",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +53,7 @@ class Stream:
         self.sender_open = True
         self.receiver_open = False
         self.is_lost = False
+        self.is_silent = False
         self.forth_at = 0.0
         self.back_at = 0.0
 
@@ -59,7 +64,9 @@ class Network:
     Attributes
     ----------
     cuts
-        Pairs of addresses that cannot reach each other.
+        Pairs of addresses that cannot reach each other; who tries is told at once.
+    parted
+        Pairs of executors between which everything is dropped, until when. Nobody is told.
     """
 
     def __init__(self, scheduler: Scheduler, random: Random) -> None:
@@ -67,6 +74,7 @@ class Network:
         self.random = random
         self.hosts: dict[str, Host] = {}
         self.cuts: set[frozenset[str]] = set()
+        self.parted: dict[frozenset[str], float] = {}
         self.streams: set[Stream] = set()
         self.latency_ms = 1.0
         self._conns = 0
@@ -97,6 +105,10 @@ class Network:
 
     def _arrive(self, stream: Stream, address: str) -> None:
         host = self.hosts.get(address)
+        if host is not None and self.is_parted(stream.sender, host):
+            stream.is_silent = True
+            self.scheduler.after(SILENCE_MS, self._end_sender, stream)
+            return
         if not stream.sender_open or not stream.sender.alive:
             self.streams.discard(stream)
             return
@@ -195,6 +207,30 @@ class Network:
         for stream in self._of(one):
             if other in (stream.sender, stream.receiver):
                 self.lose(stream)
+
+    def is_parted(self, one: Host, other: Host) -> bool:
+        until = self.parted.get(frozenset((one.group, other.group)), 0.0)
+        return until > self.scheduler.now
+
+    def part(self, one: Host, other: Host, lasts: float) -> None:
+        """Drop all that two executors say to each other: they find out, if it lasts, by silence.
+
+        What is short is only a delay: it is sent again.
+        """
+        until = self.scheduler.now + lasts
+        self.parted[frozenset((one.group, other.group))] = until
+        for stream in sorted(self.streams, key=lambda s: s.conn):
+            if stream.receiver is None or not self.is_parted(stream.sender, stream.receiver):
+                continue
+            if lasts < SILENCE_MS:
+                stream.forth_at, stream.back_at = (
+                    max(stream.forth_at, until), max(stream.back_at, until),
+                )  # fmt: skip
+                continue
+            stream.is_silent = stream.is_lost = True
+            for end in (self._end_receiver, self._end_sender):
+                after = SILENCE_MS * (0.7 + 0.6 * self.random.random())
+                self.scheduler.after(after, end, stream)
 
     def _of(self, host: Host) -> list[Stream]:
         found = [s for s in self.streams if host is s.sender or host is s.receiver]

@@ -25,7 +25,7 @@ from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.world import EPOCH_MS, TaskWorld
-from clonos.transport.errors import PeerUnreachable
+from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 SHARE_MS = 2.0
 """Log entries that no batch has taken along for so long travel by themselves."""
-UNREACHABLE_S = 20.0
-"""Longer than any fault lasts."""
+UNREACHABLE_S = 0.03
+"""How long a task tries to connect before it complains."""
 CONTROL = 0
 """The connection with the driver."""
 READY_MAX = 2
@@ -238,8 +238,8 @@ class Slot:
         self.post((stream.conn, message))
 
     def output_closed(self, stream: Stream) -> None:
-        gone = PeerUnreachable("the stream broke")
-        self.post(ChannelClosed(stream.channel, stream.conn, "sender", gone))
+        kind = CannotConnect if stream.is_silent else PeerUnreachable
+        self.post(ChannelClosed(stream.channel, stream.conn, "sender", kind("it is gone")))
 
 
 class SlotClock:
