@@ -1,6 +1,6 @@
 # The habitual commands in one place.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types sim soak bench docs format lock clean
+.PHONY: help setup demo test lint types sim soak bench docs machines format lock clean
 
 PY := .venv/bin/python
 
@@ -34,6 +34,9 @@ bench:    setup ## the benchmarks
 
 docs:     setup ## run every example in the docstrings
 	@$(PY) -m pytest src/clonos benchmarks/src examples/demo
+
+machines: setup ## make docs/machines.md from the tables of the core
+	@$(PY) scripts/machines.py > docs/machines.md
 
 format:   setup ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix

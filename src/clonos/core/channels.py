@@ -296,7 +296,7 @@ class CallEvent(Enum):
     DIALLED = "dialled"
     HELLO = "Hello"
     HELLO_RESET = "Hello with reset"
-    WELCOME = "live: Welcome"
+    WELCOME = "live, Welcome"
     CLOSED = "closed"
     HUNG_UP = "fence of the receiver"
 

@@ -23,7 +23,7 @@ class EpochState(Enum):
 class EpochEvent(Enum):
     """What happens to it."""
 
-    INJECTED = "all live: markers"
+    INJECTED = "all live, markers"
     COMPLETE = "every layer acknowledged"
 
 

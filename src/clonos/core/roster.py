@@ -31,9 +31,9 @@ class TaskEvent(Enum):
 
     FAILED = "lost, orphaned or cut"
     JOINED = "another task fails"
-    ASKED = "answered; somebody holds more"
+    ASKED = "answered, somebody holds more"
     READ = "read"
-    HELD = "answered; the house-keeper holds most"
+    HELD = "answered, the house-keeper holds most"
     RESOLVED = "cuts known"
     ACTIVATED = "slot"
     RESTORED = "layers applied"
