@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import clonos
 from clonos.cluster.directory import JobDirectory, describe, differences
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob
+from clonos.storage.terms import OtherJournal
 
 
 def compiled(*, name="count", depth=1, size="5 seconds", path=None) -> CompiledJob:
@@ -97,7 +99,8 @@ def test_remote_checkpoints_need_a_local_journal(tmp_path):
     with pytest.raises(BadDirectory, match="journal_dir"):
         JobDirectory("s3://bucket/job", None, on_one_machine=False)
     mixed = JobDirectory("s3://bucket/job/", tmp_path, on_one_machine=False)
-    assert (mixed.layers_uri, mixed.journal) == ("s3://bucket/job/layers", tmp_path)
+    assert mixed.layers_uri == f"s3://bucket/job/layers/{mixed.checkpoint_id}"
+    assert mixed.journal == tmp_path
 
 
 def test_file_uris_are_local():
@@ -127,6 +130,47 @@ def test_no_two_checkpoints_have_one_name(tmp_path):
     first = directory(tmp_path / "a")
     first.journal.mkdir()
     assert not first.is_temporary
-    assert first.owner() == directory(tmp_path / "a").owner()
-    (tmp_path / "b").mkdir()
-    assert first.owner() != directory(tmp_path / "b").owner()
+    again, other = directory(tmp_path / "a"), directory(tmp_path / "b")
+    assert first.checkpoint_id == again.checkpoint_id != other.checkpoint_id
+    for uri in ("layers_uri", "spool_uri"):
+        assert first.checkpoint_id in getattr(first, uri)
+
+
+def two_journals(tmp_path):
+    """Two drivers, each with a journal of its own, in one checkpoint_dir."""
+    checkpoint = str(tmp_path / "checkpoint")
+    for name in ("journal", "another"):
+        made = JobDirectory(checkpoint, tmp_path / name, on_one_machine=True)
+        made.check(compiled())
+        yield made
+
+
+def test_a_second_driver_with_a_journal_of_its_own_is_refused(tmp_path):
+    """It used to write its layers over those of the first, and to delete its rows."""
+    first, second = two_journals(tmp_path)
+    assert first.begin_term(position=0, before=0) == 1
+    with pytest.raises(OtherJournal, match="journal on") as caught:
+        second.begin_term(position=0, before=0)
+    assert "journal_dir" in caught.value.remedy
+    assert first.rival() is None
+    assert (first.layers_uri, first.spool_uri) != (second.layers_uri, second.spool_uri)
+
+
+def test_the_second_driver_of_two_that_have_one_checkpoint_goes_on(tmp_path):
+    """On another machine, with a copy of the journal: there the lock is free."""
+    first = JobDirectory(str(tmp_path / "checkpoint"), tmp_path / "journal", on_one_machine=True)
+    first.begin_term(position=5, before=0)
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")
+    second = JobDirectory(str(tmp_path / "checkpoint"), tmp_path / "copy", on_one_machine=True)
+    assert second.begin_term(position=9, before=1) == 2
+    assert second.rival() is None
+    assert first.rival() == second.term
+    third = JobDirectory(str(tmp_path / "checkpoint"), tmp_path / "journal", on_one_machine=True)
+    with pytest.raises(OtherJournal, match="old copy"):
+        third.begin_term(position=8, before=1)
+
+
+def test_a_folder_that_cannot_be_used_is_a_typed_error(tmp_path):
+    (tmp_path / "terms").touch()
+    with pytest.raises(BadDirectory, match="cannot be used"):
+        directory(tmp_path).begin_term(position=0, before=0)

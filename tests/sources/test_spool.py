@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,11 @@ from clonos.sources.spool import (
     SpoolReader,
     write_parts,
 )
+from clonos.storage import retry as retry_module
+from clonos.storage.files import LocalFiles
 from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
+from clonos.storage.terms import Superseded
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -121,8 +126,9 @@ class Mortal:
     def __init__(self, monkeypatch, lives):
         self.lives = list(lives)
         self.done = 0
-        put, delete = LayerStore.put, LayerStore.delete
+        put, create, delete = LayerStore.put, LayerStore.create, LayerStore.delete
         monkeypatch.setattr(LayerStore, "put", lambda *a: self.act(put, *a))
+        monkeypatch.setattr(LayerStore, "create", lambda *a: self.act(create, *a))
         monkeypatch.setattr(
             LayerStore,
             "delete",
@@ -242,27 +248,58 @@ def test_a_query_that_went_back_is_refused(tmp_path, number, extent, told):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_manifest_that_readers_have_seen_is_not_written_anew(tmp_path, monkeypatch, is_there):
-    """Making it durable fails after it has got its name; or before."""
+def test_a_store_that_fails_for_a_while_holds_up_a_batch_and_changes_nothing(
+    tmp_path, monkeypatch, caplog, is_there
+):
+    """Making a manifest durable fails after it has got its name, and readers have seen it; or
+    before."""
+    monkeypatch.setattr(retry_module, "FIRST_PAUSE_S", 0.001)
     spool = Spool(str(tmp_path), 1)
-    put = LayerStore.put
+    sync_folder = LocalFiles.sync_folder
+    failures: list[str] = []
 
-    def failing(store, path, data):
-        nbytes = put(store, path, data) if is_there or path.startswith("rows") else 0
-        if not path.startswith("rows"):
+    def failing(files, path):
+        is_named = (tmp_path / "batch-000000000000").exists()
+        if is_named is is_there and len(failures) < 5 and any(tmp_path.rglob("*")):
+            failures.append(path)
             raise OSError("no space left on device")
-        return nbytes
+        sync_folder(files, path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LayerStore, "put", failing)
-        with pytest.raises(OSError, match="no space"):
-            offer(spool, 0, [[1]])
-    seen = read(reader(spool))
-    assert seen == [1] * is_there
-    assert offer(spool, 0, [[2]]) is not is_there
+    monkeypatch.setattr(LocalFiles, "sync_folder", failing)
+    assert offer(spool, 0, [[1]])
+    assert len(failures) == 5
+    assert "no space left" in caplog.text
+    assert read(reader(spool)) == [1]
+    assert not offer(spool, 0, [[1]])
     assert offer(spool, 1, [[3]])
-    assert read(reader(spool)) == [1 if is_there else 2, 3]
+    assert read(reader(spool)) == [1, 3]
     assert [m.number for m in Spool(str(tmp_path), 1)._kept] == [0, 1]
+
+
+def test_a_store_that_is_away_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    spool = Spool(str(tmp_path), 1)
+    begun = threading.Event()
+
+    def away(*_):
+        begun.set()
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(LocalFiles, "write", away)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(offer, spool, 0, [[1]])
+        assert begun.wait(10)
+        spool.close()
+        with pytest.raises((StoreAway, SpoolClosed)):
+            taken.result(10)
+
+
+def test_a_batch_that_another_driver_took_is_an_error(tmp_path):
+    """One that was frozen while its successor went on."""
+    frozen = Spool(str(tmp_path), 1)
+    assert offer(Spool(str(tmp_path), 1), 0, [[1]])
+    with pytest.raises(Superseded, match="another driver"):
+        offer(frozen, 0, [[2]])
+    assert read(reader(frozen)) == [1]
 
 
 def test_the_end_is_for_ever(tmp_path):
@@ -393,7 +430,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
 
     def hang(*_):
         began.set()
-        assert go_on.wait(5)
+        return go_on.wait(5)
 
     def delete(store, paths):
         deleted.extend(paths)
@@ -406,7 +443,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
     assert offer(spool, 2, [[5]]), "meanwhile batches are taken"
     began.clear()
     parts = written(spool, 3, [[6]])
-    monkeypatch.setattr(LayerStore, "put", hang)
+    monkeypatch.setattr(LayerStore, "create", hang)
     monkeypatch.setattr(spool_module, "CLOSE_S", 0.05)
     taking = threading.Thread(target=spool.take, args=["q", 3, parts])
     taking.start()

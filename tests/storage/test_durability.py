@@ -26,7 +26,8 @@ from clonos.sinks.tables import Table
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage.folder import Folder
 from clonos.storage.journal import Journal, JournalBroken, UnreadableJournal
-from clonos.storage.layers import LayerStore, StoreAway
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
 
 SEEDS = 6
 """Of what is lost, for each crash point."""

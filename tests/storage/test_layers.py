@@ -25,7 +25,8 @@ from clonos.core.messages import Credit, Dependency, Layer
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 from clonos.storage.files import UnusableStore
-from clonos.storage.layers import LayerStore, StoreAway
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
 
 counts = st.integers(0, 2**63 - 1)
 digests = st.integers(0, 2**64 - 1)

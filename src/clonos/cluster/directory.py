@@ -2,12 +2,13 @@
 
 ::
 
-    <checkpoint_dir>/layers/           state of the tasks: any file system that pyarrow knows
-    <checkpoint_dir>/spool/            sources that were spooled
+    <checkpoint_dir>/terms/            which driver goes on with it: any file system of pyarrow's
+    <checkpoint_dir>/layers/<id>/      state of the tasks
+    <checkpoint_dir>/spool/<id>/       sources that were spooled
     <journal_dir>/journal/             the house-keeper's journal: a local file system
     <journal_dir>/delivered/           delivered output, out of the journal
     <journal_dir>/job.json             the graph that wrote all this, and what is done
-    <journal_dir>/owner                a name that no other checkpoint has
+    <journal_dir>/checkpoint_id        the <id>: a random name, of the first start of the job
 
 The journal's folder is the checkpoint's, if that is local.
 """
@@ -18,19 +19,23 @@ import atexit
 import json
 import secrets
 import shutil
+import socket
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
-from clonos.storage.files import LocalFiles
+from clonos.storage.files import LocalFiles, files_of
 from clonos.storage.folder import Folder
+from clonos.storage.terms import Term, Terms
 
 _FORMAT: Final = 4
 """Of all that is below the folders: names and places of files, too."""
@@ -48,6 +53,9 @@ class JobDirectory:
         A local path; needed if `checkpoint_dir` is not local.
     on_one_machine
         Whether all executors are on the driver's machine.
+    sole_driver
+        The user sees to it that no two drivers of the job ever run at once. Needed where the file
+        system cannot refuse one of them.
 
     Raises
     ------
@@ -56,7 +64,12 @@ class JobDirectory:
     """
 
     def __init__(
-        self, checkpoint_dir: str | None, journal_dir: str | Path | None, *, on_one_machine: bool
+        self,
+        checkpoint_dir: str | None,
+        journal_dir: str | Path | None,
+        *,
+        on_one_machine: bool,
+        sole_driver: bool = False,
     ) -> None:
         self.is_temporary = checkpoint_dir is None and journal_dir is None
         """Whether nobody can go on with the job when its process has ended."""
@@ -79,8 +92,9 @@ class JobDirectory:
                 f"the journal cannot be kept in {checkpoint_dir}: it needs a local file system",
                 remedy="give journal_dir=, a folder on a disk of the driver that outlives it",
             )
-        self.layers_uri = f"{base}/layers"
-        self.spool_uri = f"{base}/spool"
+        self._base, self._is_vouched = base, sole_driver
+        self.term: Term | None = None
+        """Since when this driver goes on with the job; None: it does not yet."""
         self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
         self._written: list[str] = []
         # There may be keys in the URIs of a graph: nobody else reads them.
@@ -90,6 +104,72 @@ class JobDirectory:
         """Something else reads the folder now: a temporary one stays until the process ends."""
         if self._temporary is not None and (found := self._temporary.detach()) is not None:
             atexit.register(found[1])
+
+    @property
+    def layers_uri(self) -> str:
+        """Where the state of the tasks is. For the holder of the journal's lock."""
+        return f"{self._base}/layers/{self.checkpoint_id}"
+
+    @property
+    def spool_uri(self) -> str:
+        """Where rows wait for their tasks. For the holder of the journal's lock."""
+        return f"{self._base}/spool/{self.checkpoint_id}"
+
+    @cached_property
+    def checkpoint_id(self) -> str:
+        """A name that no other checkpoint has. For the holder of the journal's lock."""
+        self._folder.create("checkpoint_id", secrets.token_hex(16).encode())
+        name: bytes = self._folder.read("checkpoint_id").to_pybytes()
+        return name.decode()
+
+    @cached_property
+    def _terms(self) -> Terms:
+        folder = Folder(*files_of(f"{self._base}/terms"), "fsync", 0o600)
+        return Terms(folder, is_vouched=self._is_vouched)
+
+    def begin_term(self, *, position: int, before: int) -> int:
+        """Go on with the checkpoint, alone. For the holder of the journal's lock.
+
+        Parameters
+        ----------
+        position
+            How many records the journal has.
+        before
+            The last term that it knows of; 0: none.
+
+        Returns
+        -------
+        int
+            The number of the term.
+
+        Raises
+        ------
+        OtherJournal
+            The checkpoint has been continued with another journal, or by a later state of this one.
+        Superseded
+            Another driver has begun at the same moment.
+        CannotFence
+            Nobody could tell if one had.
+        BadDirectory
+            The folder cannot be used.
+        """
+        journal, machine = str(self.journal.absolute()), socket.gethostname()
+        try:
+            self.term = self._terms.claim(
+                self.checkpoint_id, journal, machine, position=position, before=before
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise BadDirectory(
+                f"the checkpoint_dir cannot be used: {error}",
+                where=self._base,
+                remedy="see that the driver reaches the folder and may write to it",
+            ) from error
+        return self.term.number
+
+    def rival(self) -> Term | None:
+        """The driver that goes on with the job instead of us, if one does. To be asked now and
+        then; raises `OSError` where the folder cannot be reached."""
+        return None if self.term is None else self._terms.rival(self.term)
 
     @property
     def _about(self) -> Path:
@@ -133,12 +213,6 @@ class JobDirectory:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
         about = {"format": _FORMAT, "graph": describe(compiled), "written": self._written}
         self._folder.put(self._about.name, json.dumps(about, indent=1).encode())
-
-    def owner(self) -> str:
-        """Whose the folders are that sinks write to. Called by the holder of the journal's lock."""
-        self._folder.create("owner", secrets.token_hex(16).encode())
-        name: bytes = self._folder.read("owner").to_pybytes()
-        return name.decode()
 
     def is_written(self, sink: str) -> bool:
         """Whether the rows of a sink have been written with Spark already."""

@@ -205,7 +205,7 @@ class RunningJob:
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
         keeper = self.host.keeper
-        self._folders = Folders(self.sinks, self._durability, self.directory.owner())
+        self._folders = Folders(self.sinks, self._durability, self.directory.checkpoint_id)
         undo.callback(self._withdraw)
         if not keeper.complete:
             self._folders.begin(self.sink_schemas, is_new=keeper.term == 0)

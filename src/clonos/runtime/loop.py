@@ -6,6 +6,7 @@ threads of their own, which only put what came of it into the inbox.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,9 @@ from clonos.runtime.feeder import Feeder
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.sinks.writers import OutputWriter
+from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.storage.retry import Retry
 from clonos.transport.events import Register
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
@@ -36,10 +39,16 @@ class Ticks:
 
 
 class Layers:
-    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait for a large layer to be put."""
+    """A :class:`~clonos.nodes.ports.Store`: fetching does not wait for a large layer to be put.
 
-    def __init__(self, store: LayerStore, inbox: Inbox) -> None:
-        self._store, self._inbox = store, inbox
+    A store that is away or full for a while is tried again until the slot ends: epochs stay open
+    meanwhile, and the job goes on.
+    """
+
+    def __init__(self, uri: str, durability: Durability, inbox: Inbox) -> None:
+        self._closed = threading.Event()
+        retry = Retry("the state of tasks", self._closed.wait)
+        self._store, self._inbox = LayerStore(uri, durability, retry=retry), inbox
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="clonos-fetch")
         self._putting = ThreadPoolExecutor(1, thread_name_prefix="clonos-store")
 
@@ -64,6 +73,7 @@ class Layers:
         return refer_to(layer, content, path, self._store.put(path, content))
 
     def close(self) -> None:
+        self._closed.set()
         for pool in (self._fetching, self._putting):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -166,8 +176,8 @@ class SlotLoop:
         for channel, schema in shipment.schemas.items():
             self._plane.pin(channel, schema)
         self._world = RealWorld()
-        store = LayerStore(shipment.layers_uri, shipment.layers_durability)  # type: ignore[arg-type]
-        self._layers, self._writers = Layers(store, inbox), Writers(shipment, inbox)
+        self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
+        self._writers = Writers(shipment, inbox)
         ports = SlotPorts(
             network=self._plane,
             clock=Ticks(),

@@ -13,6 +13,7 @@ from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.sinks.writers import OutputWriter
 from clonos.sources.readers import Reader
+from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import Identity
 
@@ -56,7 +57,7 @@ class Shipment:
     rates: Mapping[int, float]
     coordinator: str
     layers_uri: str
-    layers_durability: str = "process"
+    layers_durability: Durability = "process"
     identities: Mapping[int, Identity] = field(default_factory=dict)
     allow_plaintext: bool = False
     unreachable_s: float = 1.5

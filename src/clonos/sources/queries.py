@@ -34,6 +34,7 @@ from clonos.spark.errors import SparkStopped
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
 from clonos.storage.files import Durability, sync_directory, sync_file
 from clonos.storage.layers import LayerStore
+from clonos.storage.retry import Retry
 
 LOGGER: Final = logging.getLogger("clonos")
 
@@ -198,7 +199,7 @@ def write_rows(
     """Spool a partition, in Spark's task; gives a row for each file."""
     context = TaskContext.get()
     assert context is not None
-    store = LayerStore(uri, durability)
+    store = LayerStore(uri, durability, retry=Retry("rows that Spark hands over"))
     for part in write_parts(store, batch, context.partitionId(), batches, schema):
         yield pa.RecordBatch.from_pydict(
             {"path": [part.path], "rows": [part.rows], "nbytes": [part.nbytes]}

@@ -33,6 +33,8 @@ from clonos.errors import ClonosError, SourceError
 from clonos.sources.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.storage.retry import Retry
+from clonos.storage.terms import Superseded
 
 FILE_BYTES: Final = 4 << 20
 """A file is closed when it has so many bytes: one of them is in memory at either end."""
@@ -48,6 +50,8 @@ CLOSE_S: Final = 0.5
 
 _FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
+_WAITS: Final = "rows between Spark and a source"
+"""What a store that is away keeps waiting."""
 
 
 class OtherQuery(ClonosError):
@@ -213,7 +217,7 @@ class Spool:
         self._tasks = tasks
         self._backlog_bytes_max = backlog_bytes_max
         self._changed = threading.Condition()
-        self._is_closed = self._is_in_doubt = False
+        self._closing = threading.Event()
         self._below = 0  # the files of manifests with lower numbers are gone
         self.is_waiting = False
         self.store.sweep()
@@ -222,6 +226,12 @@ class Spool:
         self._check()
         named = {part.path for manifest in self._kept for part in manifest.parts}
         self.store.delete(p for p in listed if not p.startswith(_NAME) and p not in named)
+        # At the start it is said if the store cannot be used; from now on it is waited for.
+        self.store = LayerStore(uri, durability, retry=Retry(_WAITS, self._closing.wait))
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._closing.is_set()
 
     def _check(self) -> None:
         numbers = [manifest.number for manifest in self._kept]
@@ -290,10 +300,11 @@ class Spool:
             Earlier batches came from a query of another name, or from one that knew more.
         SpoolClosed
             It is not taken.
+        Superseded
+            Another driver takes batches here.
         """
         with self._changed:
             self._require_open()
-            self._settle()
             newest = self.newest
             if newest is not None and not newest.is_end:
                 self._require_same(newest, query, batch, extent)
@@ -325,7 +336,6 @@ class Spool:
     def end(self) -> None:
         """The input is over, for ever."""
         with self._changed:
-            self._settle()
             if not self._is_closed and not self.is_ended:
                 newest = self.newest
                 query, batch = (newest.query, newest.batch) if newest else ("", -1)
@@ -344,18 +354,13 @@ class Spool:
             number, first = newest.number + 1, newest.first + len(newest.parts)
             before = newest.after
         manifest = Manifest(number, query, batch, extent, first, before, parts, is_end)
-        self._is_in_doubt = True
-        self.store.put(manifest.path, manifest.encode())
-        self._is_in_doubt = False
+        if not self.store.create(manifest.path, manifest.encode()):
+            raise Superseded(
+                "another driver has taken a batch of this spool",
+                where=f"{self.uri}/{manifest.path}",
+                remedy="see who started it; rows that were taken are safe",
+            )
         self._kept.append(manifest)
-
-    def _settle(self) -> None:
-        """A manifest whose writing failed may be there all the same, and readers have seen it."""
-        if self._is_in_doubt:
-            path = manifest_path(self.newest.number + 1 if self.newest is not None else 0)
-            if self.store.has(path):
-                self._kept.append(load_manifest(self.store, path))
-            self._is_in_doubt = False
 
     # --- deleting ---
 
@@ -394,7 +399,7 @@ class Spool:
 
         One who is just writing may hang: then nobody else waits here, and we go on without.
         """
-        self._is_closed = True
+        self._closing.set()
         if self._changed.acquire(timeout=CLOSE_S):
             self._changed.notify_all()
             self._changed.release()
@@ -414,6 +419,7 @@ class SpoolReader(BaseReader):
         self._task_index = task_index
         self._parallelism = parallelism
         self._opened: LayerStore | None = None
+        self._closing = threading.Event()
         self._at = 0
         self._manifest: Manifest | None = None
         self._parts: list[Part] = []
@@ -424,11 +430,17 @@ class SpoolReader(BaseReader):
     @property
     def _store(self) -> LayerStore:
         if self._opened is None:
-            self._opened = LayerStore(self._uri, "process")
+            retry = Retry(_WAITS, self._closing.wait)
+            self._opened = LayerStore(self._uri, "process", retry=retry)
         return self._opened
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        self._closing.set()
 
     def open(self, rows_consumed: int) -> None:
         """See :meth:`Reader.open`."""
+        self._closing.clear()
         self._at = rows_consumed
         self._manifest = None
         self._parts, self._ready = [], []

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pyarrow import ArrowException
 
 from clonos.core.digest import content_digest
 from clonos.core.layer import UnreadableLayer
-from clonos.errors import ClonosError
 from clonos.storage.files import Durability, Files, files_of
-from clonos.storage.folder import Folder
+from clonos.storage.folder import Folder, OtherContent
+from clonos.storage.retry import Retry, StoreAway
 
 _TRAILER: Final = struct.Struct("<QQ8s")
 _MAGIC: Final = b"CLONSTOR"
-
-
-class StoreAway(ClonosError):
-    """A store cannot be reached, or takes nothing, for the moment: it may be tried again."""
+_T = TypeVar("_T")
 
 
 class LayerStore:
@@ -36,8 +32,9 @@ class LayerStore:
         On a local filesystem, what a stored layer survives. Others decide themselves.
     files
         The file system that `uri` is a path in, if it is none of those.
-
-    Every method raises :class:`StoreAway` where the file system fails.
+    retry
+        What to do where the file system fails: try again until it works. Without it, every method
+        raises :class:`~clonos.storage.retry.StoreAway` then.
 
     Examples
     --------
@@ -52,9 +49,13 @@ class LayerStore:
     """
 
     def __init__(
-        self, uri: str | Path, durability: Durability = "fsync", files: Files | None = None
+        self,
+        uri: str | Path,
+        durability: Durability = "fsync",
+        files: Files | None = None,
+        retry: Retry | None = None,
     ) -> None:
-        self._uri = str(uri)
+        self._uri, self._retry = str(uri), retry
         found, root = files_of(uri) if files is None else (files, self._uri)
         self.is_local = found.is_local
         self._folder = Folder(found, root, durability)
@@ -65,17 +66,20 @@ class LayerStore:
         Atomic: no reader ever sees a part. Storing the same again changes nothing.
         """
         content = _framed(data)
-        with self._reaching(ref_path):
-            self._folder.put(ref_path, content)
+        self._do(ref_path, lambda: self._folder.put(ref_path, content))
         return len(content)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Store `data` under `path` unless something is there; False then.
+        """Store `data` under `path` unless something else is there; False then.
 
         Of two that come at once one is refused, as far as the file system can do that.
         """
-        with self._reaching(path):
-            return self._folder.create(path, _framed(data))
+        content = _framed(data)
+        try:  # the same content is ours: of an attempt that seemed to have failed
+            self._do(path, lambda: self._folder.keep(path, content, lambda _: False))
+        except OtherContent:
+            return False
+        return True
 
     def get(self, path: str) -> bytes:
         """Return what was stored under `path`.
@@ -86,8 +90,7 @@ class LayerStore:
             It is missing or not what was stored.
         """
         try:
-            with self._reaching(path):
-                stored = self._folder.read(path)
+            stored = self._do(path, lambda: self._folder.read(path))
         except FileNotFoundError as error:
             raise self._unreadable(path, "it is missing") from error
         end = len(stored) - _TRAILER.size
@@ -103,39 +106,38 @@ class LayerStore:
 
     def has(self, path: str) -> bool:
         """Whether something is stored under `path`."""
-        with self._reaching(path):
-            return self._folder.has(path)
+        return self._do(path, lambda: self._folder.has(path))
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these; those that are gone already are none of our business."""
-        with self._reaching(""):
-            self._folder.delete(paths)
+        for path in paths:
+            self._do(path, lambda path=path: self._folder.delete([path]))  # type: ignore[misc]
 
     def list(self) -> list[str]:
         """Every stored path, sorted."""
-        with self._reaching(""):
-            found = self._folder.entries(recursive=True)
+        found = self._do("", lambda: self._folder.entries(recursive=True))
         return [info.path for info in found if not info.is_folder]
 
     def sweep(self) -> int:
         """Delete what killed writers left unfinished; only while nobody writes. Return how many."""
-        with self._reaching(""):
-            leftovers = [info.path for info in self._folder.unfinished(recursive=True)]
-            self._folder.delete(leftovers)
-        return len(leftovers)
+        found = self._do("", lambda: self._folder.unfinished(recursive=True))
+        self.delete(info.path for info in found)
+        return len(found)
 
-    @contextmanager
-    def _reaching(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except (OSError, ArrowException) as error:
-            raise StoreAway(
-                f"the store cannot be used: {error}",
-                where=f"{self._uri}/{path}".rstrip("/"),
-                remedy="see that every process reaches it and that it has room",
-            ) from error
+    def _do(self, path: str, attempt: Callable[[], _T]) -> _T:
+        def reach() -> _T:
+            try:
+                return attempt()
+            except FileNotFoundError:
+                raise
+            except (OSError, ArrowException) as error:
+                raise StoreAway(
+                    f"the store cannot be used: {error}",
+                    where=f"{self._uri}/{path}".rstrip("/"),
+                    remedy="see that every process reaches it and that it has room",
+                ) from error
+
+        return reach() if self._retry is None else self._retry(reach)
 
     def _unreadable(self, path: str, why: str) -> UnreadableLayer:
         return UnreadableLayer(

@@ -1,0 +1,78 @@
+"""What fails for a while is tried again, for ever, with growing pauses."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from clonos.errors import ClonosError
+
+FIRST_PAUSE_S: Final = 0.1
+"""Between the first attempt and the second; each later pause is twice as long ..."""
+PAUSE_MAX_S: Final = 10.0
+"""... up to this: how long a store that is back may go unnoticed."""
+
+_LOG: Final = logging.getLogger("clonos")
+_T = TypeVar("_T")
+
+
+class StoreAway(ClonosError):
+    """A store cannot be reached, or takes nothing, for the moment: it may be tried again."""
+
+
+class Retry:
+    """Tries something that may raise :class:`StoreAway` until it does not.
+
+    An outage is worth one warning, however long it lasts, and a word when it is over.
+
+    Parameters
+    ----------
+    what
+        What waits meanwhile, for the warning.
+    wait
+        Waits that many seconds; True: give up, nobody needs it any more. Such is
+        :meth:`threading.Event.wait`.
+    warn
+        Called with a text.
+
+    Examples
+    --------
+    >>> waited, said = [], []
+    >>> def put():
+    ...     if len(waited) < 3:
+    ...         raise StoreAway("the disk is full")
+    ...     return "stored"
+    >>> Retry("layers", waited.append, said.append)(put)
+    'stored'
+    >>> waited
+    [0.1, 0.2, 0.4]
+    >>> said
+    ['layers: the disk is full. It is tried again until it works.', 'layers: it works again']
+    """
+
+    def __init__(
+        self,
+        what: str,
+        wait: Callable[[float], object] = time.sleep,
+        warn: Callable[[str], object] = _LOG.warning,
+    ) -> None:
+        self._what, self._wait, self._warn = what, wait, warn
+
+    def __call__(self, attempt: Callable[[], _T]) -> _T:
+        """What `attempt` returns in the end."""
+        pause_s = 0.0
+        while True:
+            try:
+                result = attempt()
+            except StoreAway as error:
+                if not pause_s:
+                    self._warn(f"{self._what}: {error.what}. It is tried again until it works.")
+                pause_s = min(2 * pause_s, PAUSE_MAX_S) if pause_s else FIRST_PAUSE_S
+                if self._wait(pause_s):
+                    raise
+            else:
+                if pause_s:
+                    self._warn(f"{self._what}: it works again")
+                return result

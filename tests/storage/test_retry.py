@@ -1,0 +1,88 @@
+"""A store that is away for a while ends nothing."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from typing import Any
+
+import pytest
+
+from clonos.simulator.disk import Disk
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import PAUSE_MAX_S, Retry, StoreAway
+
+
+class Outage:
+    """A disk that fails; how often it was waited for; when it is over."""
+
+    def __init__(self, lasts: int) -> None:
+        self.disk = Disk(Random(1))
+        self.disk.faults = lambda *_: errno.ENOSPC if len(self.pauses) < self.lasts else 0
+        self.lasts = lasts
+        self.pauses: list[float] = []
+        self.said: list[str] = []
+
+    def store(self) -> LayerStore:
+        retry = Retry("layers", self.pauses.append, self.said.append)
+        return LayerStore("/layers", files=self.disk.mount(), retry=retry)
+
+
+def test_a_layer_is_stored_when_there_is_room_again():
+    outage = Outage(lasts=30)
+    assert outage.store().put("3/1.layer", b"state") == 29
+    assert outage.store().get("3/1.layer") == b"state"
+    assert outage.pauses == sorted(outage.pauses), "they grow"
+    assert outage.pauses[-1] == PAUSE_MAX_S, "and are bounded"
+    assert len(outage.said) == 2, "a word at its beginning and at its end"
+    assert "No space left" in outage.said[0]
+
+
+@pytest.mark.parametrize("use", ["get", "has", "list", "delete", "sweep", "create"])
+def test_every_use_waits(use):
+    outage = Outage(lasts=0)
+    outage.store().put("a", b"state")
+    outage.lasts = 3
+    arguments: dict[str, list[Any]] = {
+        "delete": [["a"]],
+        "list": [],
+        "sweep": [],
+        "create": ["b", b"1"],
+    }
+    getattr(outage.store(), use)(*arguments.get(use, ["a"]))
+    assert len(outage.pauses) == 3
+
+
+def test_who_is_not_needed_any_more_gives_up():
+    outage = Outage(lasts=10**6)
+    store = LayerStore(
+        "/layers", files=outage.disk.mount(), retry=Retry("layers", lambda _: True, print)
+    )
+    with pytest.raises(StoreAway, match="No space"):
+        store.put("a", b"state")
+
+
+def test_without_a_retry_it_is_said_at_once():
+    outage = Outage(lasts=1)
+    with pytest.raises(StoreAway, match="No space") as caught:
+        LayerStore("/layers", files=outage.disk.mount()).put("a", b"state")
+    assert caught.value.where == "/layers/a"
+    assert caught.value.remedy
+
+
+def test_what_was_created_by_an_attempt_that_seemed_to_fail_is_ours():
+    """The store has it, and said that it has not."""
+    outage = Outage(lasts=0)
+    failed: list[str] = []
+
+    def once(call: str, path: str) -> int:
+        if call == "sync_folder" and not failed and outage.disk.find("/layers/a") is not None:
+            failed.append(path)
+            return errno.EIO
+        return 0
+
+    outage.disk.faults = once
+    assert outage.store().create("a", b"mine")
+    assert failed
+    assert not outage.store().create("a", b"of another one")
+    assert outage.store().get("a") == b"mine"
