@@ -5,7 +5,7 @@ import pytest
 import clonos
 from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec
 from clonos.errors import BadGraph
-from clonos.operators.partition import Routing
+from clonos.operators.router import Routing
 from clonos.testing import StepHarness, rows, task_code
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
@@ -59,7 +59,7 @@ def test_a_new_chain_keeps_its_keys():
     filtered.start_new_chain().map(lambda r: r, SCHEMA, name="g").sink(clonos.sinks.collect())
     compiled = job.compile()
     assert [code.task.name for code in compiled.codes[2:]] == ["f[0]", "f[1]", "g[0]", "g[1]"]
-    assert [o.routing for o in task_code(compiled, "f[0]").outputs] == [Routing.FORWARD]
+    assert [o.routing for o in task_code(compiled, "f[0]").routers] == [Routing.FORWARD]
     apart = filtered.start_new_chain().window(clonos.tumbling("5 s")).agg(n=clonos.count())
     assert apart.schema.names == ["k", "window_start", "window_end", "n"]
     filtered.start_new_chain().deduplicate()
@@ -137,12 +137,12 @@ def test_routing_and_parallelism():
         clonos.sinks.collect(), name="out"
     )
     compiled = job.compile()
-    routing = {code.task.name: [o.routing for o in code.outputs] for code in compiled.codes}
+    routing = {code.task.name: [o.routing for o in code.routers] for code in compiled.codes}
     assert routing["in[2]"] == [Routing.ROUND_ROBIN]
     assert routing["narrow[0]"] == [Routing.BROADCAST]
     assert routing["all[1]"] == [Routing.HASH]
     assert routing["keyed[3]"] == [Routing.FORWARD]
-    assert len(task_code(compiled, "all[1]").outputs[0].channels) == 4
+    assert len(task_code(compiled, "all[1]").routers[0].channels) == 4
     assert [code.task.sink for code in compiled.codes][-4:] == ["out"] * 4
 
 

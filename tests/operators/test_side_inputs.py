@@ -140,10 +140,10 @@ def simulated(seed):
         lambda: table(0), {"k": "id"}, how="left", refresh="1 second", name="op"
     ).sink(clonos.sinks.collect(), name="out")
     # The versions come from a reader that replays, as they do from the spool.
-    nodes = {node.name: node for node in job._graph.nodes}
+    vertices = {vertex.name: vertex for vertex in job._graph.vertices}
     given_versions = clonos.sources.from_batches([version_row(v) for v in range(1, 8)], VERSIONS)
-    nodes["op.table"].source.__dict__["factory"] = given_versions.factory
-    nodes["op"].__dict__["make"] = shipped(nodes["op"].make)
+    vertices["op.table"].source.__dict__["factory"] = given_versions.factory
+    vertices["op"].__dict__["make"] = shipped(vertices["op"].make)
     arrow = ArrowJob(job.compile())
     options = random_options(random, arrow)
     options.availability = False

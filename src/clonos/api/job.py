@@ -15,7 +15,7 @@ from clonos.columns.keys import KEY_GROUPS
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
-from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node
+from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.operators.base import Operator, OperatorFactory
 from clonos.sinks import collect
 from clonos.sources import dataframe
@@ -146,7 +146,7 @@ class Job:
             )
         if parallelism is None:
             parallelism = min(self.parallelism, limit or self.parallelism)
-        node = self.add_node(
+        vertex = self.add_vertex(
             source.kind,
             name,
             schema=source.rows_schema,
@@ -154,9 +154,9 @@ class Job:
             make=source.head,
             source=source,
         )
-        return Stream(self, node)
+        return Stream(self, vertex)
 
-    def add_node(
+    def add_vertex(
         self,
         kind: str,
         name: str | None,
@@ -166,20 +166,20 @@ class Job:
         make: OperatorFactory | Callable[[], Operator],
         edges: tuple[Edge, ...] = (),
         **known: Any,
-    ) -> Node:
+    ) -> Vertex:
         """Add an operator to the graph, with what else is known of it; used by streams."""
-        nodes = self._graph.nodes
-        taken = {node.name for node in nodes}
+        vertices = self._graph.vertices
+        taken = {vertex.name for vertex in vertices}
         if name is not None and name in taken:
             raise BadGraph(f"two operators are called {name!r}", remedy="rename one of them")
         chosen, number = name or kind, 2
         while chosen in taken:
             chosen, number = f"{kind}_{number}", number + 1
         if parallelism is None:
-            parallelism = edges[0].node.parallelism if edges else self.parallelism
+            parallelism = edges[0].vertex.parallelism if edges else self.parallelism
         parallelism = _number("parallelism", parallelism, 1, KEY_GROUPS)
-        node = Node(
-            id=len(nodes),
+        vertex = Vertex(
+            id=len(vertices),
             name=chosen,
             is_named=name is not None,
             schema=schema,
@@ -188,8 +188,8 @@ class Job:
             edges=edges,
             **known,
         )
-        nodes.append(node)
-        return node
+        vertices.append(vertex)
+        return vertex
 
     def compile(self) -> CompiledJob:
         """The plan and the code of the tasks."""
@@ -253,17 +253,17 @@ class Job:
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]
     ) -> Any:
         """Run the job for the rows of one stream; see :meth:`Stream.to_dataframe`."""
-        for node in self._graph.nodes:
-            if node.source is not None and not node.source.ends:
+        for vertex in self._graph.vertices:
+            if vertex.source is not None and not vertex.source.ends:
                 raise Unbounded(
                     "this source need not end, and a DataFrame has all rows",
-                    where=node.name,
+                    where=vertex.name,
                     remedy="sink the stream with clonos.sinks.table(path) and read that with "
                     'spark.readStream.format("clonos").load(path)',
                 )
         if stream not in self._frames:
             stream.sink(collect(), name=name)
-            self._frames[stream] = self._graph.nodes[-1].name
+            self._frames[stream] = self._graph.vertices[-1].name
         result = self.run(spark, **options)
         return result.dataframe(self._frames[stream])
 

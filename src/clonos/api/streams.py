@@ -15,7 +15,7 @@ from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark,
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, UnknownColumn, WrongType
-from clonos.graph.nodes import Edge, Node
+from clonos.graph.logical import Edge, Vertex
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.base import OperatorFactory
 from clonos.operators.context import takes_context
@@ -28,8 +28,8 @@ from clonos.operators.join import Always, JoinOperator
 from clonos.operators.last import LastOperator
 from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator, Select
-from clonos.operators.partition import Routing
 from clonos.operators.process import Process, ProcessOperator
+from clonos.operators.router import Routing
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window
 from clonos.operators.with_column import WithColumnOperator
@@ -52,15 +52,15 @@ class Stream:
     ``(row, ctx)``; see :class:`clonos.operators.context.Context` for what ``ctx`` offers.
     """
 
-    def __init__(self, job: Job, node: Node, edge: Edge | None = None) -> None:
+    def __init__(self, job: Job, vertex: Vertex, edge: Edge | None = None) -> None:
         self._job = job
-        self._node = node
-        self._edge = edge or Edge(node)
+        self._vertex = vertex
+        self._edge = edge or Edge(vertex)
 
     @property
     def schema(self) -> pa.Schema:
         """Columns and types."""
-        return self._node.schema
+        return self._vertex.schema
 
     def map(
         self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
@@ -128,9 +128,9 @@ class Stream:
         at = self.schema.get_field_index(field.name)
         schema = self.schema.append(field) if at < 0 else self.schema.set(at, field)
         make = partial(WithColumnOperator, fn, of, field.name, schema)
-        node = self._add("with_column", name, schema, parallelism, make)
+        vertex = self._add("with_column", name, schema, parallelism, make)
         is_key = field.name in self._edge.keys
-        return Stream(self._job, node) if is_key else self._like_this(node)
+        return Stream(self._job, vertex) if is_key else self._like_this(vertex)
 
     def map_batches(
         self,
@@ -170,10 +170,10 @@ class Stream:
         require_time(self.schema, column, name or "with_watermark")
         idle_ms = None if idle_after is None else parse_duration(idle_after)
         make = partial(WatermarkOperator, column, parse_duration(delay, minimum_ms=0), idle_ms)
-        node = self._add(
+        vertex = self._add(
             "with_watermark", name, self.schema, parallelism, make, reads=(column,), passes_on=True
         )
-        return self._like_this(node)
+        return self._like_this(vertex)
 
     def select(
         self,
@@ -201,9 +201,9 @@ class Stream:
         schema = parse_schema(pa.schema(fields))
         reads = tuple(chosen.values())
         make = partial(MapBatchesOperator, Select(reads, schema), schema)
-        node = self._add("select", name, schema, parallelism, make, reads=reads)
+        vertex = self._add("select", name, schema, parallelism, make, reads=reads)
         is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
-        return self._like_this(node) if is_like_this else Stream(self._job, node)
+        return self._like_this(vertex) if is_like_this else Stream(self._job, vertex)
 
     def look_up(
         self,
@@ -260,7 +260,7 @@ class Stream:
         versions = self._job.source(
             table_versions(side, parse_duration(refresh)), name=f"{name}.table" if name else None
         )
-        node = self._job.add_node(
+        vertex = self._job.add_vertex(
             "look_up",
             name,
             schema=make().schema,
@@ -268,7 +268,7 @@ class Stream:
             make=make,
             edges=(self._edge, versions.broadcast()._edge),  # noqa: SLF001 - of the same class
         )
-        return self._like_this(node)
+        return self._like_this(vertex)
 
     def window(self, window: Window) -> WindowedStream:
         """Group all rows by window, in one task (behind a local aggregation in each task)."""
@@ -280,7 +280,7 @@ class Stream:
             raise WrongType("key_by without a column", remedy='write key_by("word")')
         require_columns(self.schema, columns, "key_by")
         edge = replace(self._edge, routing=Routing.HASH, keys=columns)
-        return KeyedStream(self._job, self._node, edge)
+        return KeyedStream(self._job, self._vertex, edge)
 
     def union(
         self, *others: Stream, name: str | None = None, parallelism: int | None = None
@@ -296,7 +296,7 @@ class Stream:
                     remedy="map them to the same schema first",
                 )
         edges = (self._edge, *(other._edge for other in others))  # noqa: SLF001
-        node = self._job.add_node(
+        vertex = self._job.add_vertex(
             "union",
             name,
             schema=self.schema,
@@ -304,19 +304,19 @@ class Stream:
             make=IdentityOperator,
             edges=edges,
         )
-        return Stream(self._job, node)
+        return Stream(self._job, vertex)
 
     def rebalance(self) -> Stream:
         """Share out batches evenly among the tasks of the next operator."""
-        return Stream(self._job, self._node, Edge(self._node, Routing.ROUND_ROBIN))
+        return Stream(self._job, self._vertex, Edge(self._vertex, Routing.ROUND_ROBIN))
 
     def broadcast(self) -> Stream:
         """Give every row to every task of the next operator."""
-        return Stream(self._job, self._node, Edge(self._node, Routing.BROADCAST))
+        return Stream(self._job, self._vertex, Edge(self._vertex, Routing.BROADCAST))
 
     def start_new_chain(self) -> Self:
         """Run what follows in tasks of its own, which fail alone, on other cores."""
-        return type(self)(self._job, self._node, replace(self._edge, is_chained=False))
+        return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
 
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
@@ -370,11 +370,11 @@ class Stream:
         parallelism: int | None,
         make: OperatorFactory,
         **known: Any,
-    ) -> Node:
+    ) -> Vertex:
         if parallelism is None and self._edge.routing is not Routing.FORWARD:
             parallelism = self._job.parallelism
         known |= {"schema": schema, "parallelism": parallelism, "make": make}
-        return self._job.add_node(kind, name, edges=(self._edge,), **known)
+        return self._job.add_vertex(kind, name, edges=(self._edge,), **known)
 
     def _follow(
         self,
@@ -387,13 +387,13 @@ class Stream:
         **known: Any,
     ) -> Stream:
         """The stream behind an operator that reads from `edge`, and does not keep keys."""
-        stream = Stream(self._job, edge.node, edge)
-        node = stream._add(kind, name, schema, parallelism, make, **known)
-        return Stream(self._job, node)
+        stream = Stream(self._job, edge.vertex, edge)
+        vertex = stream._add(kind, name, schema, parallelism, make, **known)
+        return Stream(self._job, vertex)
 
-    def _like_this(self, node: Node) -> Stream:
+    def _like_this(self, vertex: Vertex) -> Stream:
         """The stream behind an operator that keeps keys and partitioning."""
-        return Stream(self._job, node)
+        return Stream(self._job, vertex)
 
 
 class KeyedStream(Stream):
@@ -457,7 +457,9 @@ class KeyedStream(Stream):
             (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
             where=where,
         )  # fmt: skip
-        if bounds[0] != Always() and not (has_watermark(self._node) and has_watermark(other._node)):
+        if bounds[0] != Always() and not (
+            has_watermark(self._vertex) and has_watermark(other._vertex)
+        ):
             raise BadGraph(
                 "a join in event time of streams without a watermark would keep all rows",
                 where=where,
@@ -465,7 +467,7 @@ class KeyedStream(Stream):
             )
         schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
         make = partial(JoinOperator, schemas, keys, bounds)
-        node = self._job.add_node(
+        vertex = self._job.add_vertex(
             "join",
             name,
             schema=make().schema,
@@ -473,7 +475,7 @@ class KeyedStream(Stream):
             make=make,
             edges=(self._hashed, other._hashed),
         )
-        return KeyedStream(self._job, node, Edge(node, Routing.FORWARD, self.keys))
+        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
 
     def deduplicate(
         self,
@@ -530,7 +532,7 @@ class KeyedStream(Stream):
         where = name or "in_order"
         require_columns(self.schema, [time, *ties], where)
         require_time(self.schema, time, where)
-        if not has_watermark(self._node):
+        if not has_watermark(self._vertex):
             raise BadGraph(
                 "without a watermark no row would ever come out",
                 where=where,
@@ -583,17 +585,17 @@ class KeyedStream(Stream):
         make = partial(ProcessOperator, process, self.keys, parsed)
         return Stream(self._job, self._add("process", name, parsed, parallelism, make))
 
-    def _like_this(self, node: Node) -> KeyedStream:
+    def _like_this(self, vertex: Vertex) -> KeyedStream:
         for key in self.keys:
-            if key not in node.schema.names or (
-                node.schema.field(key).type != self.schema.field(key).type
+            if key not in vertex.schema.names or (
+                vertex.schema.field(key).type != self.schema.field(key).type
             ):
                 raise UnknownColumn(
                     f"the key {key!r} is lost",
-                    where=node.name,
+                    where=vertex.name,
                     remedy="keep the key's columns, or key_by afterwards",
                 )
-        return KeyedStream(self._job, node, Edge(node, Routing.FORWARD, self.keys))
+        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
 
 
 def _columns(schema: pa.Schema) -> str:

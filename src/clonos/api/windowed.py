@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from clonos.columns.schema import require_columns
 from clonos.errors import BadGraph, WrongType
-from clonos.graph.nodes import Edge, Node
+from clonos.graph.logical import Edge, Vertex
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.partition import Routing
+from clonos.operators.router import Routing
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
-from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Order, Top
+from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Ranking, Top
 from clonos.operators.window_kinds import Fixed, Given, Session, Window
 from clonos.operators.window_rows import WindowRowsOperator
 
@@ -41,7 +41,7 @@ class WindowedStream:
         for column in self._times:
             require_columns(stream.schema, [column], "window")
             require_time(stream.schema, column, "window")
-        if self._times and not has_watermark(stream._node):  # noqa: SLF001 - our own
+        if self._times and not has_watermark(stream._vertex):  # noqa: SLF001 - our own
             raise BadGraph(
                 "a window in event time on a stream without a watermark would never end",
                 where="window",
@@ -96,7 +96,7 @@ class WindowedStream:
     def top(
         self,
         number: int,
-        *by: str | Order,
+        *by: str | Ranking,
         ties: bool = False,
         name: str | None = None,
         parallelism: int | None = None,
@@ -129,12 +129,12 @@ class WindowedStream:
                 where=where,
                 remedy="aggregate them, and rank the sessions between their bounds",
             )
-        orders = [o if isinstance(o, Order) else Order(o, is_descending=True) for o in by]
-        if not orders:
+        rankings = [r if isinstance(r, Ranking) else Ranking(r, is_descending=True) for r in by]
+        if not rankings:
             raise WrongType("top without a column", where=where, remedy='top(1, "price")')
-        require_columns(self._stream.schema, [order.column for order in orders], where)
+        require_columns(self._stream.schema, [ranking.column for ranking in rankings], where)
         schema, keys, window = self._stream.schema, self._keys, self._window
-        make = partial(Top, schema, keys, window, number, orders, ties=ties)
+        make = partial(Top, schema, keys, window, number, rankings, ties=ties)
         return self._add(make, name, parallelism, is_partial=True, kind="top")
 
     def rows(self, *, name: str | None = None, parallelism: int | None = None) -> Stream:
@@ -187,17 +187,17 @@ class WindowedStream:
         is_partial = is_partial and (stream._edge.routing is Routing.HASH or not self._keys)  # noqa: SLF001
         edge = stream._edge  # noqa: SLF001
         if is_partial:
-            node = stream._job.add_node(  # noqa: SLF001
+            vertex = stream._job.add_vertex(  # noqa: SLF001
                 f"{name or kind}_partial",
                 None,
                 schema=make().schema,
-                parallelism=stream._node.parallelism,  # noqa: SLF001
+                parallelism=stream._vertex.parallelism,  # noqa: SLF001
                 make=partial(_partial, make, self._window),
                 edges=(replace(edge, routing=Routing.FORWARD, keys=()) if self._keys else edge,),
                 reads=reads,
             )
             reads = None  # it gives pieces
-            edge = Edge(node, edge.routing if self._keys else Routing.FORWARD, self._keys)
+            edge = Edge(vertex, edge.routing if self._keys else Routing.FORWARD, self._keys)
         return stream._follow(  # noqa: SLF001
             kind,
             name,
@@ -244,11 +244,11 @@ def require_time(schema: pa.Schema, column: str, where: str) -> None:
         )
 
 
-def has_watermark(node: Node) -> bool:
+def has_watermark(vertex: Vertex) -> bool:
     """Whether event time advances behind this operator."""
-    if isinstance(node.make, partial) and node.make.func is WatermarkOperator:
+    if isinstance(vertex.make, partial) and vertex.make.func is WatermarkOperator:
         return True
-    return bool(node.edges) and all(has_watermark(edge.node) for edge in node.edges)
+    return bool(vertex.edges) and all(has_watermark(edge.vertex) for edge in vertex.edges)
 
 
 # Functions of this module, so that they can be shipped to other processes.

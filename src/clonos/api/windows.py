@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadDuration
-from clonos.operators.window_content import Order
+from clonos.operators.window_content import Ranking
 from clonos.operators.window_kinds import Fixed, Given, Session
 
 
@@ -78,17 +78,17 @@ def between(start: str, end: str) -> Given:
     return Given(start, end)
 
 
-def asc(column: str) -> Order:
+def asc(column: str) -> Ranking:
     """Rank by this column, the smallest first.
 
     Examples
     --------
     >>> asc("price")
-    Order(column='price', is_descending=False)
+    Ranking(column='price', is_descending=False)
     """
-    return Order(column, is_descending=False)
+    return Ranking(column, is_descending=False)
 
 
-def desc(column: str) -> Order:
+def desc(column: str) -> Ranking:
     """Rank by this column, the largest first."""
-    return Order(column, is_descending=True)
+    return Ranking(column, is_descending=True)

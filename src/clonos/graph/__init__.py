@@ -1,1 +1,1 @@
-"""From streams to tasks: nodes, chains of fused operators, and the plan. Pure data."""
+"""From streams to tasks: vertices, chains of fused operators, and the plan. Pure data."""

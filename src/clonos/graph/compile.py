@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
-from clonos.graph.nodes import Edge, JobOptions, LogicalGraph, Node
+from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
-from clonos.operators.base import OperatorFactory, Place
-from clonos.operators.chain import ChainProgram, Link
-from clonos.operators.partition import Output, Routing
+from clonos.operators.base import OperatorFactory, OperatorInfo
+from clonos.operators.chain import ChainedOperator, ChainProgram
+from clonos.operators.router import Router, Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
 
@@ -40,7 +40,7 @@ class TaskCode:
     seed: int
     drop_bad_records: bool
     operators: tuple[tuple[str, OperatorFactory], ...]
-    outputs: tuple[Output, ...]
+    routers: tuple[Router, ...]
     schemas: Mapping[int, pa.Schema]
     source: SourceSpec | None = None
     sink: SinkSpec | None = None
@@ -54,14 +54,14 @@ class TaskCode:
 
     def program(self) -> ChainProgram:
         """A fresh program, with no state."""
-        links = [
-            Link(make(), self._place(number, name))
+        chain = [
+            ChainedOperator(make(), self._info(number, name))
             for number, (name, make) in enumerate(self.operators)
         ]
-        return ChainProgram(links, self.task.inputs, self.outputs, self.ports, digests=self.digests)
+        return ChainProgram(chain, self.task.inputs, self.routers, self.ports, digests=self.digests)
 
-    def _place(self, number: int, name: str) -> Place:
-        return Place(
+    def _info(self, number: int, name: str) -> OperatorInfo:
+        return OperatorInfo(
             job=self.job,
             task=self.task.id,
             task_name=self.task.name,
@@ -100,17 +100,17 @@ class CompiledJob:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Fused nodes, first to last."""
+    """Fused vertices, first to last."""
 
-    nodes: tuple[Node, ...]
-
-    @property
-    def head(self) -> Node:
-        return self.nodes[0]
+    vertices: tuple[Vertex, ...]
 
     @property
-    def tail(self) -> Node:
-        return self.nodes[-1]
+    def head(self) -> Vertex:
+        return self.vertices[0]
+
+    @property
+    def tail(self) -> Vertex:
+        return self.vertices[-1]
 
     @property
     def parallelism(self) -> int:
@@ -118,8 +118,8 @@ class Chain:
 
     @property
     def name(self) -> str:
-        """That of the first operator whose name the user chose, else of the first node."""
-        named = (node.name for node in self.nodes if node.is_named and node.sink is None)
+        """That of the first operator whose name the user chose, else of the first vertex."""
+        named = (vertex.name for vertex in self.vertices if vertex.is_named and vertex.sink is None)
         return next(named, self.head.name)
 
 
@@ -133,60 +133,60 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
     BadGraph
         There is no sink, or two write to one folder.
     """
-    nodes = _needed(graph.nodes)
-    if not nodes:
+    vertices = _needed(graph.vertices)
+    if not vertices:
         raise BadGraph(
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
-    _require_own_folders(nodes)
-    return _Wiring(graph, fuse(without_unread_columns(nodes))).compile()
+    _require_own_folders(vertices)
+    return _Wiring(graph, fuse(without_unread_columns(vertices))).compile()
 
 
-def fuse(nodes: Sequence[Node]) -> list[Chain]:
-    """Group nodes into chains, in the order of the nodes."""
+def fuse(vertices: Sequence[Vertex]) -> list[Chain]:
+    """Group vertices into chains, in the order of the vertices."""
     readers: dict[int, int] = {}
-    for node in nodes:
-        for edge in node.edges:
-            readers[edge.node.id] = readers.get(edge.node.id, 0) + 1
-    chains: dict[int, list[Node]] = {}  # by the id of the chain's last node
-    for node in nodes:
-        upstream = node.edges[0].node if len(node.edges) == 1 else None
+    for vertex in vertices:
+        for edge in vertex.edges:
+            readers[edge.vertex.id] = readers.get(edge.vertex.id, 0) + 1
+    chains: dict[int, list[Vertex]] = {}  # by the id of the chain's last vertex
+    for vertex in vertices:
+        upstream = vertex.edges[0].vertex if len(vertex.edges) == 1 else None
         if (
             upstream is not None
-            and node.edges[0].routing is Routing.FORWARD
-            and node.edges[0].is_chained
-            and upstream.parallelism == node.parallelism
+            and vertex.edges[0].routing is Routing.FORWARD
+            and vertex.edges[0].is_chained
+            and upstream.parallelism == vertex.parallelism
             and readers[upstream.id] == 1
         ):
-            chains[node.id] = [*chains.pop(upstream.id), node]
+            chains[vertex.id] = [*chains.pop(upstream.id), vertex]
         else:
-            chains[node.id] = [node]
+            chains[vertex.id] = [vertex]
     return sorted((Chain(tuple(chain)) for chain in chains.values()), key=lambda c: c.head.id)
 
 
-def _needed(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that lead to a sink."""
+def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
+    """The vertices that lead to a sink."""
     needed: set[int] = set()
-    for node in reversed(nodes):
-        if node.sink is not None or node.id in needed:
-            needed.add(node.id)
-            needed.update(edge.node.id for edge in node.edges)
-    return [node for node in nodes if node.id in needed]
+    for vertex in reversed(vertices):
+        if vertex.sink is not None or vertex.id in needed:
+            needed.add(vertex.id)
+            needed.update(edge.vertex.id for edge in vertex.edges)
+    return [vertex for vertex in vertices if vertex.id in needed]
 
 
-def _require_own_folders(nodes: Sequence[Node]) -> None:
+def _require_own_folders(vertices: Sequence[Vertex]) -> None:
     """The files of two sinks would have the same names."""
     names: dict[str, str] = {}
-    for node in nodes:
-        if node.sink is None or node.sink.path is None:
+    for vertex in vertices:
+        if vertex.sink is None or vertex.sink.path is None:
             continue
-        path = node.sink.path.rstrip("/")
+        path = vertex.sink.path.rstrip("/")
         place = path if "://" in path else Path(path).absolute().as_uri()
-        if names.setdefault(place, node.name) != node.name:
+        if names.setdefault(place, vertex.name) != vertex.name:
             raise BadGraph(
-                f"sinks {names[place]!r} and {node.name!r} write to the same folder {path}",
-                where=node.name,
+                f"sinks {names[place]!r} and {vertex.name!r} write to the same folder {path}",
+                where=vertex.name,
                 remedy="give each its own; to have the rows of both in one place, unite the "
                 "streams first: a.union(b).sink(...)",
             )
@@ -205,14 +205,14 @@ class _Wiring:
             count += chain.parallelism
         self._channels: list[ChannelSpec] = []
         self._inputs: dict[int, list[int]] = {task: [] for task in range(count)}
-        self._outputs: dict[int, list[Output]] = {task: [] for task in range(count)}
+        self._routers: dict[int, list[Router]] = {task: [] for task in range(count)}
         self._schemas: dict[int, pa.Schema] = {}
 
     def compile(self) -> CompiledJob:
         for sender in self._chains:
             for receiver in self._chains:
                 for port, edge in enumerate(receiver.head.edges):
-                    if edge.node is sender.tail:
+                    if edge.vertex is sender.tail:
                         self._connect(sender, receiver, port, edge)
         tasks = [task for chain in self._chains for task in self._tasks(chain)]
         plan = self._with_house_keeper(self._plan(tasks))
@@ -235,7 +235,7 @@ class _Wiring:
                 self._channel(task, self._first_task[receiver] + j, port, sender.tail.schema)
                 for j in receivers
             )
-            self._outputs[task].append(Output(routing, channels, edge.keys))
+            self._routers[task].append(Router(routing, channels, edge.keys))
 
     def _channel(self, sender: int, receiver: int, port: int, schema: pa.Schema) -> int:
         number = len(self._channels)
@@ -250,7 +250,7 @@ class _Wiring:
         specs = []
         for i in range(chain.parallelism):
             number = self._first_task[chain] + i
-            outputs = self._outputs[number]
+            routers = self._routers[number]
             specs.append(
                 TaskSpec(
                     id=number,
@@ -258,7 +258,7 @@ class _Wiring:
                     operator=chain.name,
                     index=i,
                     inputs=tuple(self._inputs[number]),
-                    outputs=tuple(c for output in outputs for c in output.channels),
+                    outputs=tuple(c for router in routers for c in router.channels),
                     is_source=source is not None,
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
@@ -291,10 +291,10 @@ class _Wiring:
         return self._plan(tasks)
 
     def _code(self, chain: Chain, task: TaskSpec) -> TaskCode:
-        outputs = tuple(self._outputs[task.id])
+        routers = tuple(self._routers[task.id])
         sink = chain.tail.sink
         if sink is not None:
-            outputs = (Output(Routing.FORWARD, (task.outputs[-1],)),)
+            routers = (Router(Routing.FORWARD, (task.outputs[-1],)),)
         channels = (*task.inputs, *task.outputs)
         return TaskCode(
             task=task,
@@ -302,8 +302,8 @@ class _Wiring:
             parallelism=chain.parallelism,
             seed=self._graph.seed,
             drop_bad_records=self._graph.drop_bad_records,
-            operators=tuple((node.name, node.make) for node in chain.nodes),
-            outputs=outputs,
+            operators=tuple((vertex.name, vertex.make) for vertex in chain.vertices),
+            routers=routers,
             schemas={channel: self._schemas[channel] for channel in channels},
             source=chain.head.source,
             sink=sink,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OperatorInfo:
     """Which operator of which task this is."""
 
     job: str
@@ -74,12 +74,12 @@ class Operator:
 
     def __init__(self) -> None:
         self.facts = Facts()
-        self.place: Place
+        self.info: OperatorInfo
         self.services: Services
 
-    def open(self, place: Place, services: Services) -> None:
+    def open(self, info: OperatorInfo, services: Services) -> None:
         """Called once, before anything else."""
-        self.place = place
+        self.info = info
         self.services = services
 
     @property
@@ -125,7 +125,7 @@ class Operator:
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take keyed state from a delta; deltas come oldest first."""
         del keys, values
-        raise ProtocolError("this operator has no keyed state", where=self.place.where)
+        raise ProtocolError("this operator has no keyed state", where=self.info.where)
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         """The same for operators that keep columns."""
@@ -135,10 +135,10 @@ class Operator:
         """A bad record: fail, or drop and count it, as the job is set up."""
         if isinstance(error, (ProtocolError, Divergence)):
             raise error
-        if not self.place.drop_bad_records:
+        if not self.info.drop_bad_records:
             raise OperatorError(
                 f"{describe(error)} (for {short(record)})",
-                where=self.place.where,
+                where=self.info.where,
                 remedy='correct the function, or set on_bad_record="drop" to skip such records',
             ) from error
         self.facts.set("bad_records", self.facts.get("bad_records", 0) + 1)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from clonos.columns.batches import concat, seal, unseal
-from clonos.operators.base import Operator, Place, Services
-from clonos.operators.partition import Output
+from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.router import Router
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN, Changes, Delta, Frozen, decode_delta
 from clonos.state.stores import Facts
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainedOperator:
     """An operator and where it is."""
 
     operator: Operator
-    place: Place
+    info: OperatorInfo
 
 
 class ChainProgram:
@@ -38,11 +38,11 @@ class ChainProgram:
 
     Parameters
     ----------
-    links
+    operators
         At least one operator.
     inputs
         The input channels; empty for a source.
-    outputs
+    routers
         Where the rows go.
     ports
         By which input of the first operator a channel comes; 0 if it is not mentioned.
@@ -52,17 +52,17 @@ class ChainProgram:
 
     def __init__(
         self,
-        links: Sequence[Link],
+        operators: Sequence[ChainedOperator],
         inputs: Sequence[int],
-        outputs: Sequence[Output],
+        routers: Sequence[Router],
         ports: Mapping[int, int] | None = None,
         *,
         digests: bool = True,
     ) -> None:
-        self._operators = [link.operator for link in links]
-        self._names = [link.place.operator for link in links]
+        self._operators = [chained.operator for chained in operators]
+        self._names = [chained.info.operator for chained in operators]
         self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self._routers = tuple(routers)
         self._ports = dict(ports or {})
         self._seal = partial(seal, digests=digests)
         self._services = Services()
@@ -70,11 +70,11 @@ class ChainProgram:
         self._produced: list[pa.RecordBatch] = []
         self._watermark_out: int | None = None
         # What has passed before the first operator, between them, and after the last.
-        self._rows = [0] * (len(links) + 1)
+        self._rows = [0] * (len(operators) + 1)
         self._batches_in = self._batches_out = 0
         self._given: Batch | None = None  # what this step is about, if it is one batch
-        for link in links:
-            link.operator.open(link.place, self._services)
+        for chained in operators:
+            chained.operator.open(chained.info, self._services)
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -236,12 +236,12 @@ class ChainProgram:
         if self._produced:
             batch, self._produced = concat(self._produced), []
             whole = cache(partial(self._whole, batch, self._given))
-            for output in self._outputs:
-                self._batches_out += output.emit(step, batch, whole, self._seal, self._facts)
+            for router in self._routers:
+                self._batches_out += router.emit(step, batch, whole, self._seal, self._facts)
         self._given = None
         if self._watermark_out is not None:
-            for output in self._outputs:
-                for channel in output.channels:
+            for router in self._routers:
+                for channel in router.channels:
                     step.emit_watermark(channel, self._watermark_out)
             self._watermark_out = None
         dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]

@@ -65,8 +65,8 @@ class Context:
         """
         position = self._services.step.position
         if self._random is None or self._random_step != position:
-            place = self._operator.place
-            key = [place.seed % 2**64, place.task * 2**32 + place.number]
+            info = self._operator.info
+            key = [info.seed % 2**64, info.task * 2**32 + info.number]
             philox = np.random.Philox(key=np.array(key, np.uint64), counter=[0, 0, 0, position])
             self._random = np.random.Generator(philox)
             self._random_step = position
@@ -83,9 +83,9 @@ class Context:
 
         A task that is killed within a call makes it again with the same key.
         """
-        place = self._operator.place
+        info = self._operator.info
         services = self._services
-        return f"{place.job}/{place.task}/{services.step.position}/{services.calls + 1}"
+        return f"{info.job}/{info.task}/{services.step.position}/{services.calls + 1}"
 
     @property
     def watermark(self) -> datetime | None:

@@ -100,7 +100,7 @@ class LookUpOperator(Operator):
         if self._table is None:
             raise ProtocolError(
                 "the table has not been read: only a job that is started reads it",
-                where=self.place.where,
+                where=self.info.where,
                 remedy="in a test of one task, or in memory, look up in an Arrow table",
             )
         found = self._table.find(batch, self._on)

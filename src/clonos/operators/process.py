@@ -15,7 +15,7 @@ from clonos.columns.rows import RowBuilder, results_of, rows_of
 from clonos.columns.schema import parse_type
 from clonos.core.canonical import decode, encode
 from clonos.errors import OperatorError, WrongType
-from clonos.operators.base import Operator, Place, Services
+from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context, to_ms
 from clonos.state.deltas import Changes
 from clonos.state.stores import KeyedStore, kept_as
@@ -95,7 +95,7 @@ class ValueState:
                 wanted = " or ".join(cls.__name__ for cls in self._classes)
                 raise WrongType(
                     f"state {self._name!r} is set to a {type(value).__name__}, not {wanted}",
-                    where=self._operator.place.where,
+                    where=self._operator.info.where,
                     remedy="set what was declared in ctx.state(name, type)",
                 )
         operator = self._operator
@@ -170,8 +170,8 @@ class ProcessOperator(Operator):
         self.key_group = 0
         self._encoded_key: bytes | None = None
 
-    def open(self, place: Place, services: Services) -> None:
-        super().open(place, services)
+    def open(self, info: OperatorInfo, services: Services) -> None:
+        super().open(info, services)
         self._ctx = ProcessContext(self)
         self._process.open(self._ctx)
 
@@ -181,7 +181,7 @@ class ProcessOperator(Operator):
         if self._encoded_key is None:
             raise OperatorError(
                 "state and timers belong to a key, and there is no current key",
-                where=self.place.where,
+                where=self.info.where,
                 remedy="use them in on_row and on_timer; only declare them in open",
             )
         return self._encoded_key

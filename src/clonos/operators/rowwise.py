@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clonos.operators.base import Operator, Place, Services
+from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context, takes_context
 
 
@@ -17,9 +17,9 @@ class UserFunctionOperator(Operator):
         self._fn = fn
         self._call: Callable[[Any], Any]
 
-    def open(self, place: Place, services: Services) -> None:
-        super().open(place, services)
-        if takes_context(self._fn, place.where):
+    def open(self, info: OperatorInfo, services: Services) -> None:
+        super().open(info, services)
+        if takes_context(self._fn, info.where):
             fn, ctx = self._fn, Context(self)
             self._call = lambda row: fn(row, ctx)
         else:

@@ -151,7 +151,7 @@ class Folded(Content):
         return [*columns, pa.array(group_starts), pa.array(group_ends)]
 
 
-class Order(NamedTuple):
+class Ranking(NamedTuple):
     """By which column rows are ranked."""
 
     column: str
@@ -171,7 +171,7 @@ class Top(Content):
         keys: Sequence[str],
         window: Window,
         number: int,
-        by: Sequence[Order],
+        by: Sequence[Ranking],
         *,
         ties: bool,
     ) -> None:

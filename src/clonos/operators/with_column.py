@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.columns.rows import column_of, rows_of, values_of
-from clonos.operators.base import Operator, Place, Services
+from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context, takes_context
 
 
@@ -26,9 +26,9 @@ class WithColumnOperator(Operator):
         self._field = schema.field(column)
         self._call: Callable[..., Any]
 
-    def open(self, place: Place, services: Services) -> None:
-        super().open(place, services)
-        if takes_context(self._fn, place.where, self._of):
+    def open(self, info: OperatorInfo, services: Services) -> None:
+        super().open(info, services)
+        if takes_context(self._fn, info.where, self._of):
             fn, ctx = self._fn, Context(self)
             self._call = lambda *values: fn(*values, ctx)
         else:

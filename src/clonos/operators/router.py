@@ -28,7 +28,7 @@ class Routing(Enum):
 
 
 @dataclass(frozen=True)
-class Output:
+class Router:
     """The channels from one task to the tasks of one following chain, by receiver index."""
 
     routing: Routing

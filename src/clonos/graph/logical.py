@@ -1,4 +1,4 @@
-"""The logical graph: one node per operator that the user wrote."""
+"""The logical graph: one vertex per operator that the user wrote."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from clonos.operators.base import OperatorFactory
-from clonos.operators.partition import Routing
+from clonos.operators.router import Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class Vertex:
     """An operator, and where its rows come from.
 
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
@@ -36,9 +36,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """How the rows of a node reach the next, which may run in the same task if `is_chained`."""
+    """How the rows of a vertex reach the next, which may run in the same task if `is_chained`."""
 
-    node: Node
+    vertex: Vertex
     routing: Routing = Routing.FORWARD
     keys: tuple[str, ...] = ()
     is_chained: bool = True
@@ -57,11 +57,11 @@ class JobOptions:
 
 @dataclass
 class LogicalGraph:
-    """All nodes of a job, every node after those it reads from."""
+    """All vertices of a job, every vertex after those it reads from."""
 
     name: str
     sharing_depth: int = 1
     seed: int = 0
     drop_bad_records: bool = False
     options: JobOptions = field(default_factory=JobOptions)
-    nodes: list[Node] = field(default_factory=list)
+    vertices: list[Vertex] = field(default_factory=list)
