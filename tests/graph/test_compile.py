@@ -123,7 +123,7 @@ def test_sources_that_cannot_replay_are_gated():
 def test_programs_do_not_emit_to_the_house_keeper_unless_they_are_sinks():
     compiled = wordcount(sharing_depth=0)
     for code in compiled.codes:
-        emitted = [c for output in code.outputs for c in output.channels]
+        emitted = [c for router in code.routers for c in router.channels]
         to_world = [c for c in emitted if compiled.plan.channels[c].receiver == HOUSE_KEEPER]
         assert to_world == (list(code.task.outputs) if code.task.is_sink else [])
 

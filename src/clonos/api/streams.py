@@ -457,9 +457,7 @@ class KeyedStream(Stream):
             (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
             where=where,
         )  # fmt: skip
-        if bounds[0] != Always() and not (
-            has_watermark(self._vertex) and has_watermark(other._vertex)
-        ):
+        if bounds[0] != Always() and not all(map(has_watermark, (self._vertex, other._vertex))):
             raise BadGraph(
                 "a join in event time of streams without a watermark would keep all rows",
                 where=where,
