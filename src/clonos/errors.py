@@ -54,6 +54,10 @@ def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str) -> Clon
     return cls(what, where=where, remedy=remedy)
 
 
+class StepTooLarge(ClonosError):
+    """What one step puts into the log, or one batch that it makes, is more than can be moved."""
+
+
 class ProtocolError(ClonosError):
     """A peer or our own code broke the protocol; a bug in clonos, never in user code.
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clonos.core.log import Log, LogBook
+from clonos.core.log import Log, LogBook, in_pieces
 from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
@@ -85,3 +85,23 @@ def test_runs_give_back_what_was_written_and_by_whom(pieces, floor, cut):
     assert (log.base, log.length) == (floor, cut)
     for position in range(floor + 1, cut + 1):
         assert log.writer(position) == expected[position - 1][0]
+
+
+records = st.lists(st.binary(max_size=12), min_size=1, max_size=8)
+
+
+@given(st.lists(records, max_size=5), st.integers(1, 30))
+def test_pieces_are_small_and_together_the_whole(logs, nbytes_max):
+    runs = [Run(n, FIRST, 5, tuple(of), stable=4) for n, of in enumerate(logs)]
+    pieces = in_pieces(runs, nbytes_max)
+    there, here = LogBook(), LogBook()
+    for log in runs:
+        there.append(log)
+    for piece in pieces:
+        size = sum(len(record) for part in piece for record in part.records)
+        large = [r for part in piece for r in part.records if r]
+        assert size <= nbytes_max or len(large) == 1
+        for part in piece:
+            here.append(part)
+    for n in range(len(logs)):
+        assert here.runs(n, 5) == there.runs(n, 5)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clonos.core import step as step_module
 from clonos.core.determinants import (
     Call,
     Clock,
@@ -20,8 +21,9 @@ from clonos.core.determinants import (
     decode_record,
     encode_record,
 )
+from clonos.core.program import Batch
 from clonos.core.step import RunningStep, TaskTime
-from clonos.errors import Divergence, ProtocolError
+from clonos.errors import Divergence, ProtocolError, StepTooLarge
 
 HOUR_MS = 3_600_000
 
@@ -142,9 +144,9 @@ def test_another_use_of_the_services_is_a_divergence(do):
 
 def test_two_batches_for_a_channel_are_refused():
     live = step(World())
-    live.emit(1, None)  # type: ignore[arg-type]
+    live.emit(1, Batch(None, 1, 1, 0))
     with pytest.raises(ProtocolError):
-        live.emit(1, None)  # type: ignore[arg-type]
+        live.emit(1, Batch(None, 1, 1, 0))
 
 
 CAUSES = st.one_of(
@@ -169,3 +171,16 @@ def test_records_are_read_as_they_were_written(cause, inner):
 def test_garbage_is_read_or_refused(data):
     with contextlib.suppress(ProtocolError):
         decode_record(data)
+
+
+def test_what_cannot_travel_is_refused_before_it_is_logged(monkeypatch):
+    monkeypatch.setattr(step_module, "RECORD_BYTES_MAX", 10)
+    monkeypatch.setattr(step_module, "BATCH_BYTES_MAX", 100)
+    assert step_module.checked(bytes(10), 7, "ask[0]") == bytes(10)
+    with pytest.raises(StepTooLarge, match=r"step 7 .* 11 bytes") as caught:
+        step_module.checked(bytes(11), 7, "ask[0]")
+    assert caught.value.where == "ask[0]"
+    running = step(World())
+    running.emit(1, Batch(None, 3, 100, 0))
+    with pytest.raises(StepTooLarge, match="a batch of 3 rows has 101 bytes"):
+        running.emit(2, Batch(None, 3, 101, 0))

@@ -68,3 +68,28 @@ def test_a_batch_of_another_schema_is_damaged() -> None:
     other = Bodies(pa.schema([("n", pa.string())]))
     with pytest.raises(MalformedMessage, match="damaged"):
         other.decode(joined(Bodies(batch.schema).encode(batch, batch.nbytes)))
+
+
+class Wire:
+    """A connection on which everything has arrived."""
+
+    def __init__(self, came: bytes) -> None:
+        self._came = came
+
+    def recv(self, size: int) -> bytes:
+        part, self._came = self._came[:size], self._came[size:]
+        return part
+
+
+@pytest.mark.parametrize(
+    ("message", "body", "fits"), [(10, 99, True), (11, 0, False), (0, 100, False)]
+)
+def test_a_batch_may_be_longer_than_a_message(message: int, body: int, fits: bool) -> None:
+    reader = frames.FrameReader(limit=10, body_limit=99)
+    wire = Wire(frames.HEAD.pack(message, body) + bytes(message + body))
+    if fits:
+        ((encoded, batch),) = reader.receive(wire) or []
+        assert (len(encoded), batch.size if batch else 0) == (message, body)
+    else:
+        with pytest.raises(MalformedMessage, match="10 \\+ 99 are allowed"):
+            reader.receive(wire)

@@ -390,6 +390,7 @@ CODEC: Final = Codec(
         24: m.ReadLog,
         25: m.Stop,
         26: m.Throttle,
+        27: m.LogPiece,
         # Slot to coordinator.
         32: m.FenceAnswer,
         33: m.LogPrefix,

@@ -185,9 +185,15 @@ class Coordinator:
             self.checkpoints.begin()
         return self.roster.take_actions()
 
-    def pressure(self, task: int, inflight_bytes: int) -> list[Action]:
-        """A task says how much it keeps for its receivers: past the high mark, sources wait."""
-        self.throttle.pressure(task, inflight_bytes)
+    @property
+    def wants_floor(self) -> bool:
+        """Whether an epoch should begin at once: logs are long."""
+        return self.throttle.wants_floor
+
+    def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:
+        """A task says how much it keeps for its receivers, and holds of logs: past the high marks,
+        sources wait."""
+        self.throttle.pressure(task, inflight_bytes, log_bytes)
         return self.roster.take_actions()
 
     # --- slots --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ task wrote after its log was cut can never be mistaken for what the next life wr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from clonos.core.fences import Cut, still_needed
 from clonos.core.messages import Run
@@ -92,6 +93,46 @@ class Log:
             records = tuple(self.records[position - self.base - 1 : end - self.base])
             yield Run(task, self.writers[i], position, records, stable)
             position = end + 1
+
+
+PIECE_BYTES: Final = 1 << 20
+"""Logs travel in pieces of about this size: nothing waits for long behind one of them, and however
+long a log is, no message becomes too long for it."""
+
+
+def in_pieces(runs: Sequence[Run], nbytes_max: int | None = None) -> list[tuple[Run, ...]]:
+    """Return the same log entries in groups of at most so many bytes, or of one entry.
+
+    Examples
+    --------
+    >>> run = Run(7, Incarnation(1, 0), 5, (b"aaa", b"bb", b"c"))
+    >>> [[(r.start, r.records) for r in piece] for piece in in_pieces([run], 3)]
+    [[(5, (b'aaa',))], [(6, (b'bb', b'c'))]]
+    >>> in_pieces([])
+    []
+    """
+    limit = PIECE_BYTES if nbytes_max is None else nbytes_max
+    pieces: list[tuple[Run, ...]] = []
+    piece: list[Run] = []
+    size = 0
+    for run in runs:
+        first = 0
+        for i, record in enumerate(run.records):
+            if size and size + len(record) > limit:
+                if i > first:
+                    piece.append(_part(run, first, i))
+                pieces.append(tuple(piece))
+                piece, size, first = [], 0, i
+            size += len(record)
+        piece.append(_part(run, first, len(run.records)))
+    if piece:
+        pieces.append(tuple(piece))
+    return pieces
+
+
+def _part(run: Run, first: int, end: int) -> Run:
+    records = run.records[first:end]
+    return Run(run.task, run.incarnation, run.start + first, records, run.stable)
 
 
 class LogBook:

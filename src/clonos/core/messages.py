@@ -176,7 +176,9 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Become `task`: restore the layers, replay `log`, go live.
+    """Become `task`: restore the layers, replay the log, go live.
+
+    ``log``: the last part of it; the others have come as :class:`LogPiece`.
 
     ``fences``: every resolved fence still in force, so that a task that was not there to hear
     of them refuses the same things.
@@ -190,6 +192,15 @@ class Activate:
     fences: tuple[Resolve, ...]
     peers: tuple[Peer, ...]
     generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A part of the log that `task` is to replay, sent before the Activate of this life."""
+
+    task: int
+    incarnation: Incarnation
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +280,12 @@ class FenceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LogPrefix:
-    """Answer to ReadLog."""
+    """Answer to ReadLog, or a part of it: others follow, if it is not the last."""
 
     holder: int
     task: int
     runs: tuple[Run, ...]
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +361,7 @@ class Followed:
 Command = (
     Fence
     | Resolve
+    | LogPiece
     | Activate
     | Connect
     | Inject

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from clonos.core import events as ev
+from clonos.core import log as causal_log
 from clonos.core import messages as msg
 from clonos.core.channels import Call, Outbound
 from clonos.core.holder import Holder
@@ -177,9 +178,15 @@ class Outbounds:
 
     def _send(self, end: Outbound, item: Item | None) -> None:
         runs = end.delta(self._book, self._stable)
-        self.shared_bytes += sum(len(record) for run in runs for record in run.records)
-        data = msg.Data(end.spec.id, self._life.incarnation, item, runs)
-        self._do(ev.Send(end.attempt, data))
+        nbytes = sum(len(record) for run in runs for record in run.records)
+        self.shared_bytes += nbytes
+        incarnation = self._life.incarnation
+        if nbytes > causal_log.PIECE_BYTES:  # the item comes with the last of them
+            *pieces, runs = causal_log.in_pieces(runs)
+            for piece in pieces:
+                data = msg.Data(end.spec.id, incarnation, None, piece)
+                self._do(ev.Send(end.attempt, data))
+        self._do(ev.Send(end.attempt, msg.Data(end.spec.id, incarnation, item, runs)))
 
     def tick(self) -> None:
         """Log entries that no batch has taken along within the linger go by themselves."""

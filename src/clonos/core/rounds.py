@@ -18,6 +18,7 @@ from clonos.core.checkpoints import Checkpoints
 from clonos.core.cuts import consistent_cut
 from clonos.core.decisions import Command, Note
 from clonos.core.fences import depends_on_lost
+from clonos.core.log import in_pieces
 from clonos.core.placement import best_slot
 from clonos.core.plan import Incarnation
 from clonos.core.reach import Reach
@@ -146,8 +147,10 @@ class Rounds:
         task = self._tasks[report.task]
         if task.phase is not TaskPhase.READING:
             return
-        task.machine.on(TaskEvent.READ)
         self._keeper.append(report.runs)
+        if not report.is_last:
+            return
+        task.machine.on(TaskEvent.READ)
         if not self._in(TaskPhase.READING):
             self._resolve()
 
@@ -282,17 +285,20 @@ class Rounds:
         task.machine.on(TaskEvent.ACTIVATED)
         task.activated_ms = roster.now_ms
         log = keeper.book.runs(task.id, keeper.positions[task.id] + 1)
+        *pieces, last = in_pieces(log if self._plan.causal_log else ()) or [()]
         activate = msg.Activate(
             task.id,
             task.incarnation,
             keeper.epoch,
             keeper.layers[task.id],
-            tuple(log) if self._plan.causal_log else (),
+            last,
             tuple(keeper.resolved),
             tuple(roster.peers_of(task.id)),
             keeper.generation,
         )
         slot.standbys.clear()
+        for piece in pieces:
+            self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
         self._do(Command(slot.id, activate))
         self._do(Note("activated", task.id, task.incarnation))
         for channel in self._plan.tasks[task.id].inputs:

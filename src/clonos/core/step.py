@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.determinants import Call, Clock, Determinant
 from clonos.core.digest import content_digest
 from clonos.core.events import World
 from clonos.core.program import Batch
-from clonos.errors import Divergence, ProtocolError, UnencodableValue
+from clonos.errors import Divergence, ProtocolError, StepTooLarge, UnencodableValue
+
+RECORD_BYTES_MAX: Final = 64 << 20
+"""What the calls of one step may answer, together. It travels as one and is kept until a floor."""
+BATCH_BYTES_MAX: Final = 1 << 30
+"""A batch travels as one, too."""
 
 D = TypeVar("D", Clock, Call)
+
+
+def checked(record: bytes, position: int, where: str) -> bytes:
+    """Return the log entry of a step; raise `StepTooLarge` if it cannot travel."""
+    if len(record) > RECORD_BYTES_MAX:
+        raise StepTooLarge(
+            f"the calls of step {position} (or the rows of a source that cannot be read again) "
+            f"take {len(record)} bytes in the log; at most {RECORD_BYTES_MAX} can travel as one",
+            where=where,
+            remedy="let a call answer less (keep large values in a store and return their names), "
+            "or set a smaller batch_rows_max",
+        )
+    return record
 
 
 class TaskTime:
@@ -118,6 +136,13 @@ class RunningStep:
     def emit(self, channel: int, batch: Batch) -> None:
         if channel in self.emitted:
             raise ProtocolError(f"two batches for channel {channel} in step {self.position}")
+        if batch.nbytes > BATCH_BYTES_MAX:
+            raise StepTooLarge(
+                f"a batch of {batch.rows} rows has {batch.nbytes} bytes; at most "
+                f"{BATCH_BYTES_MAX} can travel as one",
+                remedy="return fewer rows at once, or less in each: keep large values in a store "
+                "and pass on their names",
+            )
         self.emitted[channel] = batch
 
     def emit_watermark(self, channel: int, watermark_ms: int) -> None:

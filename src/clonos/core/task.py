@@ -30,13 +30,14 @@ from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake, cuts_to_read
 from clonos.core.life import Life, LifeEvent, Phase
+from clonos.core.log import in_pieces
 from clonos.core.machine import Machine, with_stories
 from clonos.core.messages import Dependency, Item, Kind, Layer
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import RunningStep, TaskTime
+from clonos.core.step import RunningStep, TaskTime, checked
 from clonos.errors import Divergence, ProtocolError
 
 COALESCE_BATCHES = 64
@@ -368,8 +369,9 @@ class TaskMachine:
         self.intake.is_closed = command.closed
 
     def _on_read_log(self, command: msg.ReadLog) -> None:
-        runs = tuple(self.book.runs(command.task, command.start))
-        self._do(ev.Tell(msg.LogPrefix(self.id, command.task, runs)))
+        pieces = in_pieces(self.book.runs(command.task, command.start)) or [()]
+        for n, piece in enumerate(pieces, 1):
+            self._do(ev.Tell(msg.LogPrefix(self.id, command.task, piece, n == len(pieces))))
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -484,7 +486,7 @@ class TaskMachine:
         self.clock_ms = step.floor_clock_ms
         self.wake_ms = step.wake_ms
         if logged is None:
-            record = encode_record(step.record)
+            record = checked(encode_record(step.record), self.position, self.spec.name)
             self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
         else:
             record = self.book.record(self.id, self.position)

@@ -1,14 +1,21 @@
-"""Sources wait while some task keeps too much for its receivers."""
+"""Memory has its limits: sources wait while some process keeps too much, and a floor is hurried."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core.roster import Roster, TaskState
 
-INFLIGHT_BYTES_HIGH = 512 << 20
+INFLIGHT_BYTES_HIGH: Final = 512 << 20
 """A task that keeps so much for its receivers (one is away, or replays) makes the sources wait."""
-INFLIGHT_BYTES_LOW = 256 << 20
-"""... until it is down to this again: floors have passed its items."""
+LOG_BYTES_HIGH: Final = 256 << 20
+"""So does one that holds so much of the logs: only a floor takes log entries away."""
+KEEPER_BYTES_HIGH: Final = 1 << 30
+"""The same for the house-keeper, which holds them all."""
+RELIEVED: Final = 0.5
+"""Sources go on when every process is down to this share of its limit; above it a floor is asked
+for, whatever the checkpoint interval."""
 
 
 class Throttle:
@@ -16,14 +23,33 @@ class Throttle:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._pressed: dict[int, int] = {}  # bytes in flight, by task
+        self._inflight_bytes: dict[int, int] = {}  # by task
+        self._log_bytes: dict[int, int] = {}
         self._is_closed = False
 
-    def pressure(self, task: int, inflight_bytes: int) -> None:
-        """A task says how much it keeps for its receivers."""
-        self._pressed[task] = inflight_bytes
-        most = max(self._pressed.values())
-        closed = most > (INFLIGHT_BYTES_LOW if self._is_closed else INFLIGHT_BYTES_HIGH)
+    @property
+    def _fullness(self) -> float:
+        return max(self._inflight_fullness, self._log_fullness)
+
+    @property
+    def _inflight_fullness(self) -> float:
+        return max(self._inflight_bytes.values(), default=0) / INFLIGHT_BYTES_HIGH
+
+    @property
+    def _log_fullness(self) -> float:
+        held = max(self._log_bytes.values(), default=0) / LOG_BYTES_HIGH
+        return max(held, self._roster.keeper.book.nbytes / KEEPER_BYTES_HIGH)
+
+    @property
+    def wants_floor(self) -> bool:
+        """Whether logs are so long that the next checkpoint must not wait for its time."""
+        return self._log_fullness > RELIEVED
+
+    def pressure(self, task: int, inflight_bytes: int, log_bytes: int) -> None:
+        """A task says how much it keeps for its receivers, and how much it holds of logs."""
+        self._inflight_bytes[task] = inflight_bytes
+        self._log_bytes[task] = log_bytes
+        closed = self._fullness > (RELIEVED if self._is_closed else 1.0)
         if closed is not self._is_closed:
             self._is_closed = closed
             for source in self._roster.plan.tasks:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from clonos.core import events as ev
@@ -116,6 +117,7 @@ class SlotNode:
         self._tickets = 0
         self._restoring: _Restoring | None = None
         self._standbys: dict[int, Standby] = {}
+        self._pieces: list[msg.LogPiece] = []  # of the log of the next life here
         self._to_follow: dict[int, msg.Follow] = {}  # by task, the newest of each; in order
         self._following: tuple[int, msg.Follow] | None = None  # with its ticket
         self._source: Prefetch | None = None
@@ -149,6 +151,7 @@ class SlotNode:
             node_events.RowsReady: self._on_rows_ready,
         }
         self._on_command: dict[type[Any], Callable[[Any], None]] = {
+            msg.LogPiece: self._on_log_piece,
             msg.Activate: self._on_activate,
             msg.Follow: self._on_follow,
             msg.Drop: self._on_drop,
@@ -416,8 +419,16 @@ class SlotNode:
 
     # --- becoming a task ------------------------------------------------------------------------
 
+    def _on_log_piece(self, piece: msg.LogPiece) -> None:
+        self._pieces.append(piece)
+
     def _on_activate(self, command: msg.Activate) -> None:
         """Become a task, or another life of it; all other standbys are given up."""
+        life = command.task, command.incarnation
+        pieces = [p.runs for p in self._pieces if (p.task, p.incarnation) == life]
+        self._pieces.clear()
+        if pieces:
+            command = replace(command, log=(*chain(*pieces), *command.log))
         self._life += 1
         self.machine = self._writer = None
         self._links.reset()

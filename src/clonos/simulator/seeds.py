@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from clonos.core import channels as channels_module
+from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core import task as task_module
 from clonos.core.plan import Plan
@@ -40,12 +41,13 @@ class Result:
 
 
 @contextmanager
-def limits(backlog: int, credit: int, coalesce: int) -> Iterator[None]:
+def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
     """Small limits, so that a small simulation runs into them."""
     owners = (
         (outbounds_module, "BACKLOG_ITEMS", backlog),
         (channels_module, "CREDIT_ITEMS", credit),
         (task_module, "COALESCE_BATCHES", coalesce),
+        (log_module, "PIECE_BYTES", piece),
     )
     before = [getattr(owner, name) for owner, name, _ in owners]
     for owner, name, value in owners:
@@ -157,7 +159,7 @@ def simulate_job(
     """Run a job under faults that are drawn from `random`, and judge it."""
     small = random.random() < 0.3
     result = Result(seed, "ok")
-    with limits(*((6, 2, 3) if small else (1024, 16, 64))):
+    with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
         faults = Faults(
             cluster,

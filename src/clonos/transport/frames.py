@@ -16,6 +16,7 @@ import xxhash
 from pyarrow import ipc
 
 from clonos.core.codec import MESSAGE_BYTES_MAX
+from clonos.core.step import BATCH_BYTES_MAX
 from clonos.errors import MalformedMessage
 
 HEAD: Final = struct.Struct("<II")
@@ -23,6 +24,9 @@ RECEIVE_BYTES: Final = 256 << 10
 """Read at once, at most: one peer must not keep the others waiting."""
 APART_BYTES: Final = 64 << 10
 """A larger batch is received where it stays; a smaller one is copied out of what came with it."""
+
+BODY_BYTES_MAX: Final = BATCH_BYTES_MAX + (64 << 20)
+"""A batch in Arrow's format is a little longer than its columns."""
 
 ALIGNMENT: Final = 64
 """Of a batch's bytes in memory."""
@@ -41,11 +45,13 @@ class FrameReader:
     Attributes
     ----------
     limit
-        A longer part is a mistake, or an attack. It is small until the peer has shown who it is.
+        A longer message is a mistake, or an attack. It is small until the peer has shown who it is.
+    body_limit
+        The same of batches.
     """
 
-    def __init__(self, limit: int = MESSAGE_BYTES_MAX) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = MESSAGE_BYTES_MAX, body_limit: int = BODY_BYTES_MAX) -> None:
+        self.limit, self.body_limit = limit, body_limit
         self._rest = b""
         self._apart: _Apart | None = None
 
@@ -76,9 +82,10 @@ class FrameReader:
         at, end = 0, len(came)
         while end - at >= HEAD.size:
             message_size, body_size = HEAD.unpack_from(came, at)
-            if message_size > self.limit or body_size > self.limit:
+            if message_size > self.limit or body_size > self.body_limit:
                 raise MalformedMessage(
-                    f"a frame of {message_size} + {body_size} bytes; {self.limit} are allowed"
+                    f"a frame of {message_size} + {body_size} bytes; "
+                    f"{self.limit} + {self.body_limit} are allowed"
                 )
             start = at + HEAD.size
             middle = start + message_size

@@ -25,7 +25,15 @@ from clonos.transport.errors import (
     SchemaMismatch,
 )
 from clonos.transport.events import WIRE, Event, Refused
-from clonos.transport.frames import HEAD, RECEIVE_BYTES, Bodies, Frame, FrameReader, Piece
+from clonos.transport.frames import (
+    BODY_BYTES_MAX,
+    HEAD,
+    RECEIVE_BYTES,
+    Bodies,
+    Frame,
+    FrameReader,
+    Piece,
+)
 from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
 from clonos.transport.tls import Tls
 
@@ -385,7 +393,7 @@ class Incoming(Stream):
     ) -> None:
         super().__init__(host, conn_id, connection, peer, tls)
         self._admit = admit
-        self._reader.limit = GREETING_BYTES_MAX
+        self._reader.limit = self._reader.body_limit = GREETING_BYTES_MAX
         self._deliver: Callable[[Any], list[Thing]] | None = None
         self._refused = refused
         self._on_over: Callable[[ClonosError | None], list[Thing]] = self._not_admitted
@@ -401,7 +409,7 @@ class Incoming(Stream):
         self._bodies = Bodies(schema) if schema is not None else None
         self._deliver = deliver
         self._on_over = over
-        self._reader.limit = MESSAGE_BYTES_MAX
+        self._reader.limit, self._reader.body_limit = MESSAGE_BYTES_MAX, BODY_BYTES_MAX
         self.state = State.OPEN
         self._put_frame(proof)
 
