@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clonos.simulator.disk import Disk
+from clonos.storage.files import UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import PAUSE_MAX_S, Retry, StoreAway
 
@@ -86,3 +87,12 @@ def test_what_was_created_by_an_attempt_that_seemed_to_fail_is_ours():
     assert failed
     assert not outage.store().create("a", b"of another one")
     assert outage.store().get("a") == b"mine"
+
+
+def test_what_waiting_does_not_mend_is_an_error_at_once():
+    outage = Outage(lasts=10**6)
+    outage.disk.faults = lambda *_: errno.EACCES
+    with pytest.raises(UnusableStore, match="Permission denied") as caught:
+        outage.store().put("a", b"state")
+    assert "reaches it" in caught.value.remedy
+    assert not outage.pauses

@@ -79,19 +79,29 @@ class Layers:
 
 
 class Writers:
-    """Sinks that write themselves; output is written in its order, by one thread."""
+    """Sinks that write themselves; output is written in its order, by one thread.
+
+    Where a sink's store is away or full for a while, it is tried again as long as the slot has that
+    task.
+    """
 
     def __init__(self, shipment: Shipment, inbox: Inbox) -> None:
         self._shipment, self._inbox = shipment, inbox
+        self._given_up = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
 
     def of(self, task: int) -> _TaskWriter | None:
         make = self._shipment.writers.get(task)
         if make is None:
             return None
-        return _TaskWriter(self._shipment.plan.tasks[task].index, make(), self._pool, self._inbox)
+        self._given_up.set()  # whatever the last task has not written
+        self._given_up = threading.Event()
+        spec = self._shipment.plan.tasks[task]
+        retry = Retry(f"output of {spec.name}", self._given_up.wait)
+        return _TaskWriter(spec.index, make(), self._pool, self._inbox, retry)
 
     def close(self) -> None:
+        self._given_up.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -99,15 +109,22 @@ class _TaskWriter:
     """A :class:`~clonos.nodes.ports.Writer`."""
 
     def __init__(
-        self, index: int, writer: OutputWriter, pool: ThreadPoolExecutor, inbox: Inbox
+        self,
+        index: int,
+        writer: OutputWriter,
+        pool: ThreadPoolExecutor,
+        inbox: Inbox,
+        retry: Retry,
     ) -> None:
         self._index, self._writer, self._pool, self._inbox = index, writer, pool, inbox
+        self._retry = retry
 
     def write(self, life: int, output: ev.Release) -> None:
         def write() -> Wrote:
             item = output.item
             assert item.batch is not None
-            self._writer.write(self._index, output.generation, item.seq, item.batch.payload)
+            name, batch = (self._index, output.generation, item.seq), item.batch.payload
+            self._retry(lambda: self._writer.write(*name, batch))
             return Wrote(life, output.channel, item.seq)
 
         self._pool.submit(_do, self._inbox, life, write)

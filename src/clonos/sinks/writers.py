@@ -23,13 +23,20 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sinks.tables import Table
 from clonos.storage.files import Durability, Files, files_of
 from clonos.storage.folder import Folder
+from clonos.storage.retry import StoreAway, may_pass
 
 
 class OutputWriter(Protocol):
     """A sink that puts its output into the world itself, where it runs."""
 
     def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        """Let an output take effect; the same (generation, task, seq) again must change nothing."""
+        """Let an output take effect; the same (generation, task, seq) again must change nothing.
+
+        Raises
+        ------
+        StoreAway
+            It cannot be done for the moment: it may be tried again.
+        """
 
 
 class Writer(OutputWriter, Protocol):
@@ -159,7 +166,7 @@ class ParquetWriter:
         table = pa.Table.from_batches([batch])
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        with _naming(self.path):
+        with _naming(self.path, is_patient=True):
             self._require_folder()
             self._folder.keep(name, sink.getvalue(), lambda found: _rows(found).equals(table))
 
@@ -211,7 +218,7 @@ class TableWriter:
         if self._error is not None:
             raise self._error
         try:
-            with _naming(self.path):
+            with _naming(self.path, is_patient=True):
                 self._table.write(task, generation, seq, batch)
         except SinkFailed as error:
             self._error = error
@@ -238,12 +245,13 @@ class TableWriter:
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Say which folder it is that cannot be used."""
+def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
+    """Say which folder it is that cannot be used, and whether waiting may help."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise SinkFailed(
+        kind = StoreAway if is_patient and may_pass(error) else SinkFailed
+        raise kind(
             f"cannot write: {error}",
             where=path,
             remedy="see that every executor reaches the folder and may write to it",

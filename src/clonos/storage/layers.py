@@ -11,9 +11,9 @@ from pyarrow import ArrowException
 
 from clonos.core.digest import content_digest
 from clonos.core.layer import UnreadableLayer
-from clonos.storage.files import Durability, Files, files_of
+from clonos.storage.files import Durability, Files, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
-from clonos.storage.retry import Retry, StoreAway
+from clonos.storage.retry import Retry, StoreAway, may_pass
 
 _TRAILER: Final = struct.Struct("<QQ8s")
 _MAGIC: Final = b"CLONSTOR"
@@ -34,7 +34,8 @@ class LayerStore:
         The file system that `uri` is a path in, if it is none of those.
     retry
         What to do where the file system fails: try again until it works. Without it, every method
-        raises :class:`~clonos.storage.retry.StoreAway` then.
+        raises :class:`~clonos.storage.retry.StoreAway` then. What waiting does not mend, as a
+        folder that nobody may write to, is an `UnusableStore` at once.
 
     Examples
     --------
@@ -131,7 +132,8 @@ class LayerStore:
             except FileNotFoundError:
                 raise
             except (OSError, ArrowException) as error:
-                raise StoreAway(
+                kind = StoreAway if may_pass(error) else UnusableStore
+                raise kind(
                     f"the store cannot be used: {error}",
                     where=f"{self._uri}/{path}".rstrip("/"),
                     remedy="see that every process reaches it and that it has room",

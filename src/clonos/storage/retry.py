@@ -22,6 +22,28 @@ class StoreAway(ClonosError):
     """A store cannot be reached, or takes nothing, for the moment: it may be tried again."""
 
 
+_WRONG: Final = (
+    PermissionError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether it may help to wait: not for what is wrong with a place.
+
+    Examples
+    --------
+    >>> may_pass(OSError(28, "No space left on device")), may_pass(OSError("timed out"))
+    (True, True)
+    >>> may_pass(OSError(13, "Permission denied"))
+    False
+    """
+    return not isinstance(error, _WRONG)
+
+
 class Retry:
     """Tries something that may raise :class:`StoreAway` until it does not.
 

@@ -1,0 +1,121 @@
+"""What stands behind a slot's ports waits for stores that are away, as long as it is needed."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from clonos.core import events as ev
+from clonos.core.messages import Item, Kind, Layer
+from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
+from clonos.nodes.events import Fetched, Stored, Wrote
+from clonos.runtime.loop import Layers, Writers
+from clonos.sinks.writers import ParquetWriter
+from clonos.storage import retry as retry_module
+from clonos.storage.files import LocalFiles
+
+LAYER = Layer(3, Incarnation(1, 0), 1, 10, {}, {}, (), {}, 0, None, 0, False, b"")
+
+
+class Box:
+    """An inbox that a test reads."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._changed = threading.Condition()
+
+    def put(self, thing: Any) -> None:
+        with self._changed:
+            self.things.append(thing)
+            self._changed.notify_all()
+
+    def next(self) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.things, 20)
+            return self.things.pop(0)
+
+
+class Away:
+    """A disk that takes nothing until it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tried, self.is_back = threading.Semaphore(0), threading.Event()
+        write = LocalFiles.write
+
+        def refuse(files: LocalFiles, path: str, content: Any, mode: int = 0o666) -> None:
+            if not self.is_back.is_set():
+                self.tried.release()
+                raise OSError(28, "No space left on device")
+            write(files, path, content, mode)
+
+        monkeypatch.setattr(LocalFiles, "write", refuse)
+        monkeypatch.setattr(retry_module, "FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr(retry_module, "PAUSE_MAX_S", 0.001)
+
+    def wait(self) -> None:
+        for _ in range(3):
+            assert self.tried.acquire(timeout=20)
+
+
+@pytest.fixture
+def away(monkeypatch):
+    return Away(monkeypatch)
+
+
+def test_a_layer_is_stored_when_the_disk_has_room_again(tmp_path, away):
+    box: Any = Box()
+    layers = Layers(str(tmp_path), "process", box)
+    layers.put(7, ev.StoreLayer(LAYER, b"state"))
+    away.wait()
+    assert not box.things
+    away.is_back.set()
+    stored = box.next()
+    assert isinstance(stored, Stored)
+    assert stored.life == 7
+    layers.fetch(1, [stored.ref])
+    fetched = box.next()
+    assert isinstance(fetched, Fetched)
+    assert fetched.layers[0].delta == b"state"
+    layers.close()
+
+
+def test_a_slot_that_ends_waits_for_no_store(tmp_path, away):
+    box: Any = Box()
+    layers = Layers(str(tmp_path), "process", box)
+    layers.put(7, ev.StoreLayer(LAYER, b"state"))
+    away.wait()
+    layers.close()
+    layers._putting.shutdown(wait=True)  # it would never return
+
+
+def release(seq: int) -> ev.Release:
+    rows = pa.RecordBatch.from_pydict({"n": [seq]})
+    return ev.Release(5, Item(seq, Kind.BATCH, 0, 0, Batch(rows, 1, 8, 0), {}, 0), 0)
+
+
+def test_output_is_written_when_there_is_room_again_and_nobody_waits_for_a_task_that_left(
+    tmp_path, away
+):
+    shipment: Any = SimpleNamespace(
+        writers={3: lambda: ParquetWriter(str(tmp_path), "process")},
+        plan=SimpleNamespace(tasks={3: SimpleNamespace(index=0, name="out[0]")}),
+    )
+    box: Any = Box()
+    writers = Writers(shipment, box)
+    first = writers.of(3)
+    assert first is not None
+    first.write(1, release(1))
+    away.wait()
+    second = writers.of(3)
+    assert second is not None
+    second.write(2, release(2))
+    assert type(box.next()).__name__ == "WorkFailed", "of the life before, which nobody heeds"
+    away.wait()
+    away.is_back.set()
+    assert box.next() == Wrote(2, 5, 2)
+    writers.close()
