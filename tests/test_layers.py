@@ -75,6 +75,18 @@ LAZY: dict[str, set[str]] = {"api": {"cluster", "spark"}}
 EVERYBODY = {"errors", "version"}
 """Modules that every layer may import and that import none."""
 
+CIRCLES: dict[frozenset[str], str] = {
+    frozenset({"clonos.api.job", "clonos.api.streams", "clonos.api.joins", "clonos.api.windowed"}):
+        "what users chain: a job makes streams, a stream makes windows, these make streams again",
+    frozenset({"clonos.cluster.driver", "clonos.cluster.result", "clonos.cluster.watch"}):
+        "a running job hands out a result and listeners, which are made of it",
+    frozenset({"clonos.simulator.invariants", "clonos.simulator.recorder"}):
+        "checks read what was recorded, and the recorder raises what they raise",
+    frozenset({f"clonos.simulator.{one}" for one in ("cluster", "driver", "slot")}):
+        "processes of the simulated cluster know it, and it makes them",
+}  # fmt: skip
+"""Modules that may import each other, some of them for types only, and why."""
+
 SANS_IO = {"core", "nodes"}
 """Layers that touch nothing of the world."""
 
@@ -106,8 +118,11 @@ def is_type_checking(test: ast.expr) -> bool:
     return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
-def imports(node: ast.AST, package: str, *, is_lazy: bool = False) -> Iterator[Import]:
-    """All imports below `node` that can run; relative ones are resolved against `package`."""
+def imports(
+    node: ast.AST, package: str, *, is_lazy: bool = False, types: bool = False
+) -> Iterator[Import]:
+    """All imports below `node` that can run, and with `types` also those that are for types only;
+    relative ones are resolved against `package`."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield Import(alias.name, node.lineno, is_lazy)
@@ -119,13 +134,13 @@ def imports(node: ast.AST, package: str, *, is_lazy: bool = False) -> Iterator[I
             base = ".".join([*parents, base] if base else parents)
         for alias in node.names:
             yield Import(f"{base}.{alias.name}", node.lineno, is_lazy)
-    elif isinstance(node, ast.If) and is_type_checking(node.test):
+    elif isinstance(node, ast.If) and is_type_checking(node.test) and not types:
         for statement in node.orelse:
             yield from imports(statement, package, is_lazy=is_lazy)
     else:
         is_lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
-            yield from imports(child, package, is_lazy=is_lazy)
+            yield from imports(child, package, is_lazy=is_lazy, types=types)
 
 
 def layer_of(module: str) -> str:
@@ -287,6 +302,58 @@ def test_what_is_allowed_passes(module, source):
 )
 def test_examples_use_what_users_have(source, is_allowed):
     assert (reaches_inside(source, "examples.one", set()) == []) is is_allowed
+
+
+def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
+    """Groups of modules that lead to each other (the strongly connected components)."""
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        found, new = set[str](), {module}
+        while new:
+            new = {after for one in new for after in graph[one]} - found
+            found |= new
+        reached[module] = found
+    groups = {
+        frozenset(other for other in found if module in reached[other])
+        for module, found in reached.items()
+        if module in found
+    }
+    return sorted(groups, key=sorted)
+
+
+def import_graph(package: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports, for types only or not."""
+    found = {module: path for path, module in modules(package)}
+    graph: dict[str, set[str]] = {}
+    for module, path in found.items():
+        parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        graph[module] = set()
+        for name, _, _ in imports(ast.parse(path.read_text("utf-8")), parent, types=True):
+            target = name if name in found else name.rpartition(".")[0]
+            if target in found and target not in {module, package.name}:
+                graph[module].add(target)
+    return graph
+
+
+@pytest.mark.parametrize("folder", ["src/clonos", "benchmarks/src/clonos_bench", "examples"])
+def test_no_modules_import_each_other_without_a_reason(folder):
+    found = circles(import_graph(ROOT / folder))
+    assert not [circle for circle in found if not any(circle <= known for known in CIRCLES)]
+
+
+def test_a_circle_is_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"d"}, "e": {"a"}}
+    assert circles(graph) == [frozenset("bc"), frozenset("d")]
+
+
+TESTS_OF = {"bench", "nexmark", "demo"}
+"""Folders of tests of what lies beside the package."""
+
+
+def test_tests_lie_where_what_they_test_lies():
+    layers = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    assert folders <= layers | TESTS_OF | {"deploy"}  # the last installs and submits all of it
 
 
 def clock_readings(source: str) -> list[int]:
