@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import clonos
 from clonos.core.messages import Kind
 from clonos.errors import SourceError
-from clonos.runtime.feeder import Feeder
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job
 from clonos.sources import spool as spool_module
+from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import EndOfInput
 from clonos.sources.spool import (
     Manifest,
@@ -463,9 +463,9 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
 def test_a_reader_finds_new_batches_without_being_told(tmp_path):
     spool = Spool(str(tmp_path), 1, "process")
     woken = threading.Event()
-    feeder = Feeder(reader(spool), woken.set, batch_rows_max=100, linger_s=0.01)
-    feeder.advance(0)
-    assert feeder.take() is None
+    prefetch = PrefetchThread(reader(spool), woken.set, batch_rows_max=100, linger_s=0.01)
+    prefetch.advance(0)
+    assert prefetch.take() is None
     delays = []
     for number in range(10):
         time.sleep(0.03)
@@ -474,10 +474,10 @@ def test_a_reader_finds_new_batches_without_being_told(tmp_path):
         since = time.monotonic()
         assert woken.wait(5)
         delays.append(time.monotonic() - since)
-        ready = feeder.take()
+        ready = prefetch.take()
         assert ready is not None
     assert sorted(delays)[5] < 0.1
-    feeder.close()
+    prefetch.close()
 
 
 def test_files_are_dealt_out_over_all_batches():

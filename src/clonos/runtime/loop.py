@@ -20,10 +20,10 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
-from clonos.runtime.feeder import Feeder
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.sinks.writers import OutputWriter
+from clonos.sources.prefetch import PrefetchThread
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import Retry
@@ -139,7 +139,7 @@ def _do(inbox: Inbox, life: int, work: Callable[[], Stored | Wrote]) -> None:
         inbox.put(done)
 
 
-class Feeders:
+class Sources:
     """The :class:`~clonos.nodes.ports.Sources` of a slot: a thread per reader.
 
     Parameters
@@ -152,9 +152,9 @@ class Feeders:
         self._shipment, self._batches, self._inbox = shipment, batches, inbox
         self.can_reopen = batches is None
 
-    def open(self, task: int) -> Feeder:
+    def open(self, task: int) -> PrefetchThread:
         shipment = self._shipment
-        return Feeder(
+        return PrefetchThread(
             shipment.readers[task](self._batches),
             lambda: self._inbox.put(RowsReady()),
             batch_rows_max=shipment.batch_rows_max,
@@ -176,7 +176,7 @@ class SlotLoop:
     host
         Address of the interface to listen on.
     batches
-        See :class:`Feeders`.
+        See :class:`Sources`.
     """
 
     def __init__(self, shipment: Shipment, slot: int, host: str, batches: Any = None) -> None:
@@ -199,7 +199,7 @@ class SlotLoop:
             network=self._plane,
             clock=Ticks(),
             store=self._layers,
-            sources=Feeders(shipment, batches, inbox),
+            sources=Sources(shipment, batches, inbox),
             programs=lambda task: shipment.programs[task](),
             worlds=self._world_of,
             writers=self._writers.of,

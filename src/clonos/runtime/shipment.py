@@ -37,7 +37,7 @@ class Shipment:
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
         A source cuts a batch at so many rows at most (see
-        :class:`~clonos.runtime.feeder.BatchSize`), or waits no longer for more of them.
+        :class:`~clonos.sources.prefetch.BatchSize`), or waits no longer for more of them.
     identities
         The certificate of each slot, if streams are encrypted.
     unreachable_s

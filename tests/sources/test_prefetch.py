@@ -12,13 +12,13 @@ import pytest
 
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import SourceError
-from clonos.runtime.feeder import (
+from clonos.sources.prefetch import (
     AHEAD_BATCHES,
     AHEAD_BYTES,
     BATCH_BYTES,
     USUAL_ROWS,
     BatchSize,
-    Feeder,
+    PrefetchThread,
 )
 from clonos.sources.readers import BaseReader, BatchesReader
 
@@ -31,12 +31,12 @@ def reader(count: int = 10) -> BatchesReader:
 
 
 class Fed:
-    """A feeder and what it has woken us for."""
+    """A thread and what it has woken us for."""
 
     def __init__(self, source: Any, **options: Any) -> None:
         self.woken: SimpleQueue[None] = SimpleQueue()
         options = {"batch_rows_max": 4, "linger_s": 0.0, **options}
-        self.feeder = Feeder(source, lambda: self.woken.put(None), **options)
+        self.prefetch = PrefetchThread(source, lambda: self.woken.put(None), **options)
 
     def get(self, take: Any) -> Any:
         until = time.monotonic() + 5
@@ -57,22 +57,22 @@ class Fed:
 
 def test_reads_ahead_from_where_the_task_stands():
     fed = Fed(reader())
-    fed.feeder.advance(3)
-    assert fed.rows(fed.feeder.take) == [3, 4, 5, 6]
-    assert fed.rows(fed.feeder.take) == [7, 8, 9]
-    assert fed.rows(fed.feeder.take) == "end"
-    fed.feeder.close()
+    fed.prefetch.advance(3)
+    assert fed.rows(fed.prefetch.take) == [3, 4, 5, 6]
+    assert fed.rows(fed.prefetch.take) == [7, 8, 9]
+    assert fed.rows(fed.prefetch.take) == "end"
+    fed.prefetch.close()
 
 
 def test_a_standby_follows_and_then_replays_exactly():
     fed = Fed(reader())
     for floor in (0, 2, 5):
-        fed.feeder.advance(floor)
-    fed.feeder.ask([2, 1])
-    assert fed.rows(fed.feeder.taken) == [5, 6]
-    assert fed.rows(fed.feeder.taken) == [7]
-    assert fed.rows(fed.feeder.take) == [8, 9]
-    fed.feeder.close()
+        fed.prefetch.advance(floor)
+    fed.prefetch.ask([2, 1])
+    assert fed.rows(fed.prefetch.taken) == [5, 6]
+    assert fed.rows(fed.prefetch.taken) == [7]
+    assert fed.rows(fed.prefetch.take) == [8, 9]
+    fed.prefetch.close()
 
 
 class LongReader(BaseReader):
@@ -103,17 +103,17 @@ class LongReader(BaseReader):
 def replay(source: LongReader, cuts: list[int], ahead: int) -> None:
     """A task that begins when the reader has read ahead as far as it goes: so many batches."""
     fed = Fed(source)
-    fed.feeder.advance(0)
-    fed.feeder.ask(cuts)
+    fed.prefetch.advance(0)
+    fed.prefetch.ask(cuts)
     for _ in range(ahead):
         fed.woken.get(timeout=5)
     with pytest.raises(Empty):
         fed.woken.get(timeout=0.3)
     for rows in cuts:
-        ready = fed.get(fed.feeder.taken)
+        ready = fed.get(fed.prefetch.taken)
         assert ready.batch.rows == rows
         del ready
-    fed.feeder.close()
+    fed.prefetch.close()
     assert source.batches == len(cuts)
 
 
@@ -131,19 +131,19 @@ def test_a_replay_reads_a_few_small_cuts_ahead_only():
 
 def test_what_reading_raises_reaches_the_task():
     fed = Fed(reader(2))
-    fed.feeder.advance(5)
+    fed.prefetch.advance(5)
     with pytest.raises(SourceError, match="rows less"):
-        fed.get(fed.feeder.take)
+        fed.get(fed.prefetch.take)
 
 
 def test_no_more_than_the_rate_is_admitted():
     fed = Fed(reader(1000), rows_per_s=200.0, linger_s=0.02, batch_rows_max=100)
-    fed.feeder.advance(0)
+    fed.prefetch.advance(0)
     start, rows = time.monotonic(), 0
     while rows < 40:
-        rows += len(fed.rows(fed.feeder.take))
+        rows += len(fed.rows(fed.prefetch.take))
     assert rows / 200.0 <= time.monotonic() - start + 0.1
-    fed.feeder.close()
+    fed.prefetch.close()
 
 
 def learned(size, *, cycle_s, row_bytes=10, batches=20):

@@ -1,6 +1,6 @@
 """The thread that reads a task's source, so that a reader that waits never stops the task.
 
-The automaton says how much it wants; the feeder keeps a few batches ready and wakes the loop.
+The automaton says how much it wants; this thread keeps a few batches ready and wakes the loop.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class BatchSize:
             self.rows = min(2 * self.rows, self._rows_max)
 
 
-class Feeder:
+class PrefetchThread:
     """Reads ahead, within limits, in a thread of its own.
 
-    A standby's feeder follows the task's floors (:meth:`advance`), so that at its promotion the
+    A standby's thread follows the task's floors (:meth:`advance`), so that at its promotion the
     source is open and in place.
 
     Parameters
@@ -116,7 +116,7 @@ class Feeder:
         self._reading_ahead = False
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="clonos-feeder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="clonos-prefetch", daemon=True)
         self._thread.start()
 
     @property
