@@ -18,14 +18,18 @@ from examples.demo.client import check_words
 from examples.demo.words import words_of
 
 
-def split(row: Any) -> Iterator[tuple[str]]:
-    """A line into its words."""
-    for word in words_of(row.value):
-        yield (word,)
+def split(row: Any) -> Iterator[tuple[int, str]]:
+    """A numbered line into its words, each with a number that no other has."""
+    number, _, line = row.value.partition("\t")
+    for position, word in enumerate(words_of(line)):
+        yield (int(number) << 32) + position, word
 
 
 class AskService:
-    """Judges the words of a batch by one call of the service: the causal call of the demo."""
+    """Judges the words of a batch by one call of the service: the causal call of the demo.
+
+    The service deduplicates, so the call has a name: the numbers of the words that it is about.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -33,7 +37,8 @@ class AskService:
     def __call__(self, batch: pa.RecordBatch, ctx: clonos.Context) -> pa.RecordBatch:
         words = batch.column("word")
         asked = words.unique().to_pylist()
-        answer = ctx.call(check_words, self._url, asked, ctx.idempotency_key())
+        key = ctx.idempotency_key(batch.column("id").to_pylist())
+        answer = ctx.call(check_words, self._url, asked, key)
         banned = pc.is_in(words, value_set=pa.array(answer["banned"], pa.string()))
         count = len(words)
         return pa.RecordBatch.from_arrays(
@@ -71,7 +76,7 @@ def build(
         on_orphan="consistency" if causal_log else "availability",
     )
     lines = job.source(source, name="lines", rows_per_second=rows_per_second)
-    words = lines.flat_map(split, schema="word string")
+    words = lines.flat_map(split, schema="id long, word string")
     judged = words.key_by("word").map_batches(
         AskService(url),
         schema="word string, nonce string, kept long, seen long",

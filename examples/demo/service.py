@@ -8,7 +8,9 @@ nonce.
 The service keeps a journal of its own (JSON lines), written before it answers: what it was asked,
 by which idempotency key, and what it said. The verdict is computed from that, not from our logs.
 
-It *ignores* idempotency keys on purpose: that calls are not repeated is for the caller to show.
+It deduplicates: a request with a known key gets the answer that this key has already, under a
+nonce of its own. It does not look whether the request is the same: whoever gives two requests one
+key gets the answer to the one for the other, and the verdict shows it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ BANNED_SHARE: Final = 0.10
 WHIM_SHARE: Final = 0.02
 """Share of the words of a request that are judged the other way, by whim."""
 
+KEYS_MAX: Final = 1_000_000
+"""So many keys are remembered; the oldest are forgotten."""
+
 BODY_BYTES_MAX: Final = 16 << 20
 
 
@@ -54,6 +59,7 @@ class BannedWords:
         self._boot = secrets.token_hex(4)
         self._count = itertools.count(1)
         self._last_time = 0.0
+        self._known: dict[str, list[str]] = {}  # key -> the words that are banned
 
     def answer(self, words: Sequence[str], key: str) -> dict[str, Any]:
         """Judge `words`; the answer is in the journal when this returns."""
@@ -62,7 +68,12 @@ class BannedWords:
             now = max(time.time(), self._last_time + 1e-6)
             self._last_time = now
             bucket = int(now / BUCKET_SECONDS)
-            banned = [word for word in words if self._is_banned(word, bucket)]
+            banned = self._known.get(key)
+            if banned is None:
+                banned = [word for word in words if self._is_banned(word, bucket)]
+                self._known[key] = banned
+                if len(self._known) > KEYS_MAX:
+                    del self._known[next(iter(self._known))]
             answer = {"nonce": f"{self._boot}-{next(self._count)}", "banned": banned}
             entry = {"time": now, "key": key, "words": words, **answer}
             self._file.write(json.dumps(entry).encode() + b"\n")

@@ -38,6 +38,7 @@ FAULTS: Final = {
     "never_asked": "(word, answer) in the output though the question did not contain the word",
     "contradicted": "(word, answer) whose count goes against what the answer says of the word",
     "half_used": "(word, answer) missing although other words of the same answer are delivered",
+    "mistaken": "answers in the output that were those of another request with the same key",
     "called_again": "calls made again after their answer was used",
     "malformed": "rows that no such job writes: nulls, negative counts; unreadable journal lines",
 }
@@ -50,7 +51,8 @@ class Verdict:
 
     Attributes
     ----------
-    lost, twice, changed, never_given, never_asked, contradicted, half_used, called_again, malformed
+    lost, twice, changed, never_given, never_asked, contradicted, half_used, mistaken, \
+    called_again, malformed
         See :data:`FAULTS`.
     occurrences, delivered_rows
         How much was judged: words of the input, rows of the output.
@@ -68,6 +70,7 @@ class Verdict:
     never_asked: int
     contradicted: int
     half_used: int
+    mistaken: int
     called_again: int
     malformed: int
     occurrences: int
@@ -263,6 +266,15 @@ _FINDINGS: Final = (
            from demo_calls c
            join (select nonce, count_if(asked) as delivered from demo_words group by nonce) d
            on c.nonce = d.nonce""",
+    ),
+    (
+        # The service gives a known key the answer that it gave first.
+        "mistaken",
+        """select count_if(used and asked != first_asked), concat('key ', key)
+           from (select key, used, asked, first_value(asked) over (partition by key order by time)
+                        as first_asked
+                 from (select key, used, time, array_sort(words) as asked from demo_calls))
+           group by key""",
     ),
     (
         # An answer that came before the used one does no harm: nothing depended on it.

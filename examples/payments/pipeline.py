@@ -28,7 +28,7 @@ from examples.demo.client import check_words
 
 RAW = "id long, merchant string, cents long, time timestamp"
 CLEAN = """
-    select lower(trim(merchant)) as merchant, cents, time from {payments}
+    select id, lower(trim(merchant)) as merchant, cents, time from {payments}
     where cents > 0 and trim(merchant) rlike '^[A-Za-z]+$'"""
 JUDGED = "merchant string, cents long, time timestamp, nonce string, suspended boolean"
 TOTALS = """
@@ -46,11 +46,13 @@ class Ask:
     def __call__(self, batch: pa.RecordBatch, ctx: clonos.Context) -> pa.RecordBatch:
         merchants = batch.column("merchant")
         asked = merchants.unique().to_pylist()
-        answer = ctx.call(check_words, self.url, asked, ctx.idempotency_key())
+        key = ctx.idempotency_key(batch.column("id").to_pylist())  # what the call is about
+        answer = ctx.call(check_words, self.url, asked, key)
         suspended = pc.is_in(merchants, value_set=pa.array(answer["banned"], pa.string()))
         nonces = pa.array([answer["nonce"]] * batch.num_rows)
-        names = ["merchant", "cents", "time", "nonce", "suspended"]
-        return pa.RecordBatch.from_arrays([*batch.columns, nonces, suspended], names=names)
+        kept = ["merchant", "cents", "time"]
+        columns = [*map(batch.column, kept), nonces, suspended]
+        return pa.RecordBatch.from_arrays(columns, names=[*kept, "nonce", "suspended"])
 
 
 def start(spark: Any, folder: Path, url: str) -> tuple[Any, Any]:

@@ -263,6 +263,42 @@ def test_idempotency_keys(attempt):
         causal.idempotency_key()
 
 
+def keys_of(attempt, rows, **options):
+    """The key that each call had, by what it was about, in an attempt that then dies."""
+    keys: dict[int, list[str]] = {}
+
+    @causal.service
+    def charge(customer):
+        keys.setdefault(customer, []).append(causal.idempotency_key())
+        return customer
+
+    with attempt(dies=True, **options):
+        for row in rows:
+            charge(row)
+    return keys
+
+
+def test_a_key_names_what_is_asked_not_where(attempt):
+    """An attempt dies before its answers are logged; the next has its rows in another order."""
+    first = keys_of(attempt, [1, 2, 3, 2])
+    again = keys_of(attempt, [2, 3, 2, 1])
+    assert {row: set(keys) for row, keys in again.items()} == {
+        row: set(keys) for row, keys in first.items()
+    }
+    named = [key for keys in first.values() for key in keys]
+    assert len(set(named)) == 4, "two equal charges are two"
+
+
+def test_a_fresh_run_of_the_same_name_has_other_keys(attempt):
+    first = keys_of(attempt, [1, 2])
+    with attempt():
+        place.holder().truncate("run", None)  # as at the end of a run
+    again = keys_of(attempt, [1, 2])
+    assert not {key for keys in first.values() for key in keys} & {
+        key for keys in again.values() for key in keys
+    }
+
+
 def test_the_operator_is_the_outermost_function_unless_named(attempt, ask):
     def inner():
         return ask("a")

@@ -156,16 +156,16 @@ def test_socket_source(spark, tmp_path, is_fused):
 def test_answers_of_a_service_are_asked_once(spark, tmp_path):
     """What is in the output rests on an answer that the service has given, and given once."""
     journal = tmp_path / "service.jsonl"
-    words = [("alpha",), ("beta",), ("gamma",), ("delta",)]
+    words = [(n, ("alpha", "beta", "gamma", "delta")[n % 4]) for n in range(1000)]
     with ServerProcess("examples.demo.service", ["--journal", str(journal)]) as service:
         url = service.url
 
         def ask(row: Any, ctx: clonos.Context) -> tuple[str, str]:
-            answer = ctx.call(check_words, url, [row.word], ctx.idempotency_key())
+            answer = ctx.call(check_words, url, [row.word], ctx.idempotency_key(row.n))
             return row.word, answer["nonce"]
 
         job = clonos.Job("service", checkpoint_interval="300 ms")
-        source = clonos.sources.from_batches([words] * 250, schema="word string")
+        source = clonos.sources.from_batches([words], schema="n long, word string")
         job.source(source, name="words", rows_per_second=250).map(
             ask, "word string, nonce string", name="asked", parallelism=2
         ).sink(clonos.sinks.collect(), name="out")

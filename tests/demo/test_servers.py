@@ -41,14 +41,24 @@ def entries(journal):
 
 
 def test_the_same_question_has_another_answer_each_time(service, journal):
-    answers = [check_words(service.url, WORDS, "same key") for _ in range(5)]
+    answers = [check_words(service.url, WORDS, f"k{i}") for i in range(5)]
     assert len({answer["nonce"] for answer in answers}) == 5
     assert len({tuple(answer["banned"]) for answer in answers}) == 5
     assert all(10 < len(answer["banned"]) < 75 for answer in answers)
     written = entries(journal)
     assert [entry["nonce"] for entry in written] == [answer["nonce"] for answer in answers]
     assert [entry["banned"] for entry in written] == [answer["banned"] for answer in answers]
-    assert all(entry["key"] == "same key" and entry["words"] == WORDS for entry in written)
+    assert [entry["key"] for entry in written] == [f"k{i}" for i in range(5)]
+    assert all(entry["words"] == WORDS for entry in written)
+
+
+def test_a_known_key_has_its_answer_already(service, journal):
+    first, other, again = (check_words(service.url, WORDS, key) for key in ("a", "b", "a"))
+    assert again["banned"] == first["banned"] != other["banned"]
+    assert again["nonce"] != first["nonce"], "the verdict tells requests apart"
+    wrong = check_words(service.url, ["of", "another"], "a")
+    assert wrong["banned"] == first["banned"], "whoever gives two requests one key has the harm"
+    assert [entry["key"] for entry in entries(journal)] == ["a", "b", "a", "a"]
 
 
 def test_threads_have_connections_of_their_own(service, journal):

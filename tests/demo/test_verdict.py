@@ -51,7 +51,9 @@ class Run:
                 kept = 0 if word in banned else seen
                 self.rows.append([word, nonce, start, start + timedelta(seconds=1), kept, seen])
         # A call whose caller died before it used the answer: no fault.
-        self.journal.insert(0, entry(99.0, "unused", "k0", ["a"], []))
+        self.journal.insert(
+            0, {**json.loads(json.dumps(self.journal[0])), "time": 99.0, "nonce": "unused"}
+        )
 
     def row(self, word, nonce="n0"):
         return next(row for row in self.rows if row[0] == word and row[1] == nonce)
@@ -65,6 +67,13 @@ class Run:
 
 def entry(time, nonce, key, words, banned):
     return {"time": time, "nonce": nonce, "key": key, "words": words, "banned": banned}
+
+
+def give_two_requests_one_key(run):
+    first, second = run.journal[-2:]
+    first["words"] = [*first["words"], "another"]
+    second["key"] = first["key"]
+    return {"mistaken": 1, "called_again": 1, "half_used": 1}
 
 
 def lose_a_row(run):
@@ -123,7 +132,8 @@ def use_an_invented_answer(run):
 
 
 def use_an_answer_to_another_question(run):
-    run.journal[1]["words"].remove("truth")
+    for asked in run.journal[:2]:
+        asked["words"].remove("truth")
     return {"never_asked": 1}
 
 
@@ -170,6 +180,7 @@ def give_a_nonce_twice(run):
 
 
 FAULTY = [
+    give_two_requests_one_key,
     lose_a_row,
     lose_an_occurrence,
     lose_everything,

@@ -50,6 +50,10 @@ class Job:
         A record that a function cannot handle fails the job, or is dropped and counted.
     seed
         Of ``ctx.random``.
+    lineage
+        What this run continues, for ``ctx.idempotency_key``: runs of one lineage give the same keys
+        for the same identities. By default a run shares its lineage only with the restarts from
+        its checkpoint.
 
     Examples
     --------
@@ -76,6 +80,7 @@ class Job:
         on_orphan: Literal["consistency", "availability"] = "consistency",
         on_bad_record: Literal["fail", "drop"] = "fail",
         seed: int = 0,
+        lineage: str | None = None,
     ) -> None:
         _one_of("guarantee", guarantee, "exactly_once", "at_least_once")
         _one_of("on_orphan", on_orphan, "consistency", "availability")
@@ -96,6 +101,7 @@ class Job:
                 checkpoint_dir=checkpoint_dir,
                 guarantee=guarantee,
                 on_orphan=on_orphan,
+                lineage=None if lineage is None else _name("lineage", lineage),
             ),
         )
 
@@ -271,6 +277,12 @@ class Job:
 def _one_of(name: str, value: str, *allowed: str) -> None:
     if value not in allowed:
         raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
+
+
+def _name(name: str, value: Any) -> str:
+    if not (isinstance(value, str) and value):
+        raise WrongType(f"{name}={value!r}", remedy="give a text that is not empty")
+    return value
 
 
 def _number(name: str, value: Any, low: int | None, high: int | None = None) -> int:

@@ -66,7 +66,10 @@ class _Question:
     @property
     def idempotency_key(self) -> str:
         where = self.log.place
-        parts = [where.scope, str(where.batch), where.operator, self.digest.hex()]
+        # The seed is drawn anew when the scope's answers were forgotten: today's run that has the
+        # name of yesterday's asks again, and must not get yesterday's receipts.
+        run = f"{where.scope}.{self.log.seed.hex()}"
+        parts = [run, str(where.batch), where.operator, self.digest.hex()]
         if self.key is None:
             parts.append(f"{where.partition}.{self.occurrence}")
         return "/".join(parts)

@@ -255,6 +255,7 @@ def describe(compiled: CompiledJob) -> dict[str, Any]:
         "sharing_depth": plan.sharing_depth,
         "causal_log": plan.causal_log,
         "seed": plan.job_seed,
+        "lineage": compiled.options.lineage,
         "tasks": tasks,
         "channels": [
             [names[c.sender], names.get(c.receiver, "house-keeper"), c.port] for c in plan.channels

@@ -146,6 +146,7 @@ class RunningJob:
                 self._plane.address,
                 self.directory.layers_uri,
                 layers_durability=durability,
+                lineage=self.options.lineage or self.directory.checkpoint_id,
                 identities=identities,
                 allow_plaintext=tls is False,
                 unreachable_s=silence_s + PATIENCE_S,

@@ -22,6 +22,7 @@ def ship(
     layers_uri: str,
     *,
     layers_durability: Durability,
+    lineage: str,
     **settings: Any,
 ) -> Shipment:
     """Everything that a slot needs, whichever task it will run."""
@@ -41,7 +42,7 @@ def ship(
         secret=secret,
         plan=compiled.plan,
         schemas=compiled.schemas,
-        programs={code.task.id: code.program for code in compiled.codes},
+        programs={code.task.id: partial(code.program, lineage) for code in compiled.codes},
         readers=readers,
         writers=writers,
         rates=rates,

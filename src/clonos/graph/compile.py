@@ -52,15 +52,18 @@ class TaskCode:
         """Of the source that the chain begins with; the chain may be called otherwise."""
         return self.operators[0][0]
 
-    def program(self) -> ChainProgram:
-        """A fresh program, with no state."""
+    def program(self, lineage: str = "") -> ChainProgram:
+        """A fresh program, with no state.
+
+        `lineage`: of the run (see :meth:`clonos.operators.context.Context.idempotency_key`).
+        """
         chain = [
-            ChainedOperator(make(), self._info(number, name))
+            ChainedOperator(make(), self._info(number, name, lineage))
             for number, (name, make) in enumerate(self.operators)
         ]
         return ChainProgram(chain, self.task.inputs, self.routers, self.ports, digests=self.digests)
 
-    def _info(self, number: int, name: str) -> OperatorInfo:
+    def _info(self, number: int, name: str, lineage: str) -> OperatorInfo:
         return OperatorInfo(
             job=self.job,
             task=self.task.id,
@@ -71,6 +74,7 @@ class TaskCode:
             parallelism=self.parallelism,
             seed=self.seed,
             drop_bad_records=self.drop_bad_records,
+            lineage=lineage,
         )
 
 

@@ -53,6 +53,7 @@ class JobOptions:
     checkpoint_dir: str | None = None
     guarantee: str = "exactly_once"
     on_orphan: str = "consistency"
+    lineage: str | None = None
 
 
 @dataclass

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """Which operator of which task this is."""
+    """Which operator of which task this is.
+
+    ``lineage``: of the run and of all that continue it; names the effects of its calls.
+    """
 
     job: str
     task: int
@@ -30,6 +33,7 @@ class OperatorInfo:
     parallelism: int
     seed: int = 0
     drop_bad_records: bool = False
+    lineage: str = ""
 
     @property
     def where(self) -> str:
@@ -46,13 +50,11 @@ class Services:
 
     def __init__(self) -> None:
         self._step: Step | None = None
-        self.calls = 0
         self.port = 0
 
     def begin(self, step: Step) -> None:
         """A new step begins."""
         self._step = step
-        self.calls = 0
 
     @property
     def step(self) -> Step:

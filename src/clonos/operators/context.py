@@ -6,12 +6,15 @@ Everything here gives the same answers when a step is replayed.
 from __future__ import annotations
 
 import inspect
+from base64 import b32encode
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from clonos.core.canonical import encode
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
 
@@ -74,24 +77,54 @@ class Context:
 
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once, ever: on replay its logged answer or exception comes back."""
-        services = self._services
-        services.calls += 1
-        return services.step.call(fn, args, kwargs)
+        return self._services.step.call(fn, args, kwargs)
 
-    def idempotency_key(self) -> str:
-        """A key for the next :meth:`call` of this step, for services that can deduplicate.
+    def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:
+        """A name for a :meth:`call`, for services that deduplicate.
 
-        A task that is killed within a call makes it again with the same key.
+        The same identity has the same key in this operator of this job, whatever fails and however
+        the input is cut into batches, also after a restart from the checkpoint. A fresh run has
+        other keys, unless ``Job(lineage=...)`` names what it continues.
+
+        Parameters
+        ----------
+        identity
+            What the call is about, and no other call of this operator: the number of an order, or
+            several values as a tuple; for a batch, those of all its rows. Not its place in the
+            input: which rows make a batch may change in a recovery.
+        ordinal
+            Tells several calls about the same thing apart.
+
+        Returns
+        -------
+        str
+            24 lower-case letters and digits.
+
+        Raises
+        ------
+        UnencodableValue
+            The identity is no plain value.
         """
         info = self._operator.info
-        services = self._services
-        return f"{info.job}/{info.task}/{services.step.position}/{services.calls + 1}"
+        return effect_key(info.lineage or info.job, info.operator, identity, ordinal)
 
     @property
     def watermark(self) -> datetime | None:
         """Event time has come this far; None before the first watermark."""
         ms = self._operator.watermark_ms
         return None if ms is None else from_ms(ms)
+
+
+def effect_key(lineage: str, scope: str, identity: Any, ordinal: int) -> str:
+    """The name of an effect: equal for equal arguments, on every machine.
+
+    Examples
+    --------
+    >>> effect_key("invoices-2026", "charge", 17, 0)
+    'v52g4ekdfyc7edpc636kgnlh'
+    """
+    named = encode([lineage, scope, identity, ordinal])
+    return b32encode(blake2b(named, digest_size=15).digest()).decode().lower()
 
 
 def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("row",)) -> bool:
