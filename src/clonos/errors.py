@@ -33,25 +33,30 @@ class ClonosError(Exception):
         The operator or task, such as ``"count[3]"``; empty if the whole job is meant.
     remedy
         What the reader can do about it.
+    trace
+        The user's own lines that led to it, if it happened in another process (see
+        :func:`clonos.blame.users_traceback`). It comes first in the error's text.
 
-    Keys in URIs are left out of all three.
+    Keys in URIs are left out of all four.
     """
 
-    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", remedy: str = "", trace: str = "") -> None:
         self.what, self.where, self.remedy = masked(what), masked(where), masked(remedy)
+        self.trace = masked(trace)
         super().__init__(self.what, self.where, self.remedy)
 
     def __str__(self) -> str:
+        trace = f"\n{self.trace}\n" if self.trace else ""
         place = f"{self.where}: " if self.where else ""
         advice = f" To do: {self.remedy}" if self.remedy else ""
-        return f"{place}{self.what}{advice}"
+        return f"{trace}{place}{self.what}{advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.remedy)
+        return _rebuild, (type(self), self.what, self.where, self.remedy, self.trace)
 
 
-def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str) -> ClonosError:
-    return cls(what, where=where, remedy=remedy)
+def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str, trace: str) -> ClonosError:
+    return cls(what, where=where, remedy=remedy, trace=trace)
 
 
 class StepTooLarge(ClonosError):

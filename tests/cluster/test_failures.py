@@ -49,8 +49,14 @@ def test_a_function_that_raises(spark):
     running = mapped(work).start(spark)
     with pytest.raises(errors.OperatorError, match=r"ZeroDivisionError.*n=7") as caught:
         running.wait(60)
-    assert caught.value.where in {"work[0]", "work[1]"}
+    assert caught.value.where.partition(" ")[0] in {"work[0]", "work[1]"}
     assert "on_bad_record" in caught.value.remedy
+    first, *lines = str(caught.value).strip().splitlines()
+    assert first == "Traceback of your code (most recent call last):"
+    assert lines[0].endswith("in work")
+    assert lines[1].strip() == "return int(row.n + 0 / (row.n - 7))"
+    assert lines[-2:-1] == ["ZeroDivisionError: division by zero"]
+    assert lines[-1].startswith("work[")
     assert not running.observer.recoveries
     assert sys.getswitchinterval() == users, "the process is the user's again"
 
@@ -89,8 +95,9 @@ def test_a_callback_that_raises(spark):
 
     job = clonos.Job("callback")
     job.source(numbers()).sink(clonos.sinks.callback(told), name="out")
-    with pytest.raises(errors.OperatorError, match=r"out: .*RuntimeError: no room"):
+    with pytest.raises(errors.OperatorError, match=r"out: .*RuntimeError: no room") as caught:
         job.run(spark, timeout_s=60)
+    assert 'raise RuntimeError("no room")' in caught.value.trace
 
 
 def test_nobody_listens(spark):

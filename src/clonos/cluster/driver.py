@@ -490,12 +490,11 @@ class RunningJob:
         LOGGER.warning(text)
 
     def _failure(self, fail: co.Fail) -> errors.ClonosError:
-        where = self.plan.tasks[fail.task].name if fail.task >= 0 else ""
-        message, _, remedy = fail.message.removeprefix(f"{where}: ").partition(" To do: ")
-        kind = _error_types().get(fail.error)
+        where = fail.where or (self.plan.tasks[fail.task].name if fail.task >= 0 else "")
+        kind, what = _error_types().get(fail.error), fail.message
         if kind is None:
-            return errors.TaskFailed(f"{fail.error}: {message}", where=where, remedy=remedy)
-        return kind(message, where=where, remedy=remedy)
+            kind, what = errors.TaskFailed, f"{fail.error}: {what}"
+        return kind(what, where=where, remedy=fail.remedy, trace=fail.trace)
 
     def _now_ms(self) -> int:
         return int(self._clock * 1000)

@@ -12,6 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.blame import in_short
 from clonos.core.canonical import decode, encode, register
 from clonos.errors import ClonosError
 
@@ -231,7 +232,7 @@ def describe(error: BaseException) -> str:
     """An exception in one line, for the text of another."""
     if isinstance(error, ClonosError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return in_short(error)
 
 
 def _make_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:

@@ -239,4 +239,5 @@ class Coordinator:
     def _on_task_error(self, slot: int, report: msg.TaskError) -> None:
         task = self.tasks[report.task]
         if report.incarnation == task.incarnation:
-            self.roster.fail(report.error, report.message, task.id)
+            told = report.where, report.remedy, report.trace
+            self.roster.fail(report.error, report.message, task.id, *told)

@@ -80,11 +80,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot go on."""
+    """The job cannot go on. The texts are those of a :class:`~clonos.errors.ClonosError`."""
 
     error: str
     message: str
     task: int = -1
+    where: str = ""
+    remedy: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

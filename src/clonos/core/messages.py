@@ -329,13 +329,19 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """The task cannot go on (user code raised, divergence, unreadable layer, ...)."""
+    """The task cannot go on (user code raised, divergence, unreadable layer, ...).
+
+    The texts are those of a :class:`~clonos.errors.ClonosError`.
+    """
 
     task: int
     incarnation: Incarnation
     error: str
     message: str
     position: int
+    where: str = ""
+    remedy: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,10 +126,10 @@ class Roster:
         if slot is not None and slot in self.slots:
             self.do(Command(slot, command))
 
-    def fail(self, error: str, message: str, task: int) -> None:
-        """The job cannot go on."""
+    def fail(self, error: str, message: str, task: int, *told: str) -> None:
+        """The job cannot go on; `told`: where, remedy and trace, as far as they are known."""
         self.failed = True
-        self.do(Fail(error, message, task))
+        self.do(Fail(error, message, task, *told))
 
     def active(self) -> list[TaskState]:
         """Tasks that have a slot to live in."""

@@ -12,13 +12,13 @@ events, and what is to happen goes out through the ports. Production and simulat
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
 
+from clonos.blame import complaint_of
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.life import Phase
@@ -277,9 +277,7 @@ class SlotNode:
         """Whatever goes wrong in a task is reported with its place; the slot itself stays."""
         machine, self.machine = self.machine, None
         if machine is not None:
-            self._send(
-                msg.TaskError(machine.id, machine.incarnation, *_describe(error), machine.position)
-            )
+            self._send(_task_error(machine.id, machine.incarnation, error, machine.position))
 
     # --- what comes in ------------------------------------------------------------------------
 
@@ -451,7 +449,7 @@ class SlotNode:
         """Whatever it is, the coordinator waits for us."""
         assert self._restoring is not None
         command, self._restoring, self.machine = self._restoring.command, None, None
-        self._send(msg.TaskError(command.task, command.incarnation, *_describe(error), position=0))
+        self._send(_task_error(command.task, command.incarnation, error, position=0))
 
     def _restored(self, layers: tuple[Layer, ...]) -> None:
         restoring = self._restoring
@@ -517,10 +515,8 @@ class SlotNode:
         self._writer.write(self._life, action)
 
 
-def _describe(error: Exception) -> tuple[str, str]:
-    """Name and text of an error, with its place if it is none of ours."""
-    if isinstance(error, ClonosError):
-        return type(error).__name__, str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-    return "InternalError", f"{type(error).__name__}: {error} ({where})"
+def _task_error(
+    task: int, incarnation: Incarnation, error: Exception, position: int
+) -> msg.TaskError:
+    kind, what, where, remedy, trace = complaint_of(error)
+    return msg.TaskError(task, incarnation, kind, what, position, where, remedy, trace)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from clonos.blame import in_short, users_traceback
 from clonos.columns.rows import describe
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
@@ -57,7 +58,8 @@ class Consumers:
                 sink.fn(batch)
             except Exception as error:
                 raise OperatorError(
-                    f"the callback raised {describe(error)}",
+                    f"the callback raised {in_short(error)}",
+                    trace=users_traceback(error),
                     where=name,
                     remedy="correct the function; with a checkpoint_dir the job then goes on",
                 ) from error
@@ -128,6 +130,7 @@ def write_with_spark(sink: SinkSpec, operator: str, frame: Any) -> None:
     except Exception as error:
         raise OperatorError(
             f"writing with Spark failed: {describe(error)[:500]}",
+            trace=users_traceback(error),
             where=operator,
             remedy="correct the function and start the job again: with a checkpoint_dir nothing is "
             "computed again",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from clonos.blame import in_short
 from clonos.columns.batches import seal, to_bytes
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import ClonosError, SourceError
@@ -177,7 +178,9 @@ class PrefetchThread:
         except ClonosError as error:
             self._put(error)
         except Exception as error:  # noqa: BLE001 - whatever a reader raises, the task must hear
-            self._put(SourceError(f"reading failed: {type(error).__name__}: {error}"))
+            failed = SourceError(f"reading failed: {in_short(error)}")
+            failed.__cause__ = error
+            self._put(failed)
         finally:
             self._reader.close()
 

@@ -1,0 +1,144 @@
+"""Whose fault an error is: the user's own lines, out of a traceback that is mostly ours.
+
+A traceback does not travel between processes. What is told of it is text of bounded size, and only
+of frames that the user can do something about.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from traceback import FrameSummary, StackSummary, extract_tb
+from typing import Final, NamedTuple
+
+from clonos.errors import ClonosError, ProtocolError
+
+FRAMES_MAX: Final = 20
+"""Of one exception; of more, the first and the last are told."""
+CAUSES_MAX: Final = 4
+"""Exceptions that led to each other; of more, the last are told."""
+TEXT_MAX: Final = 1000
+"""Letters of one exception's message, or of one frame."""
+
+_OURS: Final = str(Path(__file__).parent) + os.sep
+_PATHS: Final = sysconfig.get_paths()
+_LIBRARIES: Final = tuple(
+    str(Path(_PATHS[kind], package)) + os.sep
+    for kind in ("purelib", "platlib")
+    for package in ("numpy", "pandas", "py4j", "pyarrow", "pyspark")
+)
+_STANDARD: Final = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep, "<frozen ")
+_SITE: Final = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
+
+
+class Complaint(NamedTuple):
+    """An error as it is told to another process; ``error`` is the name of its class."""
+
+    error: str
+    what: str
+    where: str
+    remedy: str
+    trace: str
+
+
+def complaint_of(error: BaseException) -> Complaint:
+    """What to tell of an error that ends a task.
+
+    One that is none of ours and did not come out of the user's code is a bug in clonos; it is told
+    with its place.
+    """
+    trace = users_traceback(error)
+    if isinstance(error, ClonosError):
+        kind = type(error).__name__
+        stories = error.stories if isinstance(error, ProtocolError) else ()
+        what = "\n  story: ".join([error.what, *stories])
+        return Complaint(kind, what, error.where, error.remedy, trace or error.trace)
+    what = in_short(error)
+    if trace:
+        return Complaint("OperatorError", what, "", "correct the function", trace)
+    frames = extract_tb(error.__traceback__)
+    if frames:
+        what = f"{what} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+    return Complaint("InternalError", what, "", "", "")
+
+
+def users_traceback(error: BaseException) -> str:
+    """The user's lines in the traceback of an error and of its causes; "" if there are none.
+
+    Frames of clonos are left out. An exception without any line of the user's is left out as a
+    whole: what clonos says of it is elsewhere.
+
+    Examples
+    --------
+    >>> try:
+    ...     1 / 0
+    ... except ZeroDivisionError as error:
+    ...     print(users_traceback(error))  # doctest: +ELLIPSIS
+    Traceback of your code (most recent call last):
+      File ...
+    ZeroDivisionError: division by zero
+    """
+    told: list[str] = []
+    for link, exception in _causes(error):
+        frames = _without_ours(extract_tb(exception.__traceback__))
+        if any(map(_is_users, frames)):
+            lines = ["Traceback of your code (most recent call last):", *_lines(frames)]
+            told += [*([link] if told else []), "\n".join([*lines, in_short(exception)])]
+    return "\n\n".join(told)
+
+
+def in_short(error: BaseException) -> str:
+    """The class and the message of an exception, which may be long, or fail to say anything."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - user code
+        text = "<an exception that cannot be shown>"
+    name = type(error).__name__
+    return _cut(f"{name}: {text}" if text else name)
+
+
+def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """An exception and what led to it, the first cause first, as Python tells them."""
+    chain: list[tuple[str, BaseException]] = []
+    current: BaseException | None = error
+    while current is not None and all(known is not current for _, known in chain):
+        if current.__cause__ is not None or current.__suppress_context__:
+            link, following = "This was the cause of:", current.__cause__
+        else:
+            link, following = "While this was handled, there came:", current.__context__
+        chain.append((link, current))
+        current = following
+    yield from reversed(chain[:CAUSES_MAX])
+
+
+def _without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
+    """What we have called, and not who has called us: that is a slot, or a test."""
+    is_ours = [frame.filename.startswith(_OURS) for frame in frames]
+    first = is_ours.index(True) if True in is_ours else 0
+    return [frame for i, frame in enumerate(frames) if i >= first and not is_ours[i]]
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    """Whether it is no frame of a library. Packages of the user's may be installed, too."""
+    name = frame.filename
+    if name.startswith(_SITE):
+        return not name.startswith(_LIBRARIES)
+    return not name.startswith(_STANDARD)
+
+
+def _lines(frames: Sequence[FrameSummary]) -> list[str]:
+    half = FRAMES_MAX // 2
+    left_out = len(frames) - 2 * half
+    if left_out <= 0:
+        return _formatted(frames)
+    return [*_formatted(frames[:half]), f"  ... {left_out} more", *_formatted(frames[-half:])]
+
+
+def _formatted(frames: Sequence[FrameSummary]) -> list[str]:
+    return [_cut(text.rstrip("\n")) for text in StackSummary.from_list(list(frames)).format()]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."

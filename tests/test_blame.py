@@ -1,0 +1,194 @@
+"""What an error says first is where in the user's own code it happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos import blame
+from clonos.blame import CAUSES_MAX, FRAMES_MAX, TEXT_MAX, complaint_of, in_short, users_traceback
+from clonos.errors import OperatorError, ProtocolError, SourceError
+from clonos.sources.prefetch import PrefetchThread
+from clonos.sources.readers import BaseReader
+from clonos.testing import StepHarness
+
+OURS = str(Path(blame.__file__).parent)
+LINE = "return 1 / (n - 7)  # the user's line"
+
+
+def divide(n: int) -> Any:
+    return 1 / (n - 7)  # the user's line
+
+
+def in_map(row: Any) -> Any:
+    return divide(row.n)
+
+
+def in_generator(row: Any) -> Any:
+    yield row.n
+    yield divide(row.n)
+
+
+def in_batch(batch: pa.RecordBatch) -> Any:
+    return divide(batch.column("n")[0].as_py())
+
+
+def in_call(row: Any, ctx: clonos.Context) -> Any:
+    return ctx.call(divide, row.n)
+
+
+class OnRow(clonos.Process):
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        return [divide(row.n)]
+
+
+class OnTimer(clonos.Process):
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        ctx.timers.event_time(5)
+
+    def on_timer(self, key: Any, due: int, ctx: Any) -> Any:
+        return [divide(key)]
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "map": lambda rows: rows.map(in_map, "n double", name="op"),
+    "filter": lambda rows: rows.filter(in_map, name="op"),
+    "flat_map": lambda rows: rows.flat_map(in_generator, "n double", name="op"),
+    "map_batches": lambda rows: rows.map_batches(in_batch, "n double", name="op"),
+    "with_column": lambda rows: rows.with_column("m double", divide, "n", name="op"),
+    "call": lambda rows: rows.map(in_call, "n double", name="op"),
+    "on_row": lambda rows: rows.key_by("n").process(OnRow(), "n double", name="op"),
+    "on_timer": lambda rows: rows.key_by("n").process(OnTimer(), "n double", name="op"),
+}
+
+
+def raised(fn: Callable[[], Any]) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
+        fn()
+    return caught.value
+
+
+def feed(harness: StepHarness, inputs: tuple[int, ...]) -> None:
+    if inputs:
+        harness.input(inputs[0], [(7,)], "n long")
+        harness.end(inputs[0])
+    else:
+        harness.source([(7,)], "n long")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_users_lines_come_first(name):
+    job = clonos.Job("failing")
+    rows = job.source(clonos.sources.from_batches([], "n long"), name="in")
+    OPERATORS[name](rows).sink(clonos.sinks.collect(), name="out")
+    codes = job.compile().codes
+    code = codes[-1]
+    harness = StepHarness(code.program())
+    told = complaint_of(raised(lambda: feed(harness, code.task.inputs)))
+    assert told.error == "OperatorError"
+    assert told.what.startswith("ZeroDivisionError: division by zero (for ")
+    assert told.where.startswith("op[0]")
+    assert "on_bad_record" in told.remedy
+    lines = told.trace.splitlines()
+    assert lines[0] == "Traceback of your code (most recent call last):"
+    assert LINE in told.trace
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert OURS not in told.trace
+
+
+def test_causes_are_told_and_errors_without_the_users_lines_are_not():
+    def charge() -> None:
+        try:
+            divide(7)
+        except ZeroDivisionError as error:
+            raise RuntimeError("no price") from error
+
+    blamed = OperatorError("RuntimeError: no price", where="op[0]")
+    blamed.__cause__ = raised(charge)
+    trace = users_traceback(blamed)
+    first, second = trace.split("\n\nThis was the cause of:\n\n")
+    assert first.endswith("ZeroDivisionError: division by zero")
+    assert second.endswith("RuntimeError: no price")
+    assert "OperatorError" not in trace
+
+
+def test_lines_of_libraries_are_told_below_the_users():
+    trace = users_traceback(raised(lambda: json.loads("{")))
+    assert "json.loads" in trace
+    assert "decoder.py" in trace
+
+
+class BrokenReader(BaseReader):
+    schema = pa.schema([("n", pa.int64())])
+
+    def open(self, rows_consumed: int) -> None:
+        divide(7)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch:
+        raise AssertionError(max_rows)
+
+
+def test_a_reader_of_the_users():
+    feeder = PrefetchThread(BrokenReader(), lambda: None, batch_rows_max=1, linger_s=0.0)
+    feeder.advance(0)
+    feeder._thread.join(10)
+    with pytest.raises(SourceError) as caught:
+        feeder.take()
+    assert LINE in complaint_of(caught.value).trace
+
+
+def test_what_is_none_of_ours_is_blamed_on_whose_it_is():
+    told = complaint_of(raised(lambda: divide(7)))
+    assert (told.error, told.remedy) == ("OperatorError", "correct the function")
+    bug = complaint_of(KeyError("x"))
+    assert (bug.error, bug.trace) == ("InternalError", "")
+    assert "KeyError" in bug.what
+
+
+def test_stories_travel():
+    error = ProtocolError("broken", where="t[0]")
+    error.stories = ("task: A -x-> B",)
+    assert complaint_of(error).what == "broken\n  story: task: A -x-> B"
+
+
+def deep(n: int) -> Any:
+    return deep_too(n - 1) if n else divide(7)
+
+
+def deep_too(n: int) -> Any:
+    return deep(n - 1) if n else divide(7)
+
+
+class Talkative(Exception):
+    def __str__(self) -> str:
+        return "x" * 10 * TEXT_MAX
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_it_is_bounded():
+    trace = users_traceback(raised(lambda: deep(200)))
+    assert trace.count("  File ") == FRAMES_MAX
+    assert "... 1" in trace
+
+    def chain(n: int) -> None:
+        try:
+            if n:
+                chain(n - 1)
+        finally:
+            raise Talkative
+
+    trace = users_traceback(raised(lambda: chain(50)))
+    assert trace.count("Talkative: xxx") == CAUSES_MAX
+    assert len(trace) < CAUSES_MAX * (FRAMES_MAX + 2) * TEXT_MAX
+    assert len(in_short(Talkative())) <= TEXT_MAX + 3
+    assert "cannot be shown" in in_short(Mute())
