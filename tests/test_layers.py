@@ -46,7 +46,7 @@ FACADE = "clonos"
 """The package itself: what users import."""
 
 LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources"}
-LAYERS["cli"] = set(LAYERS)
+LAYERS["cli"] = {FACADE, "simulator"}
 
 PUBLIC = {
     "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",

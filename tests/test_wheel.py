@@ -12,7 +12,8 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
-    "clonos/__init__.py", "clonos/errors.py", "clonos/py.typed", "clonos/version.py",
+    "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/py.typed",
+    "clonos/version.py",
     "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",
     "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
