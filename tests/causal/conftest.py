@@ -20,8 +20,8 @@ import pytest
 from pyspark import TaskContext
 
 from clonos import causal
-from clonos.causal import gate, place
-from clonos.causal.place import Connection
+from clonos.causal import gate, process
+from clonos.causal.holder import LogAccess
 from clonos.causal.server import LogServer
 from clonos.causal.task import flusher
 
@@ -84,22 +84,22 @@ def server(tmp_path: Path) -> Iterator[LogServer]:
         yield running
 
 
-def connection_to(server: LogServer, **changed: Any) -> Connection:
+def access_to(server: LogServer, **changed: Any) -> LogAccess:
     options = {"run": "run", "term": "term", "patience_s": 60.0, **changed}
-    return server.reached_by(Connection(**options))
+    return server.reached_by(LogAccess(**options))
 
 
 class Attempt:
     """Lets this process be a Python worker in an attempt of a task."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, access: LogAccess) -> None:
+        self.access = access
 
     @contextlib.contextmanager
     def __call__(
         self, partition: int = 0, execution: str = "1", *, dies: bool = False, **props: str
     ) -> Iterator[None]:
-        place.connect(self.connection)
+        process.connect(self.access)
         properties = {"spark.sql.execution.id": execution, **props}
         context = TaskContext()
         context._taskAttemptId, context._partitionId = next(_numbers), partition
@@ -109,23 +109,23 @@ class Attempt:
         try:
             yield
         except BaseException:
-            place.end_task(succeeded=False)
+            process.end_task(succeeded=False)
             raise
         else:
             if dies:
-                task = place._process.task
+                task = process._process.task
                 assert task is not None
                 flusher.unwatch(task)
             else:
-                place.end_task(succeeded=True)
+                process.end_task(succeeded=True)
         finally:
             TaskContext._setTaskContext(None)
-            place.connect(None)
+            process.connect(None)
 
 
 @pytest.fixture
 def attempt(server: LogServer) -> Attempt:
-    return Attempt(connection_to(server))
+    return Attempt(access_to(server))
 
 
 # --- a PostgreSQL server of the tests' own -------------------------------------------------------

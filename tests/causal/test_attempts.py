@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from clonos import causal
-from clonos.causal import place
+from clonos.causal import process
 from clonos.causal import task as tasks
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
-from clonos.causal.messages import Place
+from clonos.causal.messages import AnswerKey
 
-from .conftest import Attempt, connection_to
+from .conftest import Attempt, access_to
 
 
 def test_the_next_attempt_gets_the_same_answers(attempt, ask, world):
@@ -43,7 +43,7 @@ def test_keys_tell_equal_calls_apart(attempt, ask, world):
 def test_what_a_dead_attempt_had_sent_is_used(attempt, ask, world):
     with attempt(dies=True):
         first = ask("sent")
-        place.settle()
+        process.settle()
         ask("lost")
     with attempt():
         assert ask("sent") == first
@@ -73,7 +73,7 @@ def test_partitions_operators_and_batches_have_logs_of_their_own(attempt, ask, w
         with attempt(**properties):
             assert ask("a") == number
     with attempt():
-        with place.named("another"):
+        with process.named("another"):
             assert ask("a") == 5
         assert causal.service(world, name="other")("a") == 6
 
@@ -99,8 +99,8 @@ def test_equal_calls_of_one_execution_are_not_merged(attempt, ask, world):
 
 def test_a_copy_waits_for_the_one_that_runs(server, attempt, ask, world):
     """Speculation: the log has an owner, and the copy follows it."""
-    where = Place("run", 0, "test_a_copy_waits_for_the_one_that_runs", 0)
-    first = connection_to(server).holder()
+    where = AnswerKey("run", 0, "test_a_copy_waits_for_the_one_that_runs", 0)
+    first = attempt.access.holder()
     first.open(where, "another attempt", "term/1")
     question = digest_of(["ask", None, ["a"], []])
     entry = Entry(question, CALL, True, b"\x2a")
@@ -113,7 +113,7 @@ def test_a_copy_waits_for_the_one_that_runs(server, attempt, ask, world):
 
     running = threading.Thread(target=go_on)
     running.start()
-    with attempt(), place.named(where.operator):
+    with attempt(), process.named(where.operator):
         assert ask("a") == 42
         assert world.asked == []
         assert ask("b") == 0
@@ -121,22 +121,23 @@ def test_a_copy_waits_for_the_one_that_runs(server, attempt, ask, world):
 
 
 def test_a_copy_takes_over_from_one_that_hangs(server, ask, world):
-    where = Place("run", 0, "f", 0)
-    hanging = connection_to(server).holder()
+    where = AnswerKey("run", 0, "f", 0)
+    hanging = access_to(server).holder()
     hanging.open(where, "another attempt", "term/1")
-    with Attempt(connection_to(server, patience_s=0.3))(), place.named("f"):
+    with Attempt(access_to(server, patience_s=0.3))(), process.named("f"):
         assert ask("a") == 0
     with pytest.raises(causal.Fenced):
         hanging.append(where, "term/1", b"late")
+    hanging.close()
 
 
 def test_an_attempt_that_was_cut_off_goes_on(attempt, ask, world):
     with attempt():
         ask("a")
-        place.settle()
+        process.settle()
         ask("b")
-        place.holder().close()  # the network
-        place.settle()
+        process.holder().close()  # the network
+        process.settle()
         ask("c")
     with attempt():
         assert [ask(x) for x in "abc"] == [0, 1, 2]
@@ -145,7 +146,7 @@ def test_an_attempt_that_was_cut_off_goes_on(attempt, ask, world):
 def test_a_reply_that_was_lost_is_not_appended_twice(attempt, ask, server, monkeypatch):
     with attempt():
         ask("a")
-        known = place.holder()
+        known = process.holder()
         append = known.append
 
         def lose_the_reply(*arguments):
@@ -155,7 +156,7 @@ def test_a_reply_that_was_lost_is_not_appended_twice(attempt, ask, server, monke
             raise causal.LogUnreachable("the reply is lost")
 
         monkeypatch.setattr(known, "append", lose_the_reply)
-        place.settle()
+        process.settle()
         ask("b")
     with attempt():
         assert [ask(x) for x in "aba"] == [0, 1, 2]

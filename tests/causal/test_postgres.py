@@ -15,11 +15,11 @@ import pytest
 
 import clonos
 from clonos import causal
-from clonos.causal import place
 from clonos.causal import postgres as store
+from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
-from clonos.causal.messages import Place
-from clonos.causal.place import Connection
+from clonos.causal.holder import LogAccess
+from clonos.causal.messages import AnswerKey
 
 from .conftest import Attempt
 
@@ -30,7 +30,7 @@ _scopes = itertools.count()
 
 @pytest.fixture
 def where():
-    return Place(f"query {next(_scopes)}", 0, "f", 3)
+    return AnswerKey(f"query {next(_scopes)}", 0, "f", 3)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def holder(postgres):
 
 @pytest.fixture
 def attempt(postgres, where):
-    return Attempt(Connection(where.scope, "term", 60.0, dsn=postgres, bytes_max=1 << 20))
+    return Attempt(LogAccess(where.scope, "term", 60.0, dsn=postgres, bytes_max=1 << 20))
 
 
 def test_only_the_owner_appends(holder, where):
@@ -94,9 +94,9 @@ def test_a_follower_sees_news_and_inherits_the_log(holder, where):
 
 _OWNER = """
 import sys, time
-from clonos.causal.messages import Place
+from clonos.causal.messages import AnswerKey
 from clonos.causal.postgres import PostgresHolder
-where = Place(sys.argv[2], 0, "f", 3)
+where = AnswerKey(sys.argv[2], 0, "f", 3)
 holder = PostgresHolder(sys.argv[1], 1 << 20)
 holder.open(where, "1", "e")
 holder.append(where, "e", b"acknowledged")
@@ -187,10 +187,10 @@ def test_attempts_use_answers_again(attempt):
     ask = causal.service(lambda _: next(numbers), name="ask")
     with attempt(dies=True):
         first = [ask(x) for x in "abca"]
-        place.settle()
+        process.settle()
     with attempt():
         assert [ask(x) for x in "caba"] == [first[2], first[0], first[1], first[3]]
-        place.holder().close()  # the network
+        process.holder().close()  # the network
         ask("new")
     with attempt():
         assert ask("new") == 4
@@ -199,9 +199,9 @@ def test_attempts_use_answers_again(attempt):
 def test_a_copy_waits(attempt, postgres):
     numbers = itertools.count()
     ask = causal.service(lambda _: next(numbers), name="ask")
-    scope = attempt.connection.run
-    where = Place(scope, 0, "g", 0)
-    first = attempt.connection.holder()
+    scope = attempt.access.run
+    where = AnswerKey(scope, 0, "g", 0)
+    first = attempt.access.holder()
     first.open(where, "another", "term/1")
     entry = Entry(digest_of(["ask", None, ["a"], []]), CALL, True, b"\x2a")
 
@@ -212,7 +212,7 @@ def test_a_copy_waits(attempt, postgres):
 
     running = threading.Thread(target=go_on)
     running.start()
-    with attempt(), place.named("g"):
+    with attempt(), process.named("g"):
         assert [ask("a"), ask("b")] == [42, 0]
     running.join()
 

@@ -10,12 +10,12 @@ import pytest
 from pyspark import cloudpickle, serializers
 
 from clonos import causal
-from clonos.causal import gate, place
+from clonos.causal import gate, process
 from clonos.causal import task as tasks
 from clonos.causal.server import LogServer
 from clonos.errors import CallError, DefinitionError, UnencodableValue
 
-from .conftest import Attempt, connection_to
+from .conftest import Attempt, access_to
 
 
 def test_a_failure_that_fails_the_task_is_no_answer(attempt, world):
@@ -201,7 +201,7 @@ def test_the_foreach_batch_function_is_a_task(server, world):
     def run(*, expected):
         query = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "5"}
         driver = _Driver(**query, **{"spark.jobGroup.id": "run"})
-        place.connect(connection_to(server), driver)
+        process.connect(access_to(server), driver)
         succeeded = False
         try:
             answers = [flaky()]  # the first time this fails the function, and is no answer
@@ -211,8 +211,8 @@ def test_the_foreach_batch_function_is_a_task(server, world):
             assert answers == expected
             succeeded = True
         finally:
-            place.end_driver_task(succeeded=succeeded)
-            place.connect(None)
+            process.end_driver_task(succeeded=succeeded)
+            process.connect(None)
 
     with pytest.raises(ConnectionError):
         run(expected=None)
@@ -222,12 +222,12 @@ def test_the_foreach_batch_function_is_a_task(server, world):
 
 
 def test_on_the_driver(server):
-    place.connect(connection_to(server), _Driver())
+    process.connect(access_to(server), _Driver())
     try:
         with pytest.raises(causal.OnDriver, match="or inside foreachBatch"):
             causal.call(dict)
     finally:
-        place.connect(None)
+        process.connect(None)
 
 
 def test_random_numbers_need_no_log(attempt, server):
@@ -305,7 +305,7 @@ def test_the_operator_is_the_outermost_function_unless_named(attempt, ask):
 
     with attempt():
         inner()
-        task = place.current()
+        task = process.current()
         assert len(task.logs) == 1
         causal.operator(inner, name="mine")()
         assert "mine" in task.logs
@@ -329,10 +329,10 @@ def test_outside_a_task(fn, remedy):
 
 def test_without_a_log(attempt):
     with attempt():
-        place.connect(None)
+        process.connect(None)
         with pytest.raises(causal.NotConnected, match=r"causal\.start"):
             causal.call(dict)
-        place.connect(attempt.connection)
+        process.connect(attempt.access)
 
 
 def test_what_cannot_be_kept(attempt):
@@ -346,12 +346,12 @@ def test_what_cannot_be_kept(attempt):
 def test_the_log_is_full(tmp_path):
     def too_much():
         causal.call(bytes, 1000)
-        place.settle()
+        process.settle()
 
     with (
         LogServer(tmp_path / "small", bytes_max=400) as small,
         pytest.raises(causal.LogFull, match="bytes_max"),
-        Attempt(connection_to(small))(),
+        Attempt(access_to(small))(),
     ):
         too_much()
 
@@ -362,14 +362,14 @@ def test_the_log_is_gone(tmp_path, ask, monkeypatch):
 
     def go_on():
         ask("a")
-        place.settle()
+        process.settle()
         ask("b")
         gone.close()
         with pytest.raises(causal.LogUnreachable, match="driver"):
-            place.settle()
+            process.settle()
         ask("c")
 
-    with pytest.raises(causal.LogUnreachable), Attempt(connection_to(gone))():
+    with pytest.raises(causal.LogUnreachable), Attempt(access_to(gone))():
         go_on()
 
 
@@ -396,10 +396,10 @@ def test_causal_itself_is_the_decorator():
 
 
 def test_functions_carry_the_log_and_nothing_shows_the_secret(server):
-    connection = connection_to(server)
-    assert server.secret.key.hex() not in repr(connection)
-    assert repr(server.secret.key) not in repr(connection)
-    place.connect(connection)
+    access = access_to(server)
+    assert server.secret.key.hex() not in repr(access)
+    assert repr(server.secret.key) not in repr(access)
+    process.connect(access)
     try:
         for shipped in (
             causal.service(len),
@@ -410,11 +410,11 @@ def test_functions_carry_the_log_and_nothing_shows_the_secret(server):
             lambda: causal.clock.now_ms() + 1,
         ):
             data = cloudpickle.dumps(shipped)
-            place.connect(None)
+            process.connect(None)
             cloudpickle.loads(data)
-            assert place.connection() == connection
+            assert process.access() == access
     finally:
-        place.connect(None)
+        process.connect(None)
 
 
 def test_nothing_leaves_before_it_is_durable(attempt, server, ask):

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from clonos import causal
 from clonos.causal.entries import CALL, Entry, digest_of, encode_chunk
-from clonos.causal.holder import FlightHolder
-from clonos.causal.messages import Place
+from clonos.causal.holder import ServedHolder
+from clonos.causal.messages import AnswerKey
 from clonos.causal.server import LogServer
 from clonos.causal.task import OperatorLog
 from clonos.core import canonical
@@ -176,11 +176,11 @@ def _recovery(answers: int, report: Report) -> dict[str, float]:
         began = time.perf_counter()
         with LogServer(folder) as server:
             started_s = time.perf_counter() - began
-            holder = FlightHolder(server.address, server.job, server.secret)
+            holder = ServedHolder(server.address, server.job, server.secret)
             began = time.perf_counter()
             for partition in range(PARTITIONS):
-                place = Place("run", 0, "f", partition)
-                log = OperatorLog(holder, place, "attempt", "execution", 1.0)
+                key = AnswerKey("run", 0, "f", partition)
+                log = OperatorLog(holder, key, "attempt", "execution", 1.0)
                 for number in range(partition, answers, PARTITIONS):
                     entry = log.take(digest_of(number))
                     if entry is None or canonical.decode(entry.answer) != number * 0.5:
@@ -196,16 +196,16 @@ def _recovery(answers: int, report: Report) -> dict[str, float]:
 
 def _fill(folder: Path, answers: int) -> int:
     with LogServer(folder) as server:
-        holder = FlightHolder(server.address, server.job, server.secret)
+        holder = ServedHolder(server.address, server.job, server.secret)
         for partition in range(PARTITIONS):
-            place = Place("run", 0, "f", partition)
-            holder.open(place, "first", "execution")
+            key = AnswerKey("run", 0, "f", partition)
+            holder.open(key, "first", "execution")
             numbers = range(partition, answers, PARTITIONS)
             for first in range(0, len(numbers), CHUNK_ENTRIES):
                 entries = [
                     Entry(digest_of(number), CALL, True, canonical.encode(number * 0.5))
                     for number in numbers[first : first + CHUNK_ENTRIES]
                 ]
-                holder.append(place, "execution", encode_chunk(entries))
+                holder.append(key, "execution", encode_chunk(entries))
         holder.close()
         return server.journal_bytes

@@ -39,7 +39,7 @@ from clonos.causal.errors import (
     UnsupportedQuery,
     UnsupportedSession,
 )
-from clonos.causal.place import arrived, connection, settle
+from clonos.causal.process import access, arrived, settle
 from clonos.causal.services import Service, call, clock, idempotency_key, operator, random, service
 from clonos.causal.sinks import exactly_once, postgres_sink, write_once
 
@@ -82,7 +82,7 @@ class _Module(ModuleType):
         return service(fn, **options)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _arrive, (connection(),)
+        return _arrive, (access(),)
 
 
 def _arrive(shipped: Any) -> ModuleType:

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError
 
-from clonos.causal import place
+from clonos.causal import process
 from clonos.causal.errors import UnsupportedQuery, UnsupportedSession
-from clonos.causal.place import RUN_PROPERTY, Connection
+from clonos.causal.holder import LogAccess
+from clonos.causal.process import RUN_PROPERTY
 from clonos.causal.server import LogServer
 from clonos.errors import DefinitionError
 from clonos.storage.files import Durability
@@ -33,14 +34,12 @@ class Log:
     they are kept for the next start.
     """
 
-    def __init__(
-        self, spark_context: Any, server: LogServer | None, connection: Connection
-    ) -> None:
-        self.run = connection.run
+    def __init__(self, spark_context: Any, server: LogServer | None, access: LogAccess) -> None:
+        self.run = access.run
         self._spark_context = spark_context
         self._server = server
-        self._holder = connection.holder()
-        place.connect(connection, spark_context)
+        self._holder = access.holder()
+        process.connect(access, spark_context)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +83,7 @@ class Log:
 
     def stop(self) -> None:
         """End the log; what it holds stays in its directory."""
-        place.connect(None)
+        process.connect(None)
         self._holder.close()
         if self._server is not None:
             self._server.close()
@@ -160,9 +159,9 @@ def start(
     _check_place(directory, store)
     if context is None:
         host = _connect_host(spark, run, LOOPBACK if store else host)
-    connection = Connection(run or context.appName, secrets.token_hex(4), patience_s)
+    access = LogAccess(run or context.appName, secrets.token_hex(4), patience_s)
     if store is not None:
-        return Log(context, None, replace(connection, dsn=store, bytes_max=bytes_max))
+        return Log(context, None, replace(access, dsn=store, bytes_max=bytes_max))
     assert directory is not None
     server = LogServer(
         directory,
@@ -172,7 +171,7 @@ def start(
         tls=tls,
         judge=_Queries(spark),
     )
-    return Log(context, server, server.reached_by(connection))
+    return Log(context, server, server.reached_by(access))
 
 
 class _Queries:
@@ -180,7 +179,6 @@ class _Queries:
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
-        self._judged: dict[str, int] = {}
         self._executions: dict[str, str] = {}
 
     def __call__(self, scope: str, batch: int) -> None:
@@ -189,17 +187,15 @@ class _Queries:
         The option is only seen in the class that Spark chooses to execute the query. Tasks may
         outlive a query that has failed: what it was, they are judged by.
         """
-        if self._judged.get(scope) == batch:
-            return
         execution = self._execution(scope) or self._executions.get(scope, "")
         self._executions[scope] = execution
         if "AsyncProgressTracking" in execution:
             raise UnsupportedQuery(
                 f"the streaming query {scope} runs with asyncProgressTrackingEnabled: Spark begins "
                 "a batch before the commit of the last one is durable, so answers could be "
-                "forgotten that a restart needs"
+                "forgotten that a restart needs",
+                remedy="start the query without the option asyncProgressTrackingEnabled",
             )
-        self._judged[scope] = batch
 
     def _execution(self, scope: str) -> str:
         """Name of the class that executes a query; "" if that cannot be known."""
@@ -219,7 +215,7 @@ def _check_place(directory: str | Path | None, store: str | None) -> None:
             where="causal.start",
             remedy='causal.start(spark, "/data/answers") or store="postgresql://..."',
         )
-    if place.connection() is not None:
+    if process.access() is not None:
         raise DefinitionError(
             "this driver has a log already", where="causal.start", remedy="stop it: log.stop()"
         )

@@ -1,14 +1,14 @@
-"""What a task and the house-keeper of its job say to each other: one request, one reply."""
+"""What a task and the log of its job say to each other: one request, one reply, one ticket."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from clonos.core.codec import Codec
+from clonos.transport.events import WIRE
 
 
-class Place(NamedTuple):
+class AnswerKey(NamedTuple):
     """Whose log it is: one operator in one partition of one batch.
 
     ``scope`` is the id of a streaming query, or the name of a batch job's run.
@@ -29,51 +29,58 @@ class Place(NamedTuple):
 class Open:
     """An attempt of a task begins: fence whoever is gone, say how much is held."""
 
-    place: Place
+    key: AnswerKey
     attempt: str
     process: str
     execution: str
     take_over: bool
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
     """Entries for a log; answered when they are durable."""
 
-    place: Place
+    key: AnswerKey
     execution: str
     chunk: bytes
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """The chunks from number `since` on; if there are none, wait so long for one."""
 
-    place: Place
+    key: AnswerKey
     since: int
     wait_ms: int
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """The `rank`-th answer to a question in other partitions, by earlier executions."""
 
-    place: Place
+    key: AnswerKey
     execution: str
     digest: bytes
     rank: int
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
     """An attempt has ended."""
 
-    place: Place
+    key: AnswerKey
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """The process that asks lives."""
+
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class Truncate:
 
     scope: str
     below: int | None
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ class Opened:
     length: int
     seed: bytes
     shared: bool
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class Chunks:
 
     chunks: tuple[bytes, ...]
     is_free: bool
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,34 +117,40 @@ class Found:
     """A chunk of one entry, or nothing."""
 
     chunk: bytes | None
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """It is so, and durable."""
 
+    ticket: int
+
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """It cannot be: the name of an error class of :mod:`clonos.causal.errors`, and why."""
+class Failed:
+    """It cannot be: the name of an error class of :mod:`clonos.causal.errors`, and its parts."""
 
     error: str
     what: str
+    remedy: str
+    ticket: int
 
 
-WIRE: Final = Codec(
+ANSWERS: Final = WIRE.extended(
     {
-        1: Open,
-        2: Append,
-        3: Read,
-        4: Lookup,
-        5: Close,
-        6: Beat,
-        7: Truncate,
-        32: Opened,
-        33: Chunks,
-        34: Found,
-        35: Done,
-        36: Refused,
+        128: Open,
+        129: Append,
+        130: Read,
+        131: Lookup,
+        132: Close,
+        133: Beat,
+        134: Truncate,
+        160: Opened,
+        161: Chunks,
+        162: Found,
+        163: Done,
+        164: Failed,
     }
 )
+"""Everything that is said. Numbers from 128 on are those of causal services."""

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 
 from clonos.causal import errors
 from clonos.causal import messages as m
+from clonos.causal.book import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.causal.entries import Entry, decode_chunk
-from clonos.causal.keeper import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.errors import DefinitionError
 
 POLL_S: Final = 0.05
@@ -66,53 +66,45 @@ class PostgresHolder:
         self._process = secrets.token_hex(8)
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._owned: dict[m.Place, tuple[int, int]] = {}  # log, incarnation
-        self._ids: dict[m.Place, int] = {}
+        self._owned: dict[m.AnswerKey, tuple[int, int]] = {}  # log, incarnation
+        self._ids: dict[m.AnswerKey, int] = {}
 
     # --- the verbs ----------------------------------------------------------------------------
 
     def open(
-        self, place: m.Place, attempt: str, execution: str, *, take_over: bool = False
+        self, key: m.AnswerKey, attempt: str, execution: str, *, take_over: bool = False
     ) -> m.Opened:
         def run(sql: Any) -> m.Opened:
-            seed = self._begin(sql, place)
-            log, length, owner, process = self._find(sql, place)
-            known = self._owned.get(place)
+            seed = self._begin(sql, key)
+            log, length, owner, process = self._find(sql, key)
+            known = self._owned.get(key)
             owns = known is not None or self._try_lock(sql, log)
             if not owns and owner == attempt and process != self._process and not take_over:
-                raise errors.OperatorUsedTwice(
-                    f"two processes of one task attempt ask as {place}",
-                    remedy="give one of the two functions that you hand to Spark another name: "
-                    'causal.operator(fn, name="...")',
-                )
+                raise errors.used_twice(key)
             if owns or take_over:
                 incarnation = sql.execute(
                     "update clonos_logs set incarnation = incarnation + 1, attempt = %s, "
                     "process = %s where id = %s returning incarnation",
                     (attempt, self._process, log),
                 ).fetchone()[0]
-                self._owned[place] = log, incarnation
-            self._ids[place] = log
-            return m.Opened(owns or take_over, length, seed, self._is_shared(sql, place, execution))
+                self._owned[key] = log, incarnation
+            self._ids[key] = log
+            return m.Opened(owns or take_over, length, seed, self._is_shared(sql, key, execution))
 
         return self._do(run)
 
-    def append(self, place: m.Place, execution: str, chunk: bytes) -> None:
+    def append(self, key: m.AnswerKey, execution: str, chunk: bytes) -> None:
         def run(sql: Any) -> None:
-            log, incarnation = self._owned.get(place, (-1, -1))
-            self._check_budget(sql, place, len(chunk))
+            log, incarnation = self._owned.get(key, (-1, -1))
+            self._check_budget(sql, key, len(chunk))
             number = sql.execute(
                 "update clonos_logs set length = length + 1, nbytes = nbytes + %s where id = %s "
                 "and incarnation = %s returning length - 1",
                 (len(chunk) + CHUNK_OVERHEAD, log, incarnation),
             ).fetchone()
             if number is None:
-                self._check_floor(sql, place)
-                raise errors.Fenced(
-                    f"another attempt has taken over {place}",
-                    remedy="nothing: this attempt ends, the other one goes on with the same "
-                    "answers",
-                )
+                self._check_floor(sql, key)
+                raise errors.fenced(key)
             sql.execute(
                 "insert into clonos_chunks values (%s, %s, %s, %s)",
                 (log, number[0], execution, chunk),
@@ -120,17 +112,17 @@ class PostgresHolder:
 
         self._do(run)
 
-    def read(self, place: m.Place, since: int, wait_s: float = 0.0) -> m.Chunks:
+    def read(self, key: m.AnswerKey, since: int, wait_s: float = 0.0) -> m.Chunks:
         until = time.monotonic() + wait_s
         while True:
-            chunks = self._do(lambda sql: self._read(sql, place, since))
+            chunks = self._do(lambda sql: self._read(sql, key, since))
             left = until - time.monotonic()
             if chunks.chunks or chunks.is_free or left <= 0:
                 return chunks
             time.sleep(min(POLL_S, left))
 
-    def _read(self, sql: Any, place: m.Place, since: int) -> m.Chunks:
-        log = self._ids[place]
+    def _read(self, sql: Any, key: m.AnswerKey, since: int) -> m.Chunks:
+        log = self._ids[key]
         chunks, size = [], 0
         for (chunk,) in sql.execute(
             "select chunk from clonos_chunks where log = %s and number >= %s order by number",
@@ -140,21 +132,21 @@ class PostgresHolder:
             size += len(chunk)
             if size > READ_BYTES_MAX:
                 break
-        if chunks or place in self._owned:
+        if chunks or key in self._owned:
             return m.Chunks(tuple(chunks), is_free=False)
         is_free = self._try_lock(sql, log)
         if is_free:
             sql.execute("select pg_advisory_unlock(%s)", [_LOCKS + log])
         return m.Chunks((), is_free)
 
-    def lookup(self, place: m.Place, execution: str, digest: bytes, rank: int) -> Entry | None:
+    def lookup(self, key: m.AnswerKey, execution: str, digest: bytes, rank: int) -> Entry | None:
         def run(sql: Any) -> Entry | None:
             seen = 0
             for (chunk,) in sql.execute(
                 "select chunk from clonos_chunks join clonos_logs on log = id where scope = %s "
                 "and batch = %s and operator = %s and partition <> %s and execution <> %s "
                 "and position(%s in chunk) > 0 order by log, number",
-                (*place, execution, digest),
+                (*key, execution, digest),
             ):
                 for entry in decode_chunk(bytes(chunk)):
                     if entry.digest == digest:
@@ -165,9 +157,9 @@ class PostgresHolder:
 
         return self._do(run)
 
-    def close_log(self, place: m.Place) -> None:
+    def close_log(self, key: m.AnswerKey) -> None:
         def run(sql: Any) -> None:
-            log, _ = self._owned.pop(place, (None, None))
+            log, _ = self._owned.pop(key, (None, None))
             if log is not None:
                 sql.execute("select pg_advisory_unlock(%s)", [_LOCKS + log])
 
@@ -232,72 +224,64 @@ class PostgresHolder:
         locked: bool = sql.execute("select pg_try_advisory_lock(%s)", [_LOCKS + log]).fetchone()[0]
         return locked
 
-    def _begin(self, sql: Any, place: m.Place) -> bytes:
-        """The seed of the scope, in which the batch of `place` is the newest one now."""
+    def _begin(self, sql: Any, key: m.AnswerKey) -> bytes:
+        """The seed of the scope, in which the batch of `key` is the newest one now."""
         sql.execute(
             "insert into clonos_scopes values (%s, %s, -1) on conflict do nothing",
-            (place.scope, secrets.token_bytes(SEED_BYTES)),
+            (key.scope, secrets.token_bytes(SEED_BYTES)),
         )
         seed, newest = sql.execute(
-            "select seed, newest from clonos_scopes where scope = %s", [place.scope]
+            "select seed, newest from clonos_scopes where scope = %s", [key.scope]
         ).fetchone()
-        if place.batch > newest:
+        if key.batch > newest:
             sql.execute(
                 "update clonos_scopes set newest = %s where scope = %s and newest < %s",
-                (place.batch, place.scope, place.batch),
+                (key.batch, key.scope, key.batch),
             )
-            self._truncate(sql, place.scope, place.batch)
-        self._check_floor(sql, place)
+            self._truncate(sql, key.scope, key.batch)
+        self._check_floor(sql, key)
         return bytes(seed)
 
-    def _check_floor(self, sql: Any, place: m.Place) -> None:
+    def _check_floor(self, sql: Any, key: m.AnswerKey) -> None:
         row = sql.execute(
-            "select newest from clonos_scopes where scope = %s", [place.scope]
+            "select newest from clonos_scopes where scope = %s", [key.scope]
         ).fetchone()
-        if row is not None and place.batch < row[0]:
-            raise errors.BelowFloor(
-                f"{place} asks, but batch {row[0]} has begun: this one was committed",
-                remedy="if it is a leftover of a lost executor, nothing; if you have reset the "
-                "query's checkpoint, tell the log: log.forget(query_id)",
-            )
+        if row is not None and key.batch < row[0]:
+            raise errors.below_floor(key, row[0])
 
     @staticmethod
     def _truncate(sql: Any, scope: str, below: int) -> None:
         sql.execute("delete from clonos_logs where scope = %s and batch < %s", (scope, below))
 
     @staticmethod
-    def _find(sql: Any, place: m.Place) -> tuple[int, int, str, str]:
+    def _find(sql: Any, key: m.AnswerKey) -> tuple[int, int, str, str]:
         sql.execute(
             "insert into clonos_logs (scope, batch, operator, partition) values (%s, %s, %s, %s) "
             "on conflict do nothing",
-            tuple(place),
+            tuple(key),
         )
         log, length, attempt, process = sql.execute(
             "select id, length, attempt, process from clonos_logs where scope = %s and batch = %s "
             "and operator = %s and partition = %s",
-            tuple(place),
+            tuple(key),
         ).fetchone()
         return log, length, attempt, process
 
     @staticmethod
-    def _is_shared(sql: Any, place: m.Place, execution: str) -> bool:
+    def _is_shared(sql: Any, key: m.AnswerKey, execution: str) -> bool:
         found: bool = sql.execute(
             "select exists (select from clonos_logs join clonos_chunks on log = id where "
             "scope = %s and batch = %s and operator = %s and partition <> %s and execution <> %s)",
-            (*place, execution),
+            (*key, execution),
         ).fetchone()[0]
         return found
 
-    def _check_budget(self, sql: Any, place: m.Place, more: int) -> None:
+    def _check_budget(self, sql: Any, key: m.AnswerKey, more: int) -> None:
         used = sql.execute(
-            "select coalesce(sum(nbytes), 0) from clonos_logs where scope = %s", [place.scope]
+            "select coalesce(sum(nbytes), 0) from clonos_logs where scope = %s", [key.scope]
         ).fetchone()[0]
         if used + more + CHUNK_OVERHEAD > self._bytes_max:
-            raise errors.LogFull(
-                f"{place} has {more} bytes more, and {used} of {self._bytes_max} are in use",
-                remedy="let batches be smaller, end finished runs (log.done()) or give more "
-                "(causal.start(bytes_max=...))",
-            )
+            raise errors.full(key, more, used, self._bytes_max)
 
 
 def _psycopg() -> Any:

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from clonos.causal import place, values  # noqa: F401 - teaches the log NumPy's and pandas' values
+from clonos.causal import process, values  # noqa: F401 - teaches the log NumPy's and pandas' values
 from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
 from clonos.causal.errors import CausalError, OutsideTask, ServiceTooSlow
 from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
@@ -37,16 +37,16 @@ _asking: ContextVar[_Question | None] = ContextVar("clonos_question", default=No
 
 
 class Shipped:
-    """Something that knows its job's log: it is pickled with the connection."""
+    """Something that knows its job's log: it is pickled with the way there."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), place.connection(), self.__dict__)
+        return _rebuild, (type(self), process.access(), self.__dict__)
 
 
-def _rebuild(cls: type[Any], connection: Any, state: dict[str, Any]) -> Any:
+def _rebuild(cls: type[Any], access: Any, state: dict[str, Any]) -> Any:
     rebuilt = object.__new__(cls)
     rebuilt.__dict__.update(state)
-    place.arrived(connection)
+    process.arrived(access)
     return rebuilt
 
 
@@ -65,7 +65,7 @@ class _Question:
 
     @property
     def idempotency_key(self) -> str:
-        where = self.log.place
+        where = self.log.key
         # The seed is drawn anew when the scope's answers were forgotten: today's run that has the
         # name of yesterday's asks again, and must not get yesterday's receipts.
         run = f"{where.scope}.{self.log.seed.hex()}"
@@ -83,7 +83,7 @@ class _Question:
         except UnencodableValue as error:
             raise UnencodableValue(
                 f"the answer of {self.service} cannot be kept: {error.what}",
-                where=str(self.log.place),
+                where=str(self.log.key),
                 remedy=f"let {self.service} return what you use of it (response.json() rather than "
                 "response): plain values, NumPy arrays, pandas objects, Arrow batches",
             ) from error
@@ -91,7 +91,7 @@ class _Question:
             raise UnencodableValue(
                 f"the answer of {self.service} has {len(answer)} bytes; {ANSWER_BYTES_MAX} are "
                 "the limit",
-                where=str(self.log.place),
+                where=str(self.log.key),
                 remedy="keep it in a store of its own, and return its name",
             )
         entry = Entry(self.digest, CALL, ok, answer)
@@ -102,7 +102,7 @@ class _Question:
 def _question(
     service: str, operator: str, key: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> _Question:
-    task = place.current()
+    task = process.current()
     log = task.log(operator)
     try:
         named = [list(item) for item in sorted(kwargs.items())] if kwargs else []
@@ -111,7 +111,7 @@ def _question(
     except UnencodableValue as error:
         raise UnencodableValue(
             f"{service} was called with something that cannot be told apart: {error.what}",
-            where=str(log.place),
+            where=str(log.key),
             remedy="pass plain values (text, numbers, lists, ...) rather than objects",
         ) from error
     return _Question(task, log, digest, service, key)
@@ -193,7 +193,7 @@ class Service(Shipped, Generic[F]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask, or use the logged answer (or exception) again."""
-        return self._call(place.operator_name(self._name), None, args, kwargs)
+        return self._call(process.operator_name(self._name), None, args, kwargs)
 
     def keyed(self, key: Any) -> Callable[..., Any]:
         """The same, for one row: its `key` tells this call from equal ones.
@@ -202,7 +202,7 @@ class Service(Shipped, Generic[F]):
         come again; and two equal calls for two rows are two calls.
         """
         return lambda *args, **kwargs: self._call(
-            place.operator_name(self._name), key, args, kwargs
+            process.operator_name(self._name), key, args, kwargs
         )
 
     def map(
@@ -225,7 +225,7 @@ class Service(Shipped, Generic[F]):
         """
         rows = list(zip(*arguments, strict=True))
         each = list(keys) if keys is not None else [None] * len(rows)
-        operator = place.operator_name(self._name)
+        operator = process.operator_name(self._name)
         asked = [
             _question(self._name, operator, key, row, {})
             for key, row in zip(each, rows, strict=True)
@@ -409,14 +409,14 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 class _Call(Shipped):
-    """:data:`call`, as something that can be pickled with the connection."""
+    """:data:`call`, as something that can be pickled with the way to its log."""
 
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once: its logged answer or exception comes back at every retry."""
         if isinstance(fn, Service):
             return fn(*args, **kwargs)
         name = _name_of(fn)
-        operator = place.operator_name(name)
+        operator = process.operator_name(name)
         question = _question(name, operator, None, args, kwargs)
         ask = _ask_async if inspect.iscoroutinefunction(fn) else _ask
         return ask(question, lambda: fn(*args, **kwargs))
@@ -427,8 +427,8 @@ class Clock(Shipped):
 
     def now_ms(self, key: Any = None) -> int:
         """Milliseconds since the epoch; `key` ties the reading to a row."""
-        task = place.current()
-        log = task.log(place.operator_name("clock"))
+        task = process.current()
+        log = task.log(process.operator_name("clock"))
         digest = digest_of(("clock", key))
         entry = log.take(digest, anywhere=key is not None)
         if entry is None:
@@ -445,7 +445,7 @@ class Clock(Shipped):
 
 
 class _Random(Shipped):
-    """:data:`random`, as something that can be pickled with the connection."""
+    """:data:`random`, as something that can be pickled with the way to its log."""
 
     def __call__(self, *key: Any) -> np.random.Generator:
         """Random numbers that depend only on (run, batch, operator, key): nothing is logged.
@@ -453,8 +453,8 @@ class _Random(Shipped):
         Without a key they depend on the partition and on how often it has asked, so that the
         order of its rows matters; with the row's key it does not.
         """
-        task = place.current()
-        operator = place.operator_name("random")
+        task = process.current()
+        operator = process.operator_name("random")
         log = task.log(operator)
         if not key:
             key = (task.partition, log.count(b"random"))
@@ -473,7 +473,7 @@ class Operator(Shipped):
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with place.named(self._name):
+        with process.named(self._name):
             result = self._fn(*args, **kwargs)
         return self._each(result) if inspect.isgenerator(result) else result
 
@@ -481,7 +481,7 @@ class Operator(Shipped):
         # A generator runs when it is asked for its next value, not when it is made.
         try:
             while True:
-                with place.named(self._name):
+                with process.named(self._name):
                     try:
                         value = next(results)
                     except StopIteration:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from clonos.causal import place
+from clonos.causal import process
 from clonos.causal.entries import CALL, Entry, digest_of
 from clonos.causal.errors import OtherRows
 from clonos.causal.services import Shipped
@@ -45,13 +45,13 @@ class ExactlyOnce(Shipped):
             self._write(frame, batch_id)
             succeeded = True
         finally:
-            place.end_driver_task(succeeded=succeeded)
+            process.end_driver_task(succeeded=succeeded)
             frame.unpersist()
 
     @staticmethod
     def _check(frame: Any, batch_id: int) -> None:
         """Compare the rows with those of an earlier attempt, or note them for a later one."""
-        task = place.current()
+        task = process.current()
         log = task.log(_ROWS)
         digest = digest_of("rows")
         rows = canonical.encode(fingerprint(frame))

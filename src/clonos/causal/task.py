@@ -20,7 +20,7 @@ from typing import Final
 from clonos.causal import errors
 from clonos.causal.entries import Entry, decode_chunk, encode_chunk
 from clonos.causal.holder import Holder
-from clonos.causal.messages import Opened, Place
+from clonos.causal.messages import AnswerKey, Opened
 
 LINGER_S: Final = 0.02
 LINGER_MAX_S: Final = 0.25
@@ -52,9 +52,9 @@ class OperatorLog:
     """
 
     def __init__(
-        self, holder: Holder, place: Place, attempt: str, execution: str, patience_s: float
+        self, holder: Holder, key: AnswerKey, attempt: str, execution: str, patience_s: float
     ) -> None:
-        self.place = place
+        self.key = key
         self._holder = holder
         self._attempt = attempt
         self._execution = execution
@@ -71,9 +71,9 @@ class OperatorLog:
         self.reused = self.asked = 0
 
     def _open(self, *, take_over: bool = False) -> Opened:
-        opened = self._holder.open(self.place, self._attempt, self._execution, take_over=take_over)
+        opened = self._holder.open(self.key, self._attempt, self._execution, take_over=take_over)
         while self._chunks < opened.length:
-            self._absorb(self._holder.read(self.place, self._chunks).chunks)
+            self._absorb(self._holder.read(self.key, self._chunks).chunks)
         self.is_owner, self.seed, self._shared = opened.owner, opened.seed, opened.shared
         return opened
 
@@ -99,7 +99,7 @@ class OperatorLog:
         if entry is None and self._shared and anywhere:
             with self._lock:
                 rank = self._from_others.get(digest, 0)
-                entry = self._holder.lookup(self.place, self._execution, digest, rank)
+                entry = self._holder.lookup(self.key, self._execution, digest, rank)
                 if entry is not None:
                     self._from_others[digest] = rank + 1
                     self._fresh.append(entry)  # found here the next time
@@ -119,7 +119,7 @@ class OperatorLog:
         with self._lock:
             progress_s = time.monotonic()
             while not self.is_owner:
-                news = self._holder.read(self.place, self._chunks, wait_s=1.0)
+                news = self._holder.read(self.key, self._chunks, wait_s=1.0)
                 self._absorb(news.chunks)
                 entry = self._next(digest)
                 if entry is not None:
@@ -165,11 +165,11 @@ class OperatorLog:
 
     def _append(self, chunk: bytes) -> None:
         try:
-            self._holder.append(self.place, self._execution, chunk)
+            self._holder.append(self.key, self._execution, chunk)
         except (errors.LogUnreachable, errors.Fenced):
             # Cut off, it may be: the ownership of a log goes with the stream.
             if not self._was_taken():
-                self._holder.append(self.place, self._execution, chunk)
+                self._holder.append(self.key, self._execution, chunk)
         self._chunks += 1
 
     def _was_taken(self) -> bool:
@@ -177,7 +177,7 @@ class OperatorLog:
         give_up_s = time.monotonic() + REOPEN_S
         while True:
             try:
-                opened = self._holder.open(self.place, self._attempt, self._execution)
+                opened = self._holder.open(self.key, self._attempt, self._execution)
                 break
             except errors.LogUnreachable:
                 if time.monotonic() > give_up_s:
@@ -185,15 +185,12 @@ class OperatorLog:
                 time.sleep(0.1)
         more = opened.length - self._chunks
         if not opened.owner or more not in (0, 1):
-            raise errors.Fenced(
-                f"another attempt has taken over {self.place}",
-                remedy="nothing: this attempt ends, the other one goes on with the same answers",
-            )
+            raise errors.fenced(self.key)
         return more == 1
 
     def close(self) -> None:
         """Let the next attempt have the log."""
-        self._holder.close_log(self.place)
+        self._holder.close_log(self.key)
 
 
 def _drain(entries: deque[Entry]) -> list[Entry]:
@@ -271,9 +268,9 @@ class Task:
             with self.lock:
                 log = self.logs.get(operator)
                 if log is None:
-                    place = Place(self.scope, self.batch, operator, self.partition)
+                    key = AnswerKey(self.scope, self.batch, operator, self.partition)
                     log = OperatorLog(
-                        self.holder, place, self.attempt, self.execution, self.patience_s
+                        self.holder, key, self.attempt, self.execution, self.patience_s
                     )
                     self.logs[operator] = log
                     flusher.watch(self)

@@ -124,4 +124,20 @@ class ControlLost:
     error: ClonosError | None = None
 
 
-Event = ChannelOpened | ChannelClosed | ControlOpened | ControlLost
+@dataclass(frozen=True, slots=True)
+class ClientOpened:
+    """A client has connected; requests are answered by ``incoming.reply``."""
+
+    conn_id: int
+    incoming: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class ClientClosed:
+    """A client's stream is over; `error` says why, at either end, if it did not just leave."""
+
+    conn_id: int
+    error: ClonosError | None = None
+
+
+Event = ChannelOpened | ChannelClosed | ControlOpened | ControlLost | ClientOpened | ClientClosed

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.transport.errors import (
@@ -34,6 +35,8 @@ from clonos.transport.errors import (
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
+    ClientClosed,
+    ClientOpened,
     ControlLost,
     ControlOpened,
     Event,
@@ -46,7 +49,7 @@ from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
 from clonos.transport.silence import is_silent, watch
 from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
-from clonos.transport.tls import Identity, Keys, slot_name
+from clonos.transport.tls import CLIENT_NAME, Identity, Keys, slot_name
 
 HEARTBEAT_S: Final = 1.0
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
@@ -98,6 +101,8 @@ class Plane:
         one of the same authority. Without one, streams are authenticated but not encrypted.
     allow_plaintext
         Needed for an address that is not a loopback one, if there is no `identity`.
+    clients
+        What clients say (:class:`~clonos.transport.client.Client`); without it they are refused.
 
     Attributes
     ----------
@@ -131,12 +136,14 @@ class Plane:
         *,
         identity: Identity | None = None,
         allow_plaintext: bool = False,
+        clients: Codec | None = None,
     ) -> None:
         self._secret = secret
         self._job_id = job_id
         self._inbox = inbox
         self._keys = Keys(identity) if identity is not None else None
         self._allow_plaintext = allow_plaintext
+        self._clients = clients
         self._check_address(host)
         self._listener = socket.create_server(
             (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
@@ -154,6 +161,7 @@ class Plane:
             Purpose.CHANNEL: self._serve_channel,
             Purpose.CONTROL: self._serve_control,
             Purpose.PULSE: self._serve_pulse,
+            Purpose.REQUESTS: self._serve_client,
         }
         self._streams: set[Stream] = set()
         self._to_flush: deque[Stream] = deque()
@@ -396,18 +404,7 @@ class Plane:
 
     def _check_address(self, host: str) -> None:
         """Plaintext leaves the machine only if asked for by name."""
-        try:
-            ip = ipaddress.ip_address(host)
-        except ValueError:
-            raise PlaintextRefused(
-                f"{host!r} is not an IP address", remedy="name the interface by its address"
-            ) from None
-        if ip.is_unspecified:
-            raise PlaintextRefused(
-                f"{host} would listen on every interface",
-                remedy="give the address of the one that the job's processes share",
-            )
-        if not (ip.is_loopback or self._keys or self._allow_plaintext):
+        if not (is_loopback(host) or self._keys or self._allow_plaintext):
             raise PlaintextRefused(
                 f"streams with {host} would leave this machine unencrypted",
                 remedy="leave tls on, or say tls=False if that network is trusted",
@@ -450,7 +447,9 @@ class Plane:
         greeting = self._secret.open(sealed)
         is_ours = greeting.job == self._job_id and greeting.audience == self.address
         if incoming.tls is not None and greeting.purpose != Purpose.CHANNEL:
-            is_ours &= incoming.tls.peer_name == slot_name(greeting.id)
+            is_client = greeting.purpose == Purpose.REQUESTS
+            expected = CLIENT_NAME if is_client else slot_name(greeting.id)
+            is_ours &= incoming.tls.peer_name == expected
         if not is_ours or greeting.nonce in self._nonces:
             raise refused()
         self._nonces.add(greeting.nonce)
@@ -515,6 +514,19 @@ class Plane:
         incoming.admitted(proof, None, deliver, over)
         return []
 
+    def _serve_client(self, incoming: Incoming, _: Greeting, proof: bytes) -> list[Thing]:
+        if self._clients is None:
+            raise refused()
+        conn_id = incoming.conn_id
+        incoming.admitted(
+            proof,
+            None,
+            lambda message: [(conn_id, message)],
+            lambda error: [ClientClosed(conn_id, error)],
+            self._clients,
+        )
+        return [ClientOpened(conn_id, incoming)]
+
     # --- the end ------------------------------------------------------------------------------
 
     def shutdown(self, deadline_s: float = SHUTDOWN_S) -> None:
@@ -537,3 +549,25 @@ class Plane:
         self._selector.close()
         with contextlib.suppress(OSError):
             self._inbox.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is said there stays on this machine.
+
+    Raises
+    ------
+    PlaintextRefused
+        `host` is not the address of one interface.
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise PlaintextRefused(
+            f"{host!r} is not an IP address", remedy="name the interface by its address"
+        ) from None
+    if ip.is_unspecified:
+        raise PlaintextRefused(
+            f"{host} would listen on every interface",
+            remedy="give the address of the one that the job's processes share",
+        )
+    return ip.is_loopback

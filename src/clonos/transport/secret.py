@@ -36,11 +36,12 @@ class Purpose(IntEnum):
     CHANNEL = 0
     CONTROL = 1
     PULSE = 2
+    REQUESTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who opens a stream to whom: ``id`` is a channel or a slot, by ``purpose``.
+    """Who opens a stream to whom: ``id`` is a channel or a slot, by ``purpose``; clients have none.
 
     ``sender`` and ``receiver`` are the incarnations of the tasks at both ends of a channel,
     ``schema`` is the fingerprint of what it carries.

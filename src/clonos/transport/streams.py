@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clonos.core import messages as m
-from clonos.core.codec import MESSAGE_BYTES_MAX
+from clonos.core.codec import MESSAGE_BYTES_MAX, Codec
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.transport.errors import (
     AuthenticationFailed,
@@ -83,6 +83,7 @@ class Stream:
         self.is_leaving = False
         self.stood = False  # something of what was sent has gone
         self._host = host
+        self._codec = WIRE
         self._bodies: Bodies | None = None
         self._reader = FrameReader()
         self._out: deque[Any] = deque()
@@ -108,7 +109,7 @@ class Stream:
                 pinned = self._bodies.schema if self._bodies else None
                 raise wrong_schema(f"channel {message.channel}", pinned, payload.schema)
             body = self._bodies.encode(payload, message.item.batch.nbytes)
-        return WIRE.encode(message), body
+        return self._codec.encode(message), body
 
     def _put_frame(self, encoded: bytes, body: Sequence[Piece] = ()) -> None:
         size = sum(map(len, body))
@@ -221,11 +222,11 @@ class Stream:
 
     def _message(self, encoded: bytes, body: pa.Buffer | None) -> Any:
         if body is None:
-            message = WIRE.decode(encoded)
+            message = self._codec.decode(encoded)
         elif self._bodies is None:
             raise MalformedMessage("a batch came where none is expected", where=self.peer)
         else:
-            message = WIRE.decode(encoded, self._bodies.decode(body))
+            message = self._codec.decode(encoded, self._bodies.decode(body))
         if type(message) is m.Data and message.item is not None:
             batch = message.item.batch
             if batch is not None and (
@@ -297,8 +298,10 @@ class Outgoing(Stream):
         schema: pa.Schema | None,
         over: Callable[[int, ClonosError | None], Event],
         tls: Tls | None,
+        codec: Codec = WIRE,
     ) -> None:
         super().__init__(host, conn_id, connection, peer, tls)
+        self._codec = codec
         self._secret = secret
         self._sealed = secret.seal(greeting)
         self._bodies = Bodies(schema) if schema is not None else None
@@ -404,9 +407,11 @@ class Incoming(Stream):
         schema: pa.Schema | None,
         deliver: Callable[[Any], list[Thing]],
         over: Callable[[ClonosError | None], list[Thing]],
+        codec: Codec = WIRE,
     ) -> None:
         """The client holds the secret: prove that we do, too, and listen."""
         self._bodies = Bodies(schema) if schema is not None else None
+        self._codec = codec
         self._deliver = deliver
         self._on_over = over
         self._reader.limit, self._reader.body_limit = MESSAGE_BYTES_MAX, BODY_BYTES_MAX

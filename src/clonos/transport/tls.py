@@ -19,6 +19,7 @@ RECORD_BYTES: Final = 16 << 10
 
 
 DRIVER_NAME: Final = "driver"
+CLIENT_NAME: Final = "client"
 
 
 def slot_name(slot: int) -> str:

@@ -1,8 +1,8 @@
-"""The house-keeper's book of answers, sans-I/O: a log per task, with owner, floor and budget.
+"""The book of answers, sans-I/O: a log per task, with owner, floor and budget.
 
-The four verbs are those of any holder. *Fence*: :meth:`Keeper.open` gives the log to one attempt of
-the task; an attempt that comes while the owner lives follows it, and takes over when it is
-gone. *Append*: the owner only, so that the log decides between two attempts (first writer wins).
+The four verbs are those of any holder. *Fence*: :meth:`AnswerBook.open` gives the log to one
+attempt of the task; an attempt that comes while the owner lives follows it, and takes over when it
+is gone. *Append*: the owner only, so that the log decides between two attempts (first writer wins).
 *Read*: what is durable. *Truncate*: a micro-batch is started only when the one before it is
 committed, so the first task of batch n puts the floor of its query there.
 """
@@ -17,7 +17,7 @@ import msgpack
 
 from clonos.causal import errors
 from clonos.causal.entries import Entry, decode_chunk
-from clonos.causal.messages import Place
+from clonos.causal.messages import AnswerKey
 from clonos.errors import MalformedMessage
 
 CHUNK_OVERHEAD: Final = 64
@@ -30,11 +30,13 @@ _SEED, _CHUNK, _TRUNCATE = range(3)
 
 @dataclass(slots=True)
 class TaskLog:
-    """One task's log; ``durable`` chunks of it may be read by others."""
+    """One task's log; ``durable`` chunks of it may be read by others. ``record`` is the number of
+    its last one."""
 
     chunks: list[bytes] = field(default_factory=list)
     executions: list[str] = field(default_factory=list)
     durable: int = 0
+    record: int = 0
     owner: object | None = None
     attempt: str = ""
     process: str = ""
@@ -42,11 +44,13 @@ class TaskLog:
 
 @dataclass(slots=True)
 class Scope:
-    """A query or run. ``newest`` is the batch that was begun last: its floor."""
+    """A query or run. ``newest`` is the batch that was begun last: its floor. ``record`` is the
+    number of the last one of the scope itself."""
 
     seed: bytes
     newest: int = -1
-    logs: dict[Place, TaskLog] = field(default_factory=dict)
+    record: int = 0
+    logs: dict[AnswerKey, TaskLog] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class _Index:
     found: dict[bytes, list[tuple[int, str, Entry]]] = field(default_factory=dict)
 
 
-class Keeper:
+class AnswerBook:
     """Holds the logs of all tasks of a job.
 
     Parameters
@@ -67,14 +71,20 @@ class Keeper:
     new_seed
         Draws the seed of a scope's random numbers, once.
 
+    Attributes
+    ----------
+    made, taken, durable
+        How many records there have been for the journal, how many of them were given to it, and
+        how many are there.
+
     Examples
     --------
-    >>> keeper = Keeper(1 << 20, lambda: bytes(16))
-    >>> place, me = Place("query", 0, "enrich", 3), object()
-    >>> keeper.open(me, place, "attempt 1", "process 1")
+    >>> book = AnswerBook(1 << 20, lambda: bytes(16))
+    >>> key, me = AnswerKey("query", 0, "enrich", 3), object()
+    >>> book.open(me, key, "attempt 1", "process 1")
     (True, 0)
-    >>> keeper.append(me, place, "execution 1", b"...")
-    >>> keeper.open(object(), place, "attempt 2", "process 2")
+    >>> book.append(me, key, "execution 1", b"...")
+    >>> book.open(object(), key, "attempt 2", "process 2")
     (False, 1)
     """
 
@@ -84,15 +94,17 @@ class Keeper:
         self._new_seed = new_seed
         self._scopes: dict[str, Scope] = {}
         self._indexes: dict[tuple[str, int, str], _Index] = {}
+        self.made = self.taken = self.durable = 0
         self._records: list[bytes] = []
         self._staged: list[TaskLog] = []
+        self._written: list[TaskLog] = []
 
     # --- the verbs ----------------------------------------------------------------------------
 
     def open(
         self,
         session: object,
-        place: Place,
+        key: AnswerKey,
         attempt: str,
         process: str,
         *,
@@ -103,59 +115,47 @@ class Keeper:
         A session that ended is known by then, or not yet: the same process of the same attempt
         simply goes on.
         """
-        scope = self._scope(place)
-        log = scope.logs.setdefault(place, TaskLog())
+        scope = self._scope(key)
+        log = scope.logs.setdefault(key, TaskLog())
         goes_on = (log.attempt, log.process) == (attempt, process)
         if log.owner is not None and log.owner is not session and not (take_over or goes_on):
             if log.attempt == attempt:
-                raise errors.OperatorUsedTwice(
-                    f"two processes of one task attempt ask as {place}",
-                    remedy="give one of the two functions that you hand to Spark another name: "
-                    'causal.operator(fn, name="...")',
-                )
+                raise errors.used_twice(key)
             return False, len(log.chunks)
         log.owner, log.attempt, log.process = session, attempt, process
         return True, len(log.chunks)
 
-    def append(self, session: object, place: Place, execution: str, chunk: bytes) -> None:
+    def append(self, session: object, key: AnswerKey, execution: str, chunk: bytes) -> None:
         """Stage a chunk: it counts when what :meth:`take_records` gives is durable."""
-        log = self.find(place)
+        log = self.find(key)
         if log is None or log.owner is not session:
-            self._check_floor(place)
-            raise errors.Fenced(
-                f"another attempt has taken over {place}",
-                remedy="nothing: this attempt ends, the other one goes on with the same answers",
-            )
+            self._check_floor(key)
+            raise errors.fenced(key)
         size = len(chunk) + CHUNK_OVERHEAD
         if self.nbytes + size > self.bytes_max:
-            raise errors.LogFull(
-                f"{place} has {len(chunk)} bytes more, and {self.nbytes} of {self.bytes_max} bytes "
-                "are in use",
-                remedy="let batches be smaller, end finished runs (log.done()), give more "
-                "(causal.start(bytes_max=...)) or a PostgreSQL store",
-            )
+            raise errors.full(key, len(chunk), self.nbytes, self.bytes_max)
         self._add(log, execution, chunk)
         self._staged.append(log)
-        self._write(_CHUNK, tuple(place), execution, chunk)
+        log.record = self._write(_CHUNK, tuple(key), execution, chunk)
 
-    def read(self, place: Place, since: int) -> list[bytes]:
+    def read(self, key: AnswerKey, since: int) -> list[bytes]:
         """The durable chunks from number `since` on."""
-        log = self.find(place)
+        log = self.find(key)
         return [] if log is None else log.chunks[since : log.durable]
 
-    def length(self, place: Place) -> int:
+    def length(self, key: AnswerKey) -> int:
         """How many chunks a log has, durable or not."""
-        log = self.find(place)
+        log = self.find(key)
         return 0 if log is None else len(log.chunks)
 
-    def owner(self, place: Place) -> object | None:
+    def owner(self, key: AnswerKey) -> object | None:
         """Who may append to this log."""
-        log = self.find(place)
+        log = self.find(key)
         return None if log is None else log.owner
 
-    def close(self, session: object, place: Place) -> None:
+    def close(self, session: object, key: AnswerKey) -> None:
         """An attempt has ended; its log waits for the next one."""
-        log = self.find(place)
+        log = self.find(key)
         if log is not None and log.owner is session:
             log.owner = None
 
@@ -168,31 +168,33 @@ class Keeper:
 
     def truncate(self, scope: str, below: int | None) -> None:
         """Forget batches that are committed; the whole scope if `below` is None."""
-        self._write(_TRUNCATE, scope, below)
+        record = self._write(_TRUNCATE, scope, below)
         self._truncate(scope, below)
+        if scope in self._scopes:
+            self._scopes[scope].record = record
 
-    def seed(self, place: Place) -> bytes:
+    def seed(self, key: AnswerKey) -> bytes:
         """The seed of a scope's random numbers."""
-        return self._scopes[place.scope].seed
+        return self._scopes[key.scope].seed
 
     # --- answers of other partitions ----------------------------------------------------------
 
-    def is_shared(self, place: Place, execution: str) -> bool:
+    def is_shared(self, key: AnswerKey, execution: str) -> bool:
         """Whether an earlier execution has asked in other partitions of this operator."""
         return any(
-            other.partition != place.partition
-            and other.operator == place.operator
+            other.partition != key.partition
+            and other.operator == key.operator
             and log.executions[:1] not in ([], [execution])  # the earlier ones come first
-            for other, log in self._scopes[place.scope].logs.items()
-            if other.batch == place.batch
+            for other, log in self._scopes[key.scope].logs.items()
+            if other.batch == key.batch
         )
 
-    def lookup(self, place: Place, execution: str, digest: bytes, rank: int) -> Entry | None:
+    def lookup(self, key: AnswerKey, execution: str, digest: bytes, rank: int) -> Entry | None:
         """The `rank`-th answer to a question that other partitions had in earlier executions."""
-        index = self._indexes.setdefault((place.scope, place.batch, place.operator), _Index())
-        scope = self._scopes.get(place.scope)
+        index = self._indexes.setdefault((key.scope, key.batch, key.operator), _Index())
+        scope = self._scopes.get(key.scope)
         for other, log in scope.logs.items() if scope else ():
-            if (other.batch, other.operator) == (place.batch, place.operator):
+            if (other.batch, other.operator) == (key.batch, key.operator):
                 read = index.read.get(other.partition, 0)
                 for number in range(read, log.durable):
                     for entry in decode_chunk(log.chunks[number]):
@@ -202,36 +204,38 @@ class Keeper:
         answers = [
             entry
             for partition, by, entry in index.found.get(digest, ())
-            if by != execution and partition != place.partition
+            if by != execution and partition != key.partition
         ]
         return answers[rank] if rank < len(answers) else None
 
     # --- durability ---------------------------------------------------------------------------
 
-    @property
-    def has_records(self) -> bool:
-        """Whether something waits to be written."""
-        return bool(self._records)
+    def depends(self, key: AnswerKey) -> int:
+        """The last record that a task which has opened this log depends on."""
+        scope = self._scopes[key.scope]
+        return max(scope.record, scope.logs[key].record)
 
-    def take_records(self) -> tuple[list[bytes], list[TaskLog]]:
-        """What has to be written, and what of it is told to :meth:`committed` afterwards."""
+    def take_records(self) -> list[bytes]:
+        """What is to be written next; :meth:`committed` says that it is."""
         records, self._records = self._records, []
-        staged, self._staged = self._staged, []
-        return records, staged
+        self._written, self._staged = self._staged, []
+        self.taken = self.made
+        return records
 
-    @staticmethod
-    def committed(staged: Iterable[TaskLog]) -> None:
-        """The records are durable (each log is there once per chunk)."""
-        for log in staged:
+    def committed(self) -> None:
+        """What was taken is durable."""
+        for log in self._written:  # each is there once per chunk
             log.durable += 1
+        self._written = []
+        self.durable = self.taken
 
     def snapshot(self) -> Iterator[bytes]:
         """Records that stand for everything that is held."""
         for name, scope in self._scopes.items():
             yield msgpack.packb((_SEED, name, scope.seed, scope.newest))
-            for place, log in scope.logs.items():
+            for key, log in scope.logs.items():
                 for execution, chunk in zip(log.executions, log.chunks, strict=True):
-                    yield msgpack.packb((_CHUNK, tuple(place), execution, chunk))
+                    yield msgpack.packb((_CHUNK, tuple(key), execution, chunk))
 
     def recover(self, records: Iterable[bytes]) -> None:
         """Take up what a journal holds."""
@@ -249,55 +253,53 @@ class Keeper:
         elif kind == _TRUNCATE:
             self._truncate(name, *rest)
         else:
-            place = Place(*name)
-            log = self._scopes[place.scope].logs.setdefault(place, TaskLog())
+            key = AnswerKey(*name)
+            log = self._scopes[key.scope].logs.setdefault(key, TaskLog())
             self._add(log, *rest)
             log.durable += 1
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _write(self, *fields: Any) -> None:
+    def _write(self, *fields: Any) -> int:
         self._records.append(msgpack.packb(fields))
+        self.made += 1
+        return self.made
 
     def _add(self, log: TaskLog, execution: str, chunk: bytes) -> None:
         log.chunks.append(chunk)
         log.executions.append(execution)
         self.nbytes += len(chunk) + CHUNK_OVERHEAD
 
-    def find(self, place: Place) -> TaskLog | None:
+    def find(self, key: AnswerKey) -> TaskLog | None:
         """The log of a task, if it has one."""
-        scope = self._scopes.get(place.scope)
-        return None if scope is None else scope.logs.get(place)
+        scope = self._scopes.get(key.scope)
+        return None if scope is None else scope.logs.get(key)
 
-    def _scope(self, place: Place) -> Scope:
-        scope = self._scopes.get(place.scope)
+    def _scope(self, key: AnswerKey) -> Scope:
+        scope = self._scopes.get(key.scope)
         if scope is None:
-            scope = self._scopes[place.scope] = Scope(self._new_seed())
-        self._check_floor(place)
-        if place.batch > scope.newest:
-            scope.newest = place.batch
-            self._write(_SEED, place.scope, scope.seed, scope.newest)
-            if any(known.batch < place.batch for known in scope.logs):
-                self.truncate(place.scope, place.batch)
+            scope = self._scopes[key.scope] = Scope(self._new_seed())
+        self._check_floor(key)
+        if key.batch > scope.newest:
+            scope.newest = key.batch
+            scope.record = self._write(_SEED, key.scope, scope.seed, scope.newest)
+            if any(known.batch < key.batch for known in scope.logs):
+                self.truncate(key.scope, key.batch)
         return scope
 
-    def _check_floor(self, place: Place) -> None:
-        scope = self._scopes.get(place.scope)
-        if scope is not None and place.batch < scope.newest:
-            raise errors.BelowFloor(
-                f"{place} asks, but batch {scope.newest} has begun: this one was committed",
-                remedy="if it is a leftover of a lost executor, nothing; if you have reset the "
-                "query's checkpoint, tell the log: log.forget(query_id)",
-            )
+    def _check_floor(self, key: AnswerKey) -> None:
+        scope = self._scopes.get(key.scope)
+        if scope is not None and key.batch < scope.newest:
+            raise errors.below_floor(key, scope.newest)
 
     def _truncate(self, name: str, below: int | None) -> None:
         scope = self._scopes.get(name)
         if scope is None:
             return
-        for place in [p for p in scope.logs if below is None or p.batch < below]:
-            log = scope.logs.pop(place)
+        for key in [p for p in scope.logs if below is None or p.batch < below]:
+            log = scope.logs.pop(key)
             self.nbytes -= sum(len(chunk) + CHUNK_OVERHEAD for chunk in log.chunks)
         if below is None:
             del self._scopes[name]
-        for key in [k for k in self._indexes if k[0] == name and (below is None or k[1] < below)]:
-            del self._indexes[key]
+        for index in [k for k in self._indexes if k[0] == name and (below is None or k[1] < below)]:
+            del self._indexes[index]

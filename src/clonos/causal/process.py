@@ -1,8 +1,9 @@
 """Where in a Spark application we are: which log, which task, which operator.
 
-A :class:`Connection` says how a job's log is reached. It travels inside the functions that Spark
-ships (everything that users import from :mod:`clonos.causal` carries it when it is pickled), never
-in configuration, properties or an environment, which Spark shows in its UI and its event logs.
+A :class:`~clonos.causal.holder.LogAccess` says how a job's log is reached. It travels inside the
+functions that Spark ships (everything that users import from :mod:`clonos.causal` carries it when
+it is pickled), never in configuration, properties or an environment, which Spark shows in its UI
+and its event logs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, TypeVar
 
@@ -21,10 +21,8 @@ import pyspark
 from pyspark import TaskContext
 
 from clonos.causal import errors, gate
-from clonos.causal.holder import FlightHolder, Holder
+from clonos.causal.holder import Holder, LogAccess
 from clonos.causal.task import Task
-from clonos.transport.secret import JobSecret
-from clonos.transport.tls import Identity
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -41,51 +39,13 @@ _HERE: Final = str(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - see abo
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How a job's log is reached, and as what.
-
-    Parameters
-    ----------
-    address, job, secret, identity
-        Of the house-keeper beside the driver; or, if `dsn` is given, nothing.
-    dsn
-        Of the PostgreSQL database that keeps the log instead.
-    run
-        The scope of batch jobs.
-    term
-        Drawn at each start of a driver: tells its executions from earlier ones.
-    """
-
-    run: str
-    term: str
-    patience_s: float
-    address: str = ""
-    job: str = ""
-    secret: JobSecret | None = None
-    identity: Identity | None = None
-    dsn: str = ""
-    bytes_max: int = 0
-
-    def __repr__(self) -> str:
-        return f"Connection({self.run!r}, ...)"
-
-    def holder(self) -> Holder:
-        """A holder for this process."""
-        if self.secret is not None:
-            return FlightHolder(self.address, self.job, self.secret, identity=self.identity)
-        from clonos.causal.postgres import PostgresHolder
-
-        return PostgresHolder(self.dsn, self.bytes_max)
-
-
 class _Process:
     """What this process knows; set once by :func:`connect`, or with each function that arrives."""
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.access: LogAccess | None = None
         self.spark_context: Any = None  # on the driver only
-        self.holder: tuple[Connection, Holder] | None = None
+        self.holder: tuple[LogAccess, Holder] | None = None
         self.task: Task | None = None
         self.driver_tasks: dict[int, Task] = {}
         self.lock = threading.Lock()
@@ -95,15 +55,15 @@ _process: Final = _Process()
 _operator_name: ContextVar[str] = ContextVar("clonos_operator", default="")
 
 
-def connection() -> Connection | None:
+def access() -> LogAccess | None:
     """The log that this process uses, if it knows one."""
-    return _process.connection
+    return _process.access
 
 
-def connect(new: Connection | None, spark_context: Any = None) -> None:
+def connect(new: LogAccess | None, spark_context: Any = None) -> None:
     """The driver has a log now (or none any more)."""
     with _process.lock:
-        _process.connection, _process.spark_context = new, spark_context
+        _process.access, _process.spark_context = new, spark_context
         _drop_holder()
 
 
@@ -114,12 +74,12 @@ def _drop_holder() -> None:
     _process.driver_tasks.clear()
 
 
-def arrived(shipped: Connection | None) -> None:
+def arrived(shipped: LogAccess | None) -> None:
     """A function has arrived from the driver and brought this."""
-    if shipped is not None and shipped != _process.connection:
+    if shipped is not None and shipped != _process.access:
         with _process.lock:
             if _process.spark_context is None:  # the driver itself knows better
-                _process.connection = shipped
+                _process.access = shipped
                 _drop_holder()
     if TaskContext.get() is not None:
         gate.install()
@@ -127,7 +87,7 @@ def arrived(shipped: Connection | None) -> None:
 
 def holder() -> Holder:
     """The process's holder of the log."""
-    connected = _process.connection
+    connected = _process.access
     if connected is None:
         raise errors.NotConnected(
             "no log is known here",
@@ -168,7 +128,7 @@ def current() -> Task:
 
 def _new_task(context: TaskContext) -> Task:
     known = holder()
-    connected = _process.connection
+    connected = _process.access
     assert connected is not None
     number = context.taskAttemptId()
     scope, batch = scope_of(context.getLocalProperty, connected.run)
@@ -223,7 +183,7 @@ def _on_driver() -> Task:
     if task is None or task.attempt != attempt:
         if task is not None:
             task.end(succeeded=True)
-        connected = _process.connection
+        connected = _process.access
         assert connected is not None
         patience_s = connected.patience_s
         task = Task(
