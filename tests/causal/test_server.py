@@ -163,7 +163,7 @@ def test_the_budget_is_a_typed_error(tmp_path, holder_of):
         holder.append(KEY, "e", bytes(500))
 
 
-def test_a_full_disk_is_a_typed_error(server, monkeypatch, holder_of):
+def test_a_full_disk_is_a_typed_error_and_no_end(server, monkeypatch, holder_of):
     holder = holder_of(server)
     holder.open(KEY, "1", "e")
 
@@ -171,10 +171,13 @@ def test_a_full_disk_is_a_typed_error(server, monkeypatch, holder_of):
         raise JournalBroken("no space left on device")
 
     monkeypatch.setattr(server._journal, "commit", refuse)
-    with pytest.raises(errors.LogBroken, match="no space left"):
-        holder.append(KEY, "e", b"answer")
-    with pytest.raises(errors.LogBroken):
-        holder.append(KEY, "e", b"answer")
+    monkeypatch.setattr(server._journal, "rotate", lambda _: refuse())
+    for _ in range(2):
+        with pytest.raises(errors.LogBroken, match="no space left"):
+            holder.append(KEY, "e", b"answer")
+    monkeypatch.undo()
+    holder.append(KEY, "e", b"and there is room again")
+    assert holder.read(KEY, 0).chunks[-1] == b"and there is room again"
 
 
 def test_the_file_does_not_grow_without_end(tmp_path, monkeypatch, holder_of):

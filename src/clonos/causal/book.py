@@ -218,7 +218,8 @@ class AnswerBook:
     def take_records(self) -> list[bytes]:
         """What is to be written next; :meth:`committed` says that it is."""
         records, self._records = self._records, []
-        self._written, self._staged = self._staged, []
+        self._written += self._staged  # a write that failed is repeated
+        self._staged = []
         self.taken = self.made
         return records
 

@@ -18,7 +18,7 @@ from clonos.causal.book import AnswerBook
 from clonos.causal.entries import encode_chunk
 from clonos.causal.errors import LogBroken
 from clonos.errors import ClonosError
-from clonos.transport.events import ClientClosed, ClientOpened
+from clonos.transport.events import ClientClosed, ClientOpened, Connection
 
 ROTATE_BYTES: Final = 64 << 20
 """A journal is replaced by a snapshot when it has grown by this, and to twice what is held."""
@@ -31,6 +31,9 @@ SILENT_S: Final = 15.0
 
 WAIT_MAX_S: Final = 10.0
 """No request waits longer for news."""
+
+MEND_S: Final = 1.0
+"""A disk that has failed is tried again after this time, if somebody waits for it."""
 
 TURN_S: Final = 1.0
 """A turn at least this often: what the loop sleeps longer, the plane's clock does not count."""
@@ -76,13 +79,18 @@ class JournalPort(Protocol):
     def rotate(self, head: Sequence[bytes]) -> None:
         """Start anew with what stands for everything before. Answered in the same way."""
 
+    def vouch(self) -> None:
+        """There will be nothing for a while: see to it that damage to the last group will not be
+        taken for a write that never ended. Answered in the same way."""
+
 
 JudgePort = Callable[[str, int], None]
 """Is asked about a scope's batch; answered by ``Judged``."""
 
 
 class Disk(Enum):
-    """What the journal does."""
+    """What the journal does: ``IDLE -group-> WRITING -written-> IDLE``, ``WRITING -failed->
+    BROKEN -group, as a new segment-> WRITING``."""
 
     IDLE = "idle"
     WRITING = "writing"
@@ -92,13 +100,13 @@ class Disk(Enum):
 class _Client:
     """One process that asks; it owns logs."""
 
-    def __init__(self, connection: Any, now_s: float) -> None:
+    def __init__(self, connection: Connection, now_s: float) -> None:
         self.connection = connection
         self.heard_s = now_s
         self.is_gone = False
 
     def send(self, reply: Any) -> None:
-        self.connection.reply(reply)
+        self.connection.send(reply)
 
 
 @dataclass(slots=True)
@@ -134,7 +142,8 @@ class AnswerNode:
         self._journal = journal
         self._judge = judge
         self._disk = Disk.IDLE
-        self._broken: ClonosError | None = None
+        self._mend_at_s = 0.0
+        self._is_vouched = True
         self._nbytes = self._head_bytes = journal_bytes
         self._is_rotating = self._is_stopping = False
         self._now_s = 0.0
@@ -172,13 +181,15 @@ class AnswerNode:
             By a clock that stands still while this process does: nobody is late before it looks.
         """
         self._now_s = now_s
+        is_idle = True
         for event in events:
+            is_idle = False
             if isinstance(event, tuple):
                 self._hear(*event)
             else:
                 self._events[type(event)](event)
         self._serve_readers()
-        self._write_group()
+        self._write_group(is_idle=is_idle)
         return min([TURN_S, *(reader.until_s - now_s for reader in self._readers)])
 
     @property
@@ -192,9 +203,8 @@ class AnswerNode:
         """Assert what always holds between two turns."""
         book = self._book
         assert book.durable <= book.taken <= book.made
-        assert (self._disk is Disk.WRITING) == (book.durable < book.taken) or self._broken
+        assert self._disk is not Disk.IDLE or book.durable == book.taken
         assert all(number > book.durable for number, _, _ in self._unsettled)
-        assert not (self._broken and self._unsettled)
         waiting = [reader.client for reader in self._readers]
         waiting += [client for _, client, _ in self._unsettled]
         waiting += [client for opens in self._unjudged.values() for client, _ in opens]
@@ -233,8 +243,6 @@ class AnswerNode:
         """Send `reply` as soon as the records up to number `record` are durable."""
         if record <= self._book.durable:
             client.send(reply)
-        elif self._broken is not None:
-            client.send(_failed(reply.ticket, self._broken))
         else:
             self._unsettled.append((record, client, reply))
 
@@ -273,8 +281,6 @@ class AnswerNode:
         self._answer(client, reply, book.depends(key))
 
     def _append(self, client: _Client, request: m.Append) -> None:
-        if self._broken is not None:
-            raise self._broken
         self._book.append(client, request.key, request.execution, request.chunk)
         self._answer(client, m.Done(request.ticket), self._book.made)
 
@@ -326,20 +332,27 @@ class AnswerNode:
 
     # --- the journal --------------------------------------------------------------------------
 
-    def _write_group(self) -> None:
+    def _write_group(self, *, is_idle: bool) -> None:
         """Have written what came, if nothing is being written and somebody waits for it."""
         book = self._book
-        if self._disk is not Disk.IDLE or not (self._unsettled or self._is_stopping):
+        is_broken = self._disk is Disk.BROKEN
+        if self._disk is Disk.WRITING or (is_broken and self._now_s < self._mend_at_s):
             return
-        if book.made == book.durable:
+        if book.made > book.durable and (self._unsettled or self._is_stopping):
+            records = book.take_records()
+            grown = self._nbytes - self._head_bytes
+            self._is_rotating = is_broken or grown >= max(ROTATE_BYTES, book.nbytes)
+            if self._is_rotating:
+                self._journal.rotate(list(book.snapshot()))
+            else:
+                self._journal.write(records)
+            self._is_vouched = self._is_rotating
+        elif is_idle and not (is_broken or self._is_vouched):
+            self._is_rotating, self._is_vouched = False, True
+            self._journal.vouch()
+        else:
             return
         self._disk = Disk.WRITING
-        records = book.take_records()
-        self._is_rotating = self._nbytes - self._head_bytes >= max(ROTATE_BYTES, book.nbytes)
-        if self._is_rotating:
-            self._journal.rotate(list(book.snapshot()))
-        else:
-            self._journal.write(records)
 
     def _written(self, event: Written) -> None:
         self._disk = Disk.IDLE
@@ -353,13 +366,15 @@ class AnswerNode:
 
     def _write_failed(self, event: WriteFailed) -> None:
         self._disk = Disk.BROKEN
-        self._broken = LogBroken(
+        self._mend_at_s = self._now_s + MEND_S
+        error = LogBroken(
             f"the log cannot be written: {event.error.what}",
-            remedy="see to the disk of the log's directory, then start the job again",
+            remedy="see to the disk of the log's directory; what was acknowledged is safe, and the "
+            "task can be tried again",
         )
         unsettled, self._unsettled = self._unsettled, []
-        for record, client, reply in unsettled:
-            self._answer(client, reply, record)
+        for _, client, reply in unsettled:
+            client.send(_failed(reply.ticket, error))
 
     def _stop(self, _: Stop) -> None:
         self._is_stopping = True

@@ -202,6 +202,9 @@ class _Disk:
     def rotate(self, head: Sequence[bytes]) -> None:
         self.worker.do(lambda: self._do(lambda: self._journal.rotate(head)))
 
+    def vouch(self) -> None:
+        self._do(self._journal.vouch)
+
     def _do(self, job: Callable[[], None]) -> None:
         began_s = time.monotonic()
         outcome: Written | WriteFailed

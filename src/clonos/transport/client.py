@@ -21,9 +21,13 @@ from urllib.parse import urlsplit
 from clonos.core.codec import Codec
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.transport.errors import CannotConnect, PeerUnreachable, PlaintextRefused
+from clonos.transport.errors import (
+    OPEN_PORTS,
+    CannotConnect,
+    PeerUnreachable,
+    PlaintextRefused,
+)
 from clonos.transport.events import ClientClosed
-from clonos.transport.plane import OPEN_PORTS
 from clonos.transport.secret import Greeting, JobSecret, Purpose
 from clonos.transport.streams import Outgoing, State, Stream, Thing
 from clonos.transport.tls import Identity, Keys

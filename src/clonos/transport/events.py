@@ -126,10 +126,10 @@ class ControlLost:
 
 @dataclass(frozen=True, slots=True)
 class ClientOpened:
-    """A client has connected; requests are answered by ``incoming.reply``."""
+    """A client has connected; requests are answered by ``incoming.send``."""
 
     conn_id: int
-    incoming: Incoming
+    incoming: Connection
 
 
 @dataclass(frozen=True, slots=True)
