@@ -236,6 +236,18 @@ def test_every_part_of_the_package_is_in_the_table():
     assert parts <= LAYERS.keys() | EVERYBODY | {"__main__"}
 
 
+def test_nothing_speaks_flight():
+    """One transport: its streams have the job's secret, TLS and limits; a second one would need
+    them all again."""
+    found = [
+        f"{module}:{line}"
+        for path, module in modules()
+        for name, line, *_ in imports(ast.parse(path.read_text("utf-8")), module)
+        if name.startswith("pyarrow.flight")
+    ]
+    assert not found
+
+
 def test_the_table_points_downwards():
     graph = {layer: below | LAZY.get(layer, set()) for layer, below in LAYERS.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError

@@ -160,3 +160,24 @@ def test_a_reply_that_was_lost_is_not_appended_twice(attempt, ask, server, monke
         ask("b")
     with attempt():
         assert [ask(x) for x in "aba"] == [0, 1, 2]
+
+
+def test_a_log_that_is_truncated_while_it_is_read(attempt, ask, monkeypatch):
+    """A leftover attempt: its batch is committed while it looks for its answers."""
+    with attempt():
+        ask("a")
+
+    def leftover():
+        known = process.holder()
+        open_log = known.open
+
+        def is_committed_then(*arguments, **options):
+            opened = open_log(*arguments, **options)
+            known.truncate("run", None)
+            return opened
+
+        monkeypatch.setattr(known, "open", is_committed_then)
+        ask("a")
+
+    with pytest.raises(causal.BelowFloor), attempt():
+        leftover()

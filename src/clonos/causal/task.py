@@ -73,7 +73,14 @@ class OperatorLog:
     def _open(self, *, take_over: bool = False) -> Opened:
         opened = self._holder.open(self.key, self._attempt, self._execution, take_over=take_over)
         while self._chunks < opened.length:
-            self._absorb(self._holder.read(self.key, self._chunks).chunks)
+            chunks = self._holder.read(self.key, self._chunks).chunks
+            if not chunks:
+                raise errors.BelowFloor(
+                    f"the log of {self.key} was truncated while it was read: its batch has been "
+                    "committed",
+                    remedy="nothing: this attempt is a leftover",
+                )
+            self._absorb(chunks)
         self.is_owner, self.seed, self._shared = opened.owner, opened.seed, opened.shared
         return opened
 
