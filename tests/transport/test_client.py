@@ -86,7 +86,12 @@ class Service:
 
     def do(self, act: Callable[[], Any]) -> None:
         done = threading.Event()
-        self._inbox.put(lambda: (act(), done.set()))
+
+        def job() -> None:
+            act()
+            done.set()
+
+        self._inbox.put(job)
         assert done.wait(WAIT_S)
 
     def let_go(self) -> None:
