@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "nodes": {"blame", "core", "transport"},
     "runtime": {"core", "columns", "transport", "storage", "sinks", "sources", "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
-        "graph", "runtime"},
+        "graph", "nodes", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "testing": {"core", "columns", "operators", "sources", "graph"},
     "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
@@ -56,7 +56,8 @@ PUBLIC = {
 
 BENCHMARKS_ALSO = {
     "clonos.causal",  # the log of plain PySpark jobs, without Spark
-    "clonos.cluster",  # they start jobs with a watch on what is delivered, and read recoveries
+    "clonos.cluster",  # they start jobs with a watch on what is delivered,
+    "clonos.nodes.views",  # ... and read recoveries
     "clonos.core",  # ... which arrives as the house-keeper's items
     "clonos.graph",  # the plain loop runs compiled operators without any engine,
     "clonos.testing",  # ... each task in the harness
@@ -98,7 +99,7 @@ CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "builtins", "collections", "contextlib", "dataclasses", "enum",
     "functools", "hashlib", "heapq", "itertools", "math", "operator", "struct", "types", "typing",
     "datetime", "decimal",  # as types of values; what reads the clock is looked for below
-    "msgpack", "xxhash",
+    "msgpack", "xxhash", "json",
     "traceback",  # where an error came from, as text
 }  # fmt: skip
 """Outside of clonos. Nothing with a clock, randomness, a thread, a file or a socket."""

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
-    from clonos.cluster.progress import Recovery
     from clonos.columns.rows import Row
     from clonos.errors import ClonosError
+    from clonos.nodes.views import Recovery
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
 
@@ -35,7 +35,7 @@ _HOMES = {
     "Listener": "clonos.cluster.listener",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
-    "Recovery": "clonos.cluster.progress",
+    "Recovery": "clonos.nodes.views",
     "Row": "clonos.columns.rows",
     "RunningJob": "clonos.cluster.driver",
     "Stream": "clonos.api.streams",

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from clonos.cluster.progress import Recovery
 from clonos.core.plan import Incarnation
+from clonos.nodes.views import Recovery
 from clonos.sources.readers import EndOfInput
 from clonos_bench import jobs, plots
 from clonos_bench.kills import Kill

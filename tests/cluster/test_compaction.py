@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clonos.cluster.compaction import CHAIN_MAX, SHARE, Compactor, CompactorDied, choose
-from clonos.cluster.layers import Layers
+from clonos.cluster.compaction import Compactor, CompactorDied
+from clonos.cluster.layers import BackgroundMerger
 from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
+from clonos.nodes.events import MergeFailed
+from clonos.nodes.layers import CHAIN_MAX, SHARE, choose
 from clonos.state.deltas import Changes, decode_delta, encode_delta
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
@@ -116,13 +117,7 @@ def test_a_dead_process_is_replaced(store: LayerStore, compactor: Compactor) -> 
     assert content(store, compactor.merge(chain, chain)) == {b"a": b"2"}
 
 
-@pytest.mark.parametrize("is_running", [True, False])
-def test_a_process_that_dies_is_worth_a_word_unless_the_job_ends(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_running: bool,
-) -> None:
+def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, dies = threading.Event(), threading.Event()
 
     def merge(*_: object) -> None:
@@ -133,14 +128,12 @@ def test_a_process_that_dies_is_worth_a_word_unless_the_job_ends(
     monkeypatch.setattr(Compactor, "merge", merge)
     monkeypatch.setattr(Compactor, "close", lambda _: dies.set())
     inbox = Inbox()
-    layers = Layers(str(tmp_path), "process", inbox)
-    layers.after_floor({0: tuple(refs([10] * (CHAIN_MAX + 1)))})
+    merger = BackgroundMerger(str(tmp_path), "process", inbox)
+    chain = refs([10] * 3)
+    merger.merge(chain, chain)
     assert begun.wait(10)
-    until = time.monotonic() + 10
-    while is_running and not caplog.records:
-        dies.set()
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    layers.close()
+    merger.close()  # the job may end meanwhile
+    (told,) = inbox.take()
+    assert isinstance(told, MergeFailed)
+    assert (told.task, told.error.what) == (0, "it has died")
     inbox.close()
-    assert len(caplog.records) == is_running

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import pytest
 
-from clonos.cluster.errors import OtherVersion
-from clonos.cluster.pool import ASKED_S, SlotPool, check_versions, wrong_environment
-from clonos.runtime.versions import CPU, HASH_SEED, MACHINE, installed
+from clonos.cluster.pool import wrong_environment
+from clonos.nodes.errors import OtherVersion
+from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
+from clonos.runtime.versions import installed
 from clonos.spark.errors import JobCancelled, SlotFailed
 from clonos.spark.slots import _slot_failed
 from clonos.transport.events import WIRE, Register
@@ -24,8 +22,8 @@ FIRST = {CPU: "B D"}
 
 
 def test_equal_versions_pass():
-    check_versions(register(), register())
-    check_versions(register(**FIRST), register(**FIRST))  # whatever the driver's are
+    check_versions(register(), register(), installed())
+    check_versions(register(**FIRST), register(**FIRST), installed())  # whatever the driver's are
     assert WIRE.decode(WIRE.encode(register())) == register()
 
 
@@ -46,14 +44,16 @@ def test_equal_versions_pass():
 )
 def test_another_version_is_named(versions, complaint, remedy):
     with pytest.raises(OtherVersion, match=complaint) as caught:
-        check_versions(register(**{**FIRST, **versions}), register(**FIRST))
+        check_versions(register(**{**FIRST, **versions}), register(**FIRST), installed())
     assert caught.value.where == "slot 3 on node7"
     assert remedy in caught.value.remedy
 
 
 def test_hash_seeds_that_are_drawn_are_refused_though_they_are_equal():
     with pytest.raises(OtherVersion, match="order of its own"):
-        check_versions(register(**{HASH_SEED: "random"}), register(**{HASH_SEED: "random"}))
+        check_versions(
+            register(**{HASH_SEED: "random"}), register(**{HASH_SEED: "random"}), installed()
+        )
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,3 @@ def test_who_cancels_is_told_from_what_fails():
         failed = _slot_failed("x", JavaError(condition, "Job aborted due to stage failure: dead"))
         assert isinstance(failed, SlotFailed)
     assert isinstance(_slot_failed("x", OSError("the JVM is gone")), SlotFailed)
-
-
-def test_a_slot_that_does_not_come_is_said_once():
-    pool = SlotPool.__new__(SlotPool)
-    pool._compiled = SimpleNamespace(name="etl")  # type: ignore[assignment]
-    pool._expelled, now = [], time.monotonic()
-    pool._asked = {3: now - ASKED_S - 1, 4: now}
-    (warning,) = pool.tick()
-    assert "'etl': slot 3 has not come" in warning
-    assert "cores" in warning
-    assert pool.tick() == []
-    assert list(pool._asked) == [4]

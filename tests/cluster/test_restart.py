@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.cluster.durable import JournalFile
 from clonos.sinks.delivered import DeliveredStore
+from clonos.transport.inbox import Inbox
 
 pytestmark = [
     pytest.mark.spark,
@@ -109,9 +113,10 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
     job = kit.build(
         kit.gated(tmp_path, rows), sink=sink, checkpoint_dir=str(tmp_path / "checkpoint")
     )
-    running = job.start(spark)
+    running, delivered = job.start(spark), threading.Event()
+    running.consumers.watch(lambda sink, output: delivered.set())
     kit.wait_quiet(running)
-    kit.wait_for(lambda: running.consumers.rows["out"])
+    assert delivered.wait(60)
     running.stop()
     kit.open_tap(tmp_path)
     job.run(spark, timeout_s=60)
@@ -120,12 +125,12 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
 
 def _delivered(job: clonos.Job, folder: Path) -> Any:
     """What a dead driver's journal says was delivered, in order."""
-    from clonos.cluster.keeper_host import KeeperHost
-
     compiled = job.compile()
-    host = KeeperHost(compiled.plan, folder, "process", lambda output: None)
+    with closing(Inbox()) as inbox:
+        journal = JournalFile(folder / "journal", "process", inbox)
+        _, recovered = journal.recover(compiled.plan)
+        journal.close()
     batches = [d.batch for d in DeliveredStore(folder / "delivered").read("out")]
-    batches += [o.item.batch.payload for o in host._recovered if o.item.batch is not None]
-    host.close()
+    batches += [o.item.batch.payload for o in recovered if o.item.batch is not None]
     schema = compiled.codes[-1].schemas[compiled.codes[-1].task.outputs[-1]]
     return pa.Table.from_batches(batches, schema=schema)

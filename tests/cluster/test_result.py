@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from clonos.cluster.result import JobResult
+from clonos.cluster.result import Delivered, JobResult
+from clonos.nodes.views import DriverView, JobStatus
 from clonos.sinks import delivered
 from clonos.sinks.delivered import DeliveredStore
 
@@ -52,14 +52,9 @@ def test_rows_are_counted_without_loading_them(tmp_path, held):
     batch = pa.RecordBatch.from_pydict({"n": range(ROWS)})
     for first in range(1, BATCHES, 10):
         store.write("out", 0, 0, first, first + 9, [batch] * 10)
-    job: Any = SimpleNamespace(
-        sinks={"out": None, "empty": None},
-        sink_schemas={"out": batch.schema, "empty": batch.schema},
-        host=SimpleNamespace(delivered=store, keeper=SimpleNamespace(complete=True, generation=0)),
-        observer=SimpleNamespace(recoveries=[], dropped=dict),
-        warnings=[],
-    )
-    result = JobResult(job)
+    view = DriverView((), (), JobStatus("ended", False, False), is_complete=True)
+    schemas, nowhere = {"out": batch.schema, "empty": batch.schema}, cast("Any", None)
+    result = JobResult(view, 0, (), Delivered(nowhere, nowhere, store, schemas))
     assert result.rows == {"out": BATCHES * ROWS, "empty": 0}
     assert repr(result) == "<JobResult complete, rows out: 5000, empty: 0, 0 recoveries>"
     assert held.most <= 2, "one that is counted, one that comes"

@@ -13,11 +13,11 @@ from types import ModuleType
 import pytest
 
 import clonos
-from clonos.cluster import pool
+from clonos.cluster import setup
 from clonos.cluster.driver import RunningJob
-from clonos.cluster.errors import OtherVersion
-from clonos.cluster.listener import JobProgress, JobTerminated
-from clonos.cluster.progress import JobEvent, Recovery
+from clonos.nodes import places
+from clonos.nodes.errors import OtherVersion
+from clonos.nodes.views import JobEvent, JobProgress, JobTerminated, Recovery
 from clonos.runtime.versions import installed
 from clonos.spark.errors import JobCancelled, SparkStopped
 
@@ -37,7 +37,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_frozen_slot_is_given_up_and_leaves_when_it_wakes(kit, spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "EXPELLED_S", 60.0)
+    monkeypatch.setattr(places, "EXPELLED_S", 60.0)
     rows = 4_000
     job = kit.build(kit.gated(tmp_path, rows)).start(spark, silence_s=SILENCE_S)
     kit.wait_quiet(job)
@@ -58,7 +58,7 @@ def test_a_frozen_slot_is_given_up_and_leaves_when_it_wakes(kit, spark, tmp_path
 
 
 def test_a_slot_frozen_for_good_is_killed_and_replaced(kit, spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "EXPELLED_S", 0.5)
+    monkeypatch.setattr(places, "EXPELLED_S", 0.5)
     rows = 3_000
     source = kit.gated(tmp_path, rows)
     job = kit.build(source, standbys=0).start(spark, silence_s=SILENCE_S)
@@ -88,7 +88,7 @@ def test_cancelled_in_spark(kit, spark, tmp_path):
 
     for term, cancel in enumerate((cancel_a_stage, cancel_the_group), 1):
         running = job.start(spark)
-        assert running.coordinator.term == term
+        assert running.term == term
         kit.wait_quiet(running)
         cancel(running)
         with pytest.raises(JobCancelled, match="cancelled it in Spark") as caught:
@@ -101,7 +101,7 @@ def test_cancelled_in_spark(kit, spark, tmp_path):
 
 def test_another_version_on_the_executors(kit, spark, tmp_path, monkeypatch):
     """The driver is made to believe that it has another PyArrow than it has."""
-    monkeypatch.setattr(pool, "installed", lambda: {**installed(), "PyArrow": "0.1"})
+    monkeypatch.setattr(setup, "installed", lambda: {**installed(), "PyArrow": "0.1"})
     with pytest.raises(OtherVersion, match=r"it should have PyArrow 0\.1") as caught:
         kit.build(kit.gated(tmp_path, 100), parallelism=1, standbys=0).run(spark, timeout_s=60)
     assert caught.value.where.startswith("slot ")

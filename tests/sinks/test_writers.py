@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.cluster.progress import JobEvent, Observer, Sample
+from clonos.cluster.audience import Observer
 from clonos.core.coordinator import Note
+from clonos.nodes.views import JobEvent
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.tables import Table
 from clonos.sinks.writers import Folders, ParquetWriter, TableWriter, writer_of
@@ -184,24 +185,17 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 
 def test_listeners_hear_and_cannot_harm(caplog):
-    observer = Observer({0: "count[0]"})
+    observer = Observer(["count[0]"])
     heard: list[JobEvent] = []
 
     def broken(event: JobEvent) -> None:
         raise ValueError(event.what)
 
-    observer.listeners += [broken, heard.append]
+    observer.listeners = (broken, heard.append)
     with caplog.at_level(logging.ERROR, "clonos"):
         observer.note(Note("standby", 0, value=7), 1.5)
     assert heard == [JobEvent("standby", "count[0]", 7, 1.5)]
     assert "ValueError" in caplog.text
-
-
-def test_dropped_rows_are_added_up():
-    observer = Observer({0: "a[0]", 1: "a[1]"})
-    for task, at_s, count in ((0, 1.0, 1), (0, 2.0, 3), (1, 1.0, 4)):
-        observer.sample(Sample(at_s, task, {"a: bad_records": count, "rows": 9}))
-    assert observer.dropped() == {"a: bad_records": 7}
 
 
 def test_no_segment_follows_one_that_failed(tmp_path):

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from clonos.cluster.progress import STAGES, Recovery
+from clonos.nodes.views import STAGES, Recovery
 from clonos_bench import jobs, plots, run
 from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly
 from clonos_bench.report import PERCENTILES, Aim, Report

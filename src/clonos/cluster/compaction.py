@@ -1,8 +1,6 @@
 """Merging layers in the background, so that a fresh slot never has to apply thousands of them.
 
-Size-tiered, as in a log-structured merge tree: small layers become one; an older one takes part
-when what lies on it has grown to a good part of its size. So state is written again a few times,
-however long the job runs.
+Which are merged, and when, the driver decides (:mod:`clonos.nodes.layers`).
 
 Merging is work for a processor, not for the driver's loop, and nobody waits for it: it is done by a
 process of its own at low priority (``python -m clonos.cluster.compaction``), which is told what to
@@ -29,39 +27,8 @@ from clonos.state.deltas import merge_deltas
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 
-CHAIN_MAX: Final = 32
-"""A task's layers are merged when there are more."""
-SHARE: Final = 0.5
-"""A layer takes part when those above it together reach this share of its size."""
 NICENESS: Final = 10
 """Of the process that merges."""
-
-
-def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
-    """Which of a task's newest layers to merge now (none: empty).
-
-    Examples
-    --------
-    >>> from clonos.core.plan import Incarnation
-    >>> sizes = [1000, 300, *[10] * 31]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> [ref.epoch for ref in choose(chain)][:3]
-    [0, 1, 2]
-    >>> len(choose(chain[:-1]))
-    0
-    >>> sizes = [10_000, *[10] * 32]
-    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
-    >>> choose(chain)[0].epoch
-    1
-    """
-    if len(chain) <= CHAIN_MAX:
-        return ()
-    start, above = len(chain) - 1, 0
-    for i, ref in reversed(list(enumerate(chain))):
-        if above >= SHARE * ref.nbytes:
-            start = i
-        above += ref.nbytes
-    return chain[start:]
 
 
 def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool) -> LayerRef:

@@ -15,11 +15,3 @@ class OtherJob(ClonosError):
 
 class UnreadableCheckpoint(ClonosError):
     """What a checkpoint says about its job cannot be read."""
-
-
-class SlotsLost(ClonosError):
-    """A slot ends again and again before it has registered."""
-
-
-class OtherVersion(ClonosError):
-    """An executor runs other versions than the driver: a replay would not be bit-exact."""

@@ -15,6 +15,7 @@ from clonos.cluster.directory import JobDirectory
 from clonos.core.layer import open_layer
 from clonos.core.messages import Layer, LayerRef
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.nodes.events import OutsideFailed
 from clonos.sources.materialized import materialized
 from clonos.sources.queries import STOP_S, FeedingQuery
 from clonos.sources.spec import SourceSpec
@@ -54,9 +55,9 @@ class Feeds:
     directory
         Where the rows are kept, and where the tasks' floors say how far they have read.
     inbox
-        Where an error that ends a query is put, and what the driver's loop is to do.
+        Where an error that ends a query is put.
     warn
-        To be called there, with a text.
+        Called with a text, from any thread.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Feeds:
         if source.refresh_ms is not None:
             table = source.dataframe
             first = self._tables.first(table)
-            return Refresher(name, table, first, source.refresh_ms, spool, self._say)
+            return Refresher(name, table, first, source.refresh_ms, spool, self._warn)
         assert source.feeding is not None
         checkpoint = f"{self._folder(operator)}/query"
         return FeedingQuery(
@@ -146,11 +147,8 @@ class Feeds:
             source.feeding,
             spool,
             checkpoint,
-            self._inbox.put,
+            lambda error: self._inbox.put(OutsideFailed(error)),
         )
-
-    def _say(self, text: str) -> None:
-        self._inbox.put(partial(self._warn, text))
 
     def views(self) -> list[FeedView]:
         """Every source that is fed, as it is now."""

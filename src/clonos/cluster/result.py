@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from clonos.cluster.progress import Recovery
+from clonos.cluster.directory import JobDirectory
 from clonos.errors import DefinitionError
+from clonos.nodes.views import DriverView, Recovery
+from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import as_dataframe, read_all
 
-if TYPE_CHECKING:
-    from clonos.cluster.driver import RunningJob
+
+@dataclass(frozen=True)
+class Delivered:
+    """The output of a job that was delivered to its driver, by sink."""
+
+    spark: Any
+    directory: JobDirectory
+    store: DeliveredStore
+    schemas: Mapping[str, pa.Schema]
+
+    def table(self, sink: str) -> pa.Table:
+        return read_all(self.store, sink, self.schemas[sink])
+
+    def dataframe(self, sink: str) -> Any:
+        return as_dataframe(self.spark, self.store, sink, self.schemas[sink])
 
 
 class JobResult:
@@ -32,38 +49,38 @@ class JobResult:
         What was not as good as it could have been, in words.
     """
 
-    def __init__(self, job: RunningJob) -> None:
-        self._job = job
-        self.is_complete: bool = job.host.keeper.complete
-        self.recoveries: list[Recovery] = job.observer.recoveries
-        self.generation: int = job.host.keeper.generation
-        self.dropped: dict[str, int] = job.observer.dropped()
-        self.warnings: list[str] = list(job.warnings)
+    def __init__(
+        self, view: DriverView, generation: int, warnings: Sequence[str], delivered: Delivered
+    ) -> None:
+        self._delivered = delivered
+        self.is_complete = view.is_complete
+        self.recoveries: list[Recovery] = list(view.recoveries)
+        self.generation = generation
+        self.dropped: dict[str, int] = dict(view.dropped)
+        self.warnings: list[str] = list(warnings)
 
     @property
     def sinks(self) -> list[str]:
         """The names of the sinks."""
-        return list(self._job.sinks)
+        return list(self._delivered.schemas)
 
     @property
     def rows(self) -> dict[str, int]:
         """How many rows each sink has delivered, in all runs of the job together."""
-        return {name: self._job.host.delivered.count(name) for name in self.sinks}
+        return {name: self._delivered.store.count(name) for name in self.sinks}
 
     def table(self, sink: str | None = None) -> pa.Table:
         """Delivered rows of a sink (the only one, if not named) as an Arrow table.
 
         They are ordered by sink task, and in the order of their delivery within it.
         """
-        name = self._named(sink)
-        return read_all(self._job.host.delivered, name, self._job.sink_schemas[name])
+        return self._delivered.table(self._named(sink))
 
     def dataframe(self, sink: str | None = None) -> Any:
         """The same as a Spark DataFrame, read by Spark's own tasks, now and whenever it is used."""
         name = self._named(sink)
-        self._job.directory.keep()
-        schema = self._job.sink_schemas[name]
-        return as_dataframe(self._job.spark, self._job.host.delivered, name, schema)
+        self._delivered.directory.keep()
+        return self._delivered.dataframe(name)
 
     def _named(self, sink: str | None) -> str:
         names = self.sinks

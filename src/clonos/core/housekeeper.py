@@ -143,8 +143,11 @@ class HouseKeeper:
         )
         return not is_void and cause.position <= self.stable[sender]
 
-    def snapshot(self) -> list[bytes]:
-        """Records that stand for the whole journal so far, but for delivered content."""
+    def snapshot(self, unsettled: Iterable[bytes] = ()) -> list[bytes]:
+        """Records that stand for the whole journal so far, but for delivered content.
+
+        Of `unsettled`, records that were taken and never became durable, the content stays.
+        """
         pending, self._records = self._records, []
         self._write("term", self.term, self.generation, self.complete)
         refs = {t: [_ref_fields(r) for r in chain] for t, chain in self.layers.items()}
@@ -154,6 +157,10 @@ class HouseKeeper:
         for task in self.plan.tasks:
             for run in self.book.runs(task.id, 1):
                 self._write_run(run)
+        # Before the state that they have led to, which then holds.
+        self._records += [
+            r for r in unsettled if msgpack.unpackb(r, strict_map_key=False)[0] == "item"
+        ]
         for channel, i in self.inputs.items():
             dep = _dep_fields(i.consumed_dep)
             state = (i.consumed, i.consumed_chain, i.ended, i.reset_at)

@@ -1,7 +1,7 @@
-"""What the adapters of a slot's ports tell its node, besides what comes on connections.
+"""What the adapters of a node's ports tell it, besides what comes on connections.
 
-Everything that is done in the background names the *life* (or the ticket) it was for: a slot may
-have become another task meanwhile, and then nobody wants to know.
+Everything that is done in the background names what it was for. In a slot that is the *life* (or
+a ticket): it may have become another task meanwhile, and then nobody wants to know.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clonos.core.messages import Layer, LayerRef
-from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost
+from clonos.errors import ClonosError
+from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost, ControlOpened
+
+# --- of a slot --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +77,70 @@ Event = (
 
 Heard = Event | tuple[int, Any]
 """An event, or ``(conn_id, message)``: what a peer has said on a connection."""
+
+# --- of the driver ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The group that the journal was writing is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """... was not written, or nobody knows."""
+
+    error: ClonosError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A slot's Spark job is over; `error` says why if it did not just leave."""
+
+    place: int
+    attempt: int
+    error: ClonosError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Some of a task's layers were merged into one, which is in the store."""
+
+    merged: LayerRef
+    replaced: tuple[LayerRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFailed:
+    """... could not be."""
+
+    task: int
+    error: ClonosError
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFailed:
+    """Something that the job needs has failed for good: a consumer, a query that feeds it."""
+
+    error: ClonosError
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The user wants the job to end where it is."""
+
+
+DriverEvent = (
+    ChannelOpened
+    | ChannelClosed
+    | ControlOpened
+    | ControlLost
+    | Committed
+    | JournalFailed
+    | Ended
+    | Merged
+    | MergeFailed
+    | OutsideFailed
+    | StopAsked
+)
+"""What the driver's node hears, besides messages."""

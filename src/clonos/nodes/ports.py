@@ -12,14 +12,18 @@ of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from clonos.core.decisions import Note
 from clonos.core.events import Release, SourceEnded, SourceRows, StoreLayer, World
+from clonos.core.housekeeper import Deliver
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
+from clonos.errors import ClonosError
+from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery, Sample
 from clonos.transport.events import Connection
 
 # --- of every process -------------------------------------------------------------------------
@@ -54,6 +58,13 @@ class Clock(Protocol):
 
     def ticks_s(self) -> float:
         """Seconds since some moment; never goes back, whoever sets the clock."""
+
+
+class WallClock(Clock, Protocol):
+    """... and what the calendar says, for people."""
+
+    def wall_s(self) -> float:
+        """Seconds since 1970; may jump."""
 
 
 # --- of a slot --------------------------------------------------------------------------------
@@ -137,3 +148,89 @@ class SlotPorts:
     programs: Callable[[int], Program]
     worlds: Callable[[int, Incarnation], World]
     writers: Callable[[int], Writer | None]
+
+
+# --- of the driver ----------------------------------------------------------------------------
+
+
+class Journal(Protocol):
+    """The house-keeper's file. One call at a time: not before the last one's outcome is known."""
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+
+    def append(self, records: Sequence[bytes]) -> bool:
+        """Write a group, all or nothing.
+
+        True: it is durable. Else ``Committed`` or ``JournalFailed`` follows, and after the latter
+        only :meth:`rotate` may be called.
+        """
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        """Begin anew with `head`, which stands for everything so far. Answers like `append`."""
+
+
+class Outputs(Protocol):
+    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``."""
+
+    def take(self, output: Deliver) -> None:
+        """An output that is durable: the world may have it."""
+
+    def flush(self) -> ClonosError | None:
+        """Put what was taken where it survives a rotation of the journal; what is in the way?"""
+
+
+class Launcher(Protocol):
+    """Starts the processes of slots. One of a place registers, again and again if Spark retries it,
+    until ``Ended``."""
+
+    def launch(self, place: int, attempt: int) -> None:
+        """Ask for a process."""
+
+    def cancel(self, attempt: int) -> None:
+        """Have Spark end an attempt, with its processes; no error if it is over."""
+
+    def describe(self, text: str) -> None:
+        """Say in Spark's UI what is going on."""
+
+
+class Merger(Protocol):
+    """Works on stored layers in the background."""
+
+    def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
+        """Make one layer of those chosen. Answered by ``Merged`` or ``MergeFailed``."""
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Nobody reads these any more."""
+
+
+class Audience(Protocol):
+    """Whoever wants to hear of the job. Nothing here is waited for."""
+
+    def noted(self, note: Note, at_s: float) -> None:
+        """Something has happened, and is let out."""
+
+    def sampled(self, sample: Sample) -> None:
+        """A task has said how it is doing."""
+
+    def told(self, what: JobStarted | JobProgress | Recovery | JobTerminated) -> None:
+        """What listeners hear."""
+
+    def warned(self, text: str) -> None:
+        """Something is not as good as it could be."""
+
+    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        """A checkpoint is complete with these layers: what it has passed is not read again."""
+
+
+@dataclass(frozen=True)
+class DriverPorts:
+    """The world of a driver."""
+
+    clock: WallClock
+    journal: Journal
+    outputs: Outputs
+    launcher: Launcher
+    merger: Merger
+    audience: Audience

@@ -1,4 +1,4 @@
-"""What has to be the same in all processes of a job, or a replay is not bit-exact."""
+"""What this process runs on, as far as it has to be the same in all processes of a job."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import os
 import platform
 from functools import cache
 from importlib import metadata
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from clonos.nodes.versions import CPU, HASH_SEED, MACHINE
 from clonos.version import VERSION
-
-HASH_SEED: Final = "PYTHONHASHSEED"
-"""Spark sets it for its workers."""
-MACHINE: Final = "machine"
-CPU: Final = "CPU features of NumPy"
-"""NumPy chooses its functions by what the processor can do, and they differ in the last bit: with
-AVX-512 and without, `exp`, `log`, `tan`, `power` and others do. Arrow chooses, too (`simd_level`),
-but its sums, means, variances and products have the same bits at every level."""
-OF_SLOTS: Final = frozenset({HASH_SEED, MACHINE, CPU})
-"""What must be the same in all slots; the driver replays nothing, its own does not matter."""
 
 
 def installed() -> dict[str, str]:
@@ -42,17 +33,6 @@ def installed() -> dict[str, str]:
         MACHINE: platform.machine(),
         CPU: _cpu_features(),
     }
-
-
-def is_fixed(hash_seed: str) -> bool:
-    """Whether sets of strings have the same order in every process with this hash seed.
-
-    Examples
-    --------
-    >>> is_fixed("0"), is_fixed("random"), is_fixed("")
-    (True, False, False)
-    """
-    return hash_seed.isascii() and hash_seed.isdigit()
 
 
 @cache

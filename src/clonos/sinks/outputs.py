@@ -29,8 +29,6 @@ class Consumers:
         self._plan = plan
         self._sinks = sinks
         self._watchers: list[Callable[[str, Deliver], None]] = []
-        self.rows: dict[str, int] = dict.fromkeys(sinks, 0)
-        """Delivered rows per sink, in this run of the job."""
 
     def watch(self, watcher: Callable[[str, Deliver], None]) -> None:
         """Call ``watcher(sink, output)`` for everything delivered from now on."""
@@ -41,7 +39,6 @@ class Consumers:
         assert sink is not None
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None:
-            self.rows[sink] += batch.rows
             self._consume(sink, self._sinks[sink], batch.payload)
         for watcher in self._watchers:
             watcher(sink, output)

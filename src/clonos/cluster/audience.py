@@ -1,0 +1,208 @@
+"""Whoever wants to hear of a job: listeners, warnings, and what tests and benchmarks look at."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from clonos.cluster.feeds import Feeds
+from clonos.cluster.listener import Listener
+from clonos.core.coordinator import Note
+from clonos.core.messages import LayerRef
+from clonos.nodes.views import (
+    DriverView,
+    JobEvent,
+    JobProgress,
+    JobStarted,
+    JobTerminated,
+    Recovery,
+    Sample,
+)
+
+_LOGGER: Final = logging.getLogger("clonos")
+
+EVENTS_MAX: Final = 1000
+"""A listener that has not heard so many events misses the oldest of them."""
+SAMPLES_MAX: Final = 100_000
+"""An hour of four samples a second for seven tasks; older ones go."""
+
+_METHODS: Final[dict[type[Any], str]] = {
+    JobStarted: "on_started",
+    JobProgress: "on_progress",
+    Recovery: "on_recovery",
+    JobTerminated: "on_terminated",
+}
+
+
+class Post:
+    """Brings events to one listener, in a thread of its own; nobody waits for it.
+
+    Parameters
+    ----------
+    warn
+        Told once if the listener raises and once if it is too slow.
+    """
+
+    def __init__(self, listener: Listener, warn: Callable[[str], Any]) -> None:
+        self.listener = listener
+        self.lost = 0
+        self._warn = warn
+        self._events: deque[tuple[str, Any]] = deque()
+        self._news = threading.Condition()
+        self._closed = self._has_raised = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, method: str, event: Any) -> None:
+        """Have a method of the listener called, later."""
+        with self._news:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="clonos-listener", daemon=True
+                )
+                self._thread.start()
+            self._events.append((method, event))
+            if is_full := len(self._events) > EVENTS_MAX:
+                self._events.popleft()
+                self.lost += 1
+            self._news.notify()
+        if is_full and self.lost == 1:
+            self._warn(f"the listener {self._name} is too slow: it misses events")
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has heard everything, if that does not take longer."""
+        if self._thread not in {None, threading.current_thread()}:
+            self._thread.join(timeout_s)
+
+    @property
+    def _name(self) -> str:
+        return type(self.listener).__name__
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while not self._events:
+                    if self._closed:
+                        return
+                    self._news.wait()
+                method, event = self._events.popleft()
+            try:
+                getattr(self.listener, method)(event)
+            except Exception as error:
+                if not self._has_raised:
+                    self._has_raised = True
+                    _LOGGER.debug("%s.%s raised", self._name, method, exc_info=error)
+                    self._warn(
+                        f"the listener {self._name} raised {type(error).__name__} in {method}: "
+                        f"{error} (said once)"
+                    )
+
+
+class Warnings:
+    """What is not as good as it could be, in words; any thread may say something."""
+
+    def __init__(self) -> None:
+        self.said: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            self.said = (*self.said, text)
+        _LOGGER.warning(text)
+
+
+class Observer:
+    """What has been seen of a job: recoveries and floors, as of its newest view, and samples.
+
+    Parameters
+    ----------
+    names
+        Of the tasks.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self.look: Callable[[], DriverView]
+        self.listeners: tuple[Callable[[JobEvent], Any], ...] = ()
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        return self.look().recoveries
+
+    @property
+    def floors(self) -> int:
+        return self.look().floor
+
+    @property
+    def generation(self) -> int:
+        return self.look().generation
+
+    @property
+    def orphans(self) -> int:
+        return self.look().orphans
+
+    def samples(self) -> list[Sample]:
+        with self._lock:
+            return list(self._samples)
+
+    def sample(self, sample: Sample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+
+    def note(self, note: Note, at_s: float) -> None:
+        """Tell the listeners of events."""
+        name = self._names[note.task] if note.task >= 0 else ""
+        event = JobEvent(note.what, name, note.value, at_s)
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:  # a listener's mistake must not end the job
+                _LOGGER.exception("a listener of the job raised at %s", event)
+
+
+class JobAudience:
+    """The :class:`~clonos.nodes.ports.Audience` of a job."""
+
+    def __init__(
+        self, observer: Observer, warn: Warnings, listeners: Sequence[Listener], feeds: Feeds
+    ) -> None:
+        self.observer, self._feeds = observer, feeds
+        self.noted, self.sampled, self.warned = observer.note, observer.sample, warn
+        self._posts = tuple(Post(listener, warn) for listener in listeners)
+
+    def add(self, listener: Listener) -> None:
+        """One more, who hears what comes from now on."""
+        self._posts = (*self._posts, Post(listener, self.warned))
+
+    def remove(self, listener: Listener) -> None:
+        """It hears no more; what it has been sent it still gets."""
+        for post in [p for p in self._posts if p.listener is listener]:
+            self._posts = tuple(p for p in self._posts if p is not post)
+            post.close()
+
+    def told(self, what: JobStarted | JobProgress | Recovery | JobTerminated) -> None:
+        for post in self._posts:
+            post.put(_METHODS[type(what)], what)
+        if type(what) is JobTerminated:
+            for post in self._posts:
+                post.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Let listeners hear the end."""
+        until = time.monotonic() + timeout_s
+        for post in self._posts:
+            post.join(max(0.0, until - time.monotonic()))
+
+    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+        self._feeds.after_floor(layers)

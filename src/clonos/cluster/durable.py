@@ -1,0 +1,131 @@
+"""The driver's disk: the house-keeper's journal, and where delivered output goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from clonos.columns.batches import from_bytes, to_bytes
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.messages import Kind
+from clonos.core.plan import Plan
+from clonos.core.program import Batch
+from clonos.errors import ClonosError
+from clonos.nodes.events import JournalFailed, OutsideFailed
+from clonos.sinks.delivered import DeliveredStore
+from clonos.sinks.outputs import Consumers
+from clonos.storage.files import Durability
+from clonos.storage.journal import Journal, JournalBroken
+from clonos.transport.inbox import Inbox
+
+
+def _encode(batch: Batch) -> bytes:
+    return to_bytes(batch.payload) if batch.rows else b""
+
+
+def _decode(content: bytes) -> pa.RecordBatch | None:
+    return from_bytes(content) if content else None
+
+
+class JournalFile:
+    """A :class:`~clonos.nodes.ports.Journal` on a local disk: what it is given is durable when it
+    returns.
+
+    Parameters
+    ----------
+    directory
+        Only the journal's files are in it. One process at a time.
+    inbox
+        Is told of failures.
+    """
+
+    def __init__(self, directory: Path, durability: Durability, inbox: Inbox) -> None:
+        self._journal = Journal(directory, durability)
+        self._inbox = inbox
+
+    def recover(self, plan: Plan) -> tuple[HouseKeeper, list[Deliver]]:
+        """Make a house-keeper of what is in the file; and the outputs that are still there."""
+        keeper = HouseKeeper(plan, _encode, _decode)
+        return keeper, keeper.recover(self._journal.replay())
+
+    @property
+    def nbytes(self) -> int:
+        return self._journal.nbytes
+
+    def append(self, records: Sequence[bytes]) -> bool:
+        try:
+            self._journal.append(records)
+            self._journal.commit()
+        except JournalBroken as error:
+            self._inbox.put(JournalFailed(error))
+            return False
+        return True
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        try:
+            self._journal.rotate(head)
+        except JournalBroken as error:
+            self._inbox.put(JournalFailed(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._journal.close()
+
+
+class DeliveredOutputs:
+    """The :class:`~clonos.nodes.ports.Outputs` of a job: its consumers, and files.
+
+    Parameters
+    ----------
+    inbox
+        Is told when a consumer fails; it then gets nothing more.
+    """
+
+    def __init__(
+        self, plan: Plan, store: DeliveredStore, consumers: Consumers, inbox: Inbox
+    ) -> None:
+        self._plan, self._store, self._consumers, self._inbox = plan, store, consumers, inbox
+        self._fresh: dict[tuple[int, int], list[Deliver]] = {}
+        self._has_failed = False
+
+    def take(self, output: Deliver) -> None:
+        if self._has_failed:
+            return  # it is in the journal: the next run begins with it
+        batch = output.item.batch
+        if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
+            self._fresh.setdefault((output.channel, output.generation), []).append(output)
+        try:
+            self._consumers(output)
+        except ClonosError as error:
+            self._has_failed = True
+            self._inbox.put(OutsideFailed(error))
+
+    def flush(self) -> ClonosError | None:
+        try:
+            while self._fresh:
+                (channel, generation), outputs = next(iter(self._fresh.items()))
+                self._write(channel, generation, outputs)
+                del self._fresh[channel, generation]
+        except ClonosError as error:
+            return error
+        except OSError as error:
+            return ClonosError(f"delivered output cannot be put into files: {error}")
+        return None
+
+    def _write(self, channel: int, generation: int, outputs: Sequence[Deliver]) -> None:
+        task = self._plan.tasks[self._plan.channels[channel].sender]
+        numbers = [output.item.seq for output in outputs]
+        assert task.sink is not None
+        self._store.write(
+            task.sink,
+            task.index,
+            generation,
+            numbers[0],
+            numbers[-1],
+            [o.item.batch.payload for o in outputs if o.item.batch is not None],
+            seqs=numbers,
+        )

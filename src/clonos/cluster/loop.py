@@ -1,0 +1,95 @@
+"""The driver's thread: gives the node what comes, until it is over; then lets everything go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from clonos.cluster.setup import DriverSetup
+from clonos.errors import ClonosError
+from clonos.nodes.driver import Phase
+from clonos.runtime.interpreter import quick_switching
+
+
+class DriverLoop:
+    """The loop of one job.
+
+    Attributes
+    ----------
+    error
+        Why the job has failed; to be read when it is over.
+    """
+
+    def __init__(self, setup: DriverSetup) -> None:
+        self._setup, self._node = setup, setup.node
+        self.error: ClonosError | None = None
+        self.over = threading.Event()
+        self._is_unfed = False
+        self._thread = threading.Thread(target=self._run, name="clonos-driver", daemon=True)
+
+    def start(self) -> None:
+        """Begin; what is missing for that is raised here, and everything let go."""
+        try:
+            self._setup.begin()
+        except BaseException:
+            self._setup.feeds.close()
+            self._setup.close()
+            self.over.set()
+            raise
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._guarded(self._node.start)
+        with quick_switching():
+            self._turns()
+        self.error = self._node.error
+        self._finish()
+
+    def _turns(self) -> None:
+        wait_s = 0.0
+        while not self._node.is_over:
+            try:
+                wait_s = self._node.turn(self._setup.plane.poll(wait_s))
+                if self._node.phase is not Phase.RUNNING and not self._is_unfed:
+                    self._unfeed()
+            except Exception as error:  # noqa: BLE001 - the thread's end must not go unnoticed
+                if self._node.error is not None:
+                    break  # it does not even end well
+                self._node.fail(_as_ours(error, "the driver failed"))
+
+    def _unfeed(self) -> None:
+        """The job ends: slots may leave while queries that feed it are stopped."""
+        self._is_unfed = True
+        self._setup.plane.flush()
+        self._setup.feeds.close()
+
+    def _guarded(self, act: Callable[[], None], what: str = "the driver failed") -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - see _run
+            self._node.fail(_as_ours(error, what))
+
+    def _finish(self) -> None:
+        """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
+        setup = self._setup
+        for act in (self._unfeed, setup.break_off, self._publish, setup.close, self._say_so):
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - see _run
+                self.error = self.error or _as_ours(error, "ending the job failed")
+        self.over.set()
+
+    def _publish(self) -> None:
+        if self.error is None and self._setup.keeper.complete:
+            self._setup.publish()
+
+    def _say_so(self) -> None:
+        self._node.tell_the_end(self.error)
+
+
+def _as_ours(error: Exception, what: str) -> ClonosError:
+    if isinstance(error, ClonosError):
+        return error
+    ours = ClonosError(f"{what}: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours

@@ -1,0 +1,223 @@
+"""Everything that a job's driver needs before it can begin, and what is left to do after it."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+from clonos.cluster.audience import JobAudience, Observer, Warnings
+from clonos.cluster.directory import JobDirectory
+from clonos.cluster.durable import DeliveredOutputs, JournalFile
+from clonos.cluster.feeds import Feeds, with_materialized
+from clonos.cluster.layers import BackgroundMerger
+from clonos.cluster.listener import Listener
+from clonos.cluster.pool import SlotPool, places
+from clonos.cluster.result import Delivered
+from clonos.cluster.shipping import ship
+from clonos.graph.compile import CompiledJob
+from clonos.nodes.driver import DriverNode, DriverSettings
+from clonos.nodes.ports import DriverPorts
+from clonos.runtime.versions import installed
+from clonos.sinks.delivered import DeliveredStore
+from clonos.sinks.outputs import Consumers, write_with_spark
+from clonos.sinks.writers import Folders
+from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
+from clonos.spark.slots import driver_address, is_local
+from clonos.storage.files import Durability
+from clonos.transport.certificates import Authority
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
+from clonos.transport.secret import JobSecret
+from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
+
+PATIENCE_S: Final = 10.0
+"""A peer that cannot be connected to for so much longer than silence takes to be noticed, lives."""
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def ticks_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+
+class DriverSetup:
+    """The driver's node with its adapters. Takes the journal's lock and a port; gives them back if
+    making the rest fails, or by :meth:`close`.
+
+    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledJob,
+        spark: Any,
+        *,
+        journal_dir: str | Path | None,
+        standby_slots: int | None,
+        durability: Durability,
+        tls: bool | None,
+        batch_rows_max: int,
+        linger_ms: float,
+        silence_s: float,
+        answer_s: float,
+        listeners: Sequence[Listener],
+        progress_s: float,
+    ) -> None:
+        self.compiled, self.spark, self._durability = compiled, spark, durability
+        plan = compiled.plan
+        self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
+        self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
+        self.consumers = Consumers(plan, self.sinks)
+        self.warn = Warnings()
+        self.observer = Observer([t.name for t in plan.tasks])
+        self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
+        address = driver_address(spark)
+        self.directory = _directory(compiled, spark, journal_dir)
+        store = DeliveredStore(self.directory.journal / "delivered", durability)
+        self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
+        with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
+            self.inbox = undo.enter_context(closing(Inbox()))
+            journal = JournalFile(self.directory.journal / "journal", durability, self.inbox)
+            undo.callback(journal.close)
+            keeper, recovered = journal.recover(plan)
+            self.keeper = keeper
+            self._claim(undo)
+            self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
+            secret, identities = self._listen(address, standby_slots, tls)
+            undo.callback(self.plane.shutdown)
+            shipment = ship(
+                self.feeds.reading(with_materialized(compiled, spark, self.directory.spool_uri)),
+                self.run_id,
+                secret,
+                self.plane.address,
+                self.directory.layers_uri,
+                layers_durability=durability,
+                lineage=compiled.options.lineage or self.directory.checkpoint_id,
+                identities=identities,
+                allow_plaintext=tls is False,
+                unreachable_s=silence_s + PATIENCE_S,
+                batch_rows_max=batch_rows_max,
+                linger_ms=linger_ms,
+            )
+            self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
+            self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
+            self.merger = BackgroundMerger(self.directory.layers_uri, durability, self.inbox)
+            ports = DriverPorts(
+                SystemClock(),
+                journal,
+                DeliveredOutputs(plan, store, self.consumers, self.inbox),
+                self.pool,
+                self.merger,
+                self.audience,
+            )
+            settings = self._settings(silence_s, answer_s, progress_s)
+            self.node = DriverNode(keeper, recovered, ports, settings)
+            self.observer.look = lambda: self.node.view
+            self._undo = undo.pop_all()
+
+    def _settings(self, silence_s: float, answer_s: float, progress_s: float) -> DriverSettings:
+        compiled, options = self.compiled, self.compiled.options
+        return DriverSettings(
+            name=compiled.name,
+            run_id=self.run_id,
+            address=self.plane.address,
+            places=tuple(self.pool.places),
+            operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
+            application_id=str(self.spark.sparkContext.applicationId),
+            checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
+            standbys=options.standbys,
+            availability=options.on_orphan == "availability",
+            silence_s=silence_s,
+            answer_s=answer_s,
+            progress_s=progress_s,
+            versions=installed(),
+            interruptions=(JobCancelled, SparkStopped),
+        )
+
+    def _listen(
+        self, address: str, standby_slots: int | None, tls: bool | None
+    ) -> tuple[JobSecret, dict[int, Identity]]:
+        """Open this process's plane; return what the slots need to use it."""
+        secret, driver, identities = JobSecret.new(), None, {}
+        if not ipaddress.ip_address(address).is_loopback if tls is None else tls:
+            authority = Authority(self.run_id)
+            driver = authority.issue(DRIVER_NAME)
+            slots = len(places(self.compiled, standby_slots, is_local=is_local(self.spark)))
+            identities = {slot: authority.issue(slot_name(slot)) for slot in range(slots)}
+        is_plaintext = tls is False  # asked for by name
+        try:
+            self.plane = Plane(
+                address,
+                secret,
+                self.run_id,
+                self.inbox,
+                identity=driver,
+                allow_plaintext=is_plaintext,
+            )
+        except OSError as error:
+            raise SparkSetup(
+                f"the driver cannot listen on {address}: {error}",
+                remedy="set spark.driver.host to the address of an interface of the driver's "
+                "machine",
+            ) from error
+        for channel, schema in self.compiled.schemas.items():
+            self.plane.pin(channel, schema)
+        return secret, identities
+
+    def _claim(self, undo: ExitStack) -> None:
+        """The directory is ours now; what a new job finds in its outputs is another's."""
+        self._folders = Folders(self.sinks, self._durability, self.directory.checkpoint_id)
+        undo.callback(self._withdraw)
+        if not self.keeper.complete:
+            self._folders.begin(self.sink_schemas, is_new=self.keeper.term == 0)
+        self.directory.claim(self.compiled)
+
+    def _withdraw(self) -> None:
+        """Let others have the folders, if nobody can go on with this job."""
+        if self.keeper.term == 0 or self.directory.is_temporary:
+            self._folders.withdraw()
+
+    def begin(self) -> None:
+        """See that Spark can run it; begin to feed it. Raises like ``RunningJob.start``."""
+        if not self.keeper.complete:
+            self.pool.require()
+            self.pool.prepare()
+            self._folders.check()
+            self.feeds.start()
+
+    def break_off(self) -> None:
+        """End what works beside the node: slots have left, or been ended."""
+        self.pool.close()
+        self.merger.close()
+        self.plane.shutdown()
+
+    def publish(self) -> None:
+        """The job is complete: put its output where its user wants it."""
+        self._folders.end()
+        for operator, sink in self.sinks.items():
+            if sink.kind == "spark_write" and not self.directory.is_written(operator):
+                self.pool.label(f"write the rows of {operator}")
+                write_with_spark(sink, operator, self.delivered.dataframe(operator))
+                self.directory.set_written(operator, self.compiled)
+
+    def close(self) -> None:
+        """Let go of the lock and the port."""
+        self._undo.close()
+
+
+def _directory(compiled: CompiledJob, spark: Any, journal_dir: str | Path | None) -> JobDirectory:
+    on_one_machine = (spark.sparkContext.master or "").startswith("local")
+    directory = JobDirectory(
+        compiled.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
+    )
+    directory.check(compiled)
+    return directory

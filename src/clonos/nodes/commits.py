@@ -1,0 +1,156 @@
+"""Commit groups: what the driver decides is durable before anybody hears of it.
+
+What a turn decides (journal records, credits, outputs, commands) is a *group*. It is closed at the
+end of the turn and let out as a whole when it is durable. One group is written at a time; what the
+turns meanwhile decide gathers for the next. Credits are computed when a group is closed: computed
+when it is durable, they would vouch for what came after.
+
+::
+
+    OPEN -append, rotate-> WRITING -Committed-> OPEN
+                           WRITING -JournalFailed-> BROKEN -rotate, after its pause-> WRITING
+
+Nobody knows what a write that failed has left. So a broken journal is begun anew, with a snapshot
+and the outputs of the group that failed; until that has succeeded, nothing is let out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from clonos.core.coordinator import Action
+from clonos.core.events import Action as Reaction
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.errors import ClonosError
+from clonos.nodes.ports import Journal, Outputs
+
+ROTATE_BYTES: Final = 64 << 20
+"""A journal is begun anew at the first floor after it has grown so large."""
+AGAIN_S: Final = 1.0
+"""Time between two attempts to begin a broken journal anew."""
+
+
+class State(Enum):
+    """Of the journal."""
+
+    OPEN = "open"
+    WRITING = "writing"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is made durable, and let out, as one."""
+
+    records: list[bytes]
+    reactions: list[Reaction]
+    outputs: list[Deliver]
+    actions: list[Action]
+
+    def followed_by(self, other: Group) -> Group:
+        """Both as one group."""
+        return Group(
+            self.records + other.records,
+            self.reactions + other.reactions,
+            self.outputs + other.outputs,
+            self.actions + other.actions,
+        )
+
+
+_NOTHING: Final = Group([], [], [], [])
+
+
+class Commits:
+    """Groups on their way into the journal.
+
+    Parameters
+    ----------
+    let_out
+        Called with every group once it is durable, in order.
+    """
+
+    def __init__(
+        self,
+        keeper: HouseKeeper,
+        journal: Journal,
+        outputs: Outputs,
+        let_out: Callable[[Group], None],
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+    ) -> None:
+        self._keeper, self._journal, self._outputs = keeper, journal, outputs
+        self._let_out = let_out
+        self._rotate_bytes = rotate_bytes
+        self.state = State.OPEN
+        self._group = _NOTHING  # being written, or what could not be
+        self._wants_rotation = False
+        self._again_s = 0.0
+
+    def after_floor(self) -> None:
+        """Logs were truncated: a snapshot is small now."""
+        self._wants_rotation |= self._journal.nbytes >= self._rotate_bytes
+
+    def end_turn(self, actions: list[Action], now_s: float) -> bool:
+        """Close a group with these actions; False: they have to wait for the next turn."""
+        if self.state is State.WRITING or (self.state is State.BROKEN and now_s < self._again_s):
+            return False
+        records = self._keeper.take_records()
+        group = self._group.followed_by(Group(records, *self._keeper.committed(), actions))
+        self._group = _NOTHING
+        if self.state is State.BROKEN or self._wants_rotation:
+            self._rotate(group, now_s)
+        elif group.records:
+            self._write(group, self._journal.append)
+        else:
+            self._let_out(group)
+        return True
+
+    def _rotate(self, group: Group, now_s: float) -> None:
+        """The contents of outputs go with the old segment: they must be elsewhere by now. Those of
+        `group` are not, so the new segment has them."""
+        self._again_s = now_s + AGAIN_S
+        if self._outputs.flush() is None:
+            self._wants_rotation = False
+            self._write(group, self._journal.rotate, self._keeper.snapshot(group.records))
+        elif self.state is State.BROKEN:
+            self._group = group
+        else:
+            self._write(group, self._journal.append)
+
+    def _write(
+        self,
+        group: Group,
+        write: Callable[[Sequence[bytes]], bool],
+        records: Sequence[bytes] | None = None,
+    ) -> None:
+        self.state, self._group = State.WRITING, group
+        if write(group.records if records is None else records):
+            self.committed()
+
+    def committed(self) -> None:
+        """The group that was written is durable."""
+        assert self.state is State.WRITING
+        group, self._group, self.state = self._group, _NOTHING, State.OPEN
+        self._let_out(group)
+
+    def failed(self, now_s: float) -> None:
+        """... is not, or nobody knows. The first attempt to begin anew is made at once."""
+        assert self.state is State.WRITING
+        self.state = State.BROKEN
+        self._again_s = max(self._again_s, now_s)
+
+    def conclude(self, now_s: float) -> ClonosError | None:
+        """Nothing more is to come: have all outputs in files and the journal short."""
+        assert self.state is State.OPEN
+        if (error := self._outputs.flush()) is not None:
+            return error
+        self._wants_rotation = True
+        self.end_turn([], now_s)
+        return None
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        assert (self.state is State.OPEN) <= (self._group is _NOTHING)

@@ -1,0 +1,546 @@
+"""The driver of a job: coordinator and house-keeper as one process that hears, decides, and acts.
+
+Every decision of the driver is made here, and nothing here touches the world: what happens comes
+in as events, and what is to happen goes out through the ports. Production and simulator run this
+class.
+
+Order matters in one place, and is kept there: what the coordinator and the house-keeper have
+decided is durable *before* anybody hears of it (:mod:`clonos.nodes.commits`).
+
+::
+
+    RUNNING -done, failed, asked to stop-> LEAVING -slots have left-> ENDING
+            ENDING -Spark runs nothing for it any more-> CLOSING -journal is in order-> OVER
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from clonos import errors
+from clonos.core import coordinator as co
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.messages import Kind
+from clonos.nodes import commits, events
+from clonos.nodes.errors import OtherVersion
+from clonos.nodes.layers import LayerCare
+from clonos.nodes.places import PACE, Pace, Places, Seat
+from clonos.nodes.ports import DriverPorts
+from clonos.nodes.progress import TRAFFIC, Chronicle
+from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
+from clonos.transport.events import (
+    ChannelClosed,
+    ChannelOpened,
+    Connection,
+    ControlLost,
+    ControlOpened,
+    Heartbeat,
+    TaskStatistics,
+)
+
+TICK_S: Final = 0.02
+"""How often the driver looks at its own clock."""
+PAUSE_MAX_S: Final = 1.0
+"""A longer time between two looks was a sleep of the driver."""
+LEAVE_S: Final = 5.0
+"""Grace period for slots to exit; then Spark is told to end them, and has as long for it."""
+VIEW_S: Final = 0.02
+"""What has changed is to be seen after this time ..."""
+RATES_S: Final = 0.25
+"""... and how fast tasks are, after this."""
+
+
+class Phase(Enum):
+    """Of the driver."""
+
+    RUNNING = "running"
+    LEAVING = "leaving"
+    ENDING = "ending"
+    CLOSING = "closing"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """What a driver is told of its job.
+
+    Attributes
+    ----------
+    address
+        Where the house-keeper is reached.
+    places
+        One entry per slot that the job wants: the only task it can run, or None for any.
+    versions
+        What slots have to run on.
+    silence_s
+        A slot that has not been heard of for so long is given up, though its connection stands.
+    answer_s
+        How long a slot may stay in one call of user code while others wait for its answer in a
+        recovery; then it is given up, too.
+    interruptions
+        Errors that end a job without saying anything against it: its journal is put in order.
+    """
+
+    name: str
+    run_id: str
+    address: str
+    places: tuple[int | None, ...]
+    operators: Mapping[int, Sequence[str]]
+    application_id: str = ""
+    checkpoint_interval_s: float = 1.0
+    standbys: int = 1
+    availability: bool = False
+    silence_s: float = 10.0
+    answer_s: float = 30.0
+    progress_s: float = 1.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    interruptions: tuple[type[errors.ClonosError], ...] = ()
+    rotate_bytes: int = commits.ROTATE_BYTES
+    pace: Pace = PACE
+
+
+class DriverNode:
+    """One life of a job's driver.
+
+    Parameters
+    ----------
+    keeper, recovered
+        The house-keeper after it has read the journal, and the outputs that were still in there.
+
+    Attributes
+    ----------
+    view
+        All that other threads may read; replaced by one assignment, never changed.
+    failed
+        Why the job cannot go on, in the coordinator's words, if it is the coordinator who says so.
+    error
+        Why it has failed.
+    """
+
+    def __init__(
+        self,
+        keeper: HouseKeeper,
+        recovered: Sequence[Deliver],
+        ports: DriverPorts,
+        settings: DriverSettings,
+    ) -> None:
+        self.plan, self.keeper = keeper.plan, keeper
+        self._ports, self._settings, self._recovered = ports, settings, recovered
+        bound = frozenset(task for task in settings.places if task is not None)
+        self.coordinator = co.Coordinator(
+            self.plan,
+            keeper,
+            address=settings.address,
+            standbys=settings.standbys,
+            availability=settings.availability,
+            bound=bound,
+            fence_timeout_ms=int(settings.answer_s * 1000),
+        )
+        self.places = Places(
+            settings.name,
+            settings.places,
+            ports.launcher,
+            spare=len(settings.places) > len(self.plan.tasks),
+            versions=settings.versions,
+            fatal=settings.interruptions,
+            pace=settings.pace,
+        )
+        self.commits = commits.Commits(
+            keeper, ports.journal, ports.outputs, self._let_out, rotate_bytes=settings.rotate_bytes
+        )
+        self._layers = LayerCare(ports.merger)
+        self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
+        self._chronicle = Chronicle(
+            settings.name,
+            settings.run_id,
+            settings.operators,
+            self.coordinator,
+            self._seat,
+            self._delivered,
+        )
+        self.phase = Phase.RUNNING
+        self.error: errors.ClonosError | None = None
+        self.failed: co.Fail | None = None
+        self._pending: list[co.Action] = []
+        self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
+        self._heard: dict[int, float] = {}  # when, by slot
+        self._looked_s = ports.clock.ticks_s()
+        self._clock_s = 0.0  # for how long the driver has listened
+        self._next_epoch_s = self._until_s = 0.0
+        self._is_told_broken = self._has_cancelled = self._is_concluded = False
+        self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
+        self._hear = self._hearing()
+        self._go_on: dict[Phase, Callable[[float], None]] = {
+            Phase.RUNNING: self._run,
+            Phase.LEAVING: self._say_good_bye,
+            Phase.ENDING: self._end_slots,
+            Phase.CLOSING: self._close,
+            Phase.OVER: lambda _: None,
+        }
+        self.view: DriverView = self._chronicle.view(is_running=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.phase is Phase.OVER
+
+    def _seat(self, slot: int | None) -> Seat | None:
+        return self.places.seats.get(slot) if slot is not None else None
+
+    def _hearing(self) -> dict[type[Any], Callable[[Any], None]]:
+        """What is done about each kind of event."""
+        return {
+            ChannelOpened: self._on_channel_opened,
+            ChannelClosed: self._on_channel_closed,
+            ControlOpened: self._on_control_opened,
+            ControlLost: self._on_control_lost,
+            events.Committed: self._on_committed,
+            events.JournalFailed: self._on_journal_failed,
+            events.Ended: self._on_ended,
+            events.Merged: self._on_merged,
+            events.MergeFailed: self._on_merge_failed,
+            events.OutsideFailed: lambda event: self.fail(event.error),
+            events.StopAsked: lambda _: self._leave(),
+        }
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a term, and ask for the slots."""
+        settings = self._settings
+        names = tuple(t.name for t in self.plan.tasks)
+        self._ports.audience.told(
+            JobStarted(
+                settings.name,
+                settings.run_id,
+                self.coordinator.term,
+                names,
+                len(settings.places),
+                settings.application_id,
+            )
+        )
+        recovered, self._recovered = self._recovered, ()
+        for output in recovered:  # nobody knows how far it came before
+            self._deliver(output)
+        self._pending += self.coordinator.start()
+        self._commit()
+        if not self.coordinator.done:
+            self.places.launch_all(self._clock_s)
+
+    def turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
+        """Handle what has come; make it durable; only then act on it.
+
+        Returns how many seconds from now the next turn is due, whatever comes until then.
+        """
+        for thing in heard:
+            if type(thing) is tuple:
+                self._on_message(*thing)
+            else:
+                self._hear[type(thing)](thing)
+        self._listened()
+        self._go_on[self.phase](self._clock_s)
+        self._commit()
+        self._tell()
+        due_s = self._next_epoch_s - self._clock_s
+        return min(due_s, TICK_S) if due_s > 0 else TICK_S
+
+    def _listened(self) -> None:
+        """For how long the driver has listened: silence while it slept is not the slots'."""
+        now_s = self._ports.clock.ticks_s()
+        self._clock_s += min(now_s - self._looked_s, PAUSE_MAX_S)
+        self._looked_s = now_s
+
+    def _run(self, now_s: float) -> None:
+        self._pending += self.coordinator.tick(self._now_ms())
+        if now_s >= self._next_epoch_s:
+            self._begin_epoch(now_s)
+        self._check_silence(now_s)
+        for warning in self.places.tick(now_s):
+            self._warn(warning)
+
+    def _begin_epoch(self, now_s: float) -> None:
+        if actions := self.coordinator.begin_epoch():
+            self._next_epoch_s = now_s + self._settings.checkpoint_interval_s
+            self._chronicle.epoch_began(self._looked_s)
+            self._pending += actions
+
+    def _check_silence(self, now_s: float) -> None:
+        limit_s = now_s - self._settings.silence_s
+        for slot in [slot for slot, heard_s in self._heard.items() if heard_s < limit_s]:
+            self._expel(slot)
+            self._decide(co.SlotLost(slot))
+
+    def _expel(self, slot: int) -> None:
+        self._heard.pop(slot, None)
+        self.places.expel(slot, self._clock_s)
+        self._has_news = True
+
+    def _now_ms(self) -> int:
+        return int(self._clock_s * 1000)
+
+    def _decide(self, event: co.Event) -> None:
+        if self.phase is Phase.RUNNING:
+            self._pending += self.coordinator.handle(event, self._now_ms())
+
+    # --- what comes in --------------------------------------------------------------------------
+
+    def _on_message(self, conn: int, message: Any) -> None:
+        kind = type(message)
+        if conn in self._channels:
+            if self.phase is Phase.RUNNING and kind in (msg.Data, msg.Welcome):
+                self.keeper.handle(ev.Received(self._channels[conn][0], conn, message))
+        elif conn not in self._heard:
+            return  # expelled, or gone
+        elif kind is Heartbeat:
+            self._heard[conn] = self._clock_s
+        elif kind is TaskStatistics:
+            self._on_statistics(conn, message)
+        else:
+            self._decide(co.Reported(conn, message))
+            self._has_news |= kind is msg.Finished
+
+    def _on_statistics(self, slot: int, said: TaskStatistics) -> None:
+        is_current = self.coordinator.tasks[said.task].slot == slot  # else it is an earlier life's
+        sample = Sample(said.now_ms / 1000, said.task, said.counters)
+        self._chronicle.heard(sample, is_current=is_current)
+        kept = {k: v for k, v in said.counters.items() if not k.endswith(TRAFFIC)}
+        self._ports.audience.sampled(Sample(sample.at_s, said.task, kept))
+        self._has_rates = True
+        if self.phase is Phase.RUNNING:
+            held = said.counters.get("inflight_bytes", 0)
+            self._pending += self.coordinator.pressure(said.task, held)
+
+    def _on_channel_opened(self, event: ChannelOpened) -> None:
+        if self.phase is not Phase.RUNNING:
+            event.incoming.close()
+            return
+        self._channels[event.conn_id] = (event.channel, event.incoming)
+        self.keeper.handle(ev.Opened(event.channel, event.conn_id, event.sender_incarnation))
+
+    def _on_channel_closed(self, event: ChannelClosed) -> None:
+        known = self._channels.pop(event.conn_id, None)
+        if known is not None and self.phase is Phase.RUNNING:
+            self.keeper.handle(ev.InputClosed(event.channel, event.conn_id))
+
+    def _on_control_opened(self, event: ControlOpened) -> None:
+        if self.phase is not Phase.RUNNING:
+            event.incoming.send(msg.Stop())
+            event.incoming.close()
+            return
+        for slot in self.places.replaced(event):
+            self._expel(slot)
+            self._decide(co.SlotLost(slot))
+        try:
+            ready = self.places.registered(event)
+        except OtherVersion as error:
+            self.fail(error)
+            event.incoming.close()
+            return
+        self._heard[event.conn_id] = self._clock_s
+        self._decide(ready)
+        self._has_news = True
+
+    def _on_control_lost(self, event: ControlLost) -> None:
+        self._heard.pop(event.conn_id, None)
+        self._decide(co.SlotLost(event.conn_id))
+        self.places.lost(event.conn_id, self._clock_s)
+        self._has_news = True
+
+    def _on_ended(self, event: events.Ended) -> None:
+        error = self.places.ended(event, self._clock_s)
+        if error is not None:
+            self.fail(error)
+
+    def _on_merged(self, event: events.Merged) -> None:
+        self._decide(co.Compacted(event.merged, event.replaced))
+        self._layers.merged(event, self.keeper.layers[event.merged.task], self._clock_s)
+
+    def _on_merge_failed(self, event: events.MergeFailed) -> None:
+        warning = self._layers.failed(event, self._clock_s)
+        if warning is not None and self.phase is Phase.RUNNING:
+            self._warn(warning)
+
+    # --- the journal ----------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        if self.commits.end_turn(self._pending, self._clock_s):
+            self._pending = []
+
+    def _on_committed(self, event: events.Committed) -> None:
+        self._is_told_broken = False
+        self.commits.committed()
+
+    def _on_journal_failed(self, event: events.JournalFailed) -> None:
+        self.commits.failed(self._clock_s)
+        if self.phase is not Phase.RUNNING:
+            self.error = self.error or event.error
+        elif not self._is_told_broken:
+            self._is_told_broken = True
+            self._warn(f"{event.error}; until it can be, the job waits")
+
+    def _let_out(self, group: commits.Group) -> None:
+        """A group is durable: answer for it, give its outputs to the world, act on it."""
+        for reaction in group.reactions:
+            if isinstance(reaction, ev.Reply):
+                known = self._channels.get(reaction.conn)
+                if known is not None:
+                    known[1].send(reaction.message)
+            elif isinstance(reaction, ev.Refuse):
+                known = self._channels.pop(reaction.conn, None)
+                if known is not None:
+                    known[1].close()
+        for output in group.outputs:
+            self._deliver(output)
+        for action in group.actions:
+            self._act(action)
+
+    def _deliver(self, output: Deliver) -> None:
+        batch, sink = output.item.batch, self.plan.tasks[output.task].sink
+        if output.item.kind is Kind.BATCH and batch is not None and sink is not None:
+            self._delivered[sink] += batch.rows
+        self._ports.outputs.take(output)
+
+    def _act(self, action: co.Action) -> None:
+        match action:
+            case co.Command():
+                self.places.command(action.slot, action.command)
+            case co.Expel():
+                self._expel(action.slot)
+            case co.Note():
+                self._note(action)
+            case co.Fail():
+                self.failed = action
+                self.fail(_failure(action, self.plan.tasks[action.task].name))
+            case co.Done():
+                self._leave()
+
+    def _note(self, note: co.Note) -> None:
+        now_s = self._ports.clock.ticks_s()
+        self._has_news = True
+        recovery = self._chronicle.noted(note, now_s)
+        self._ports.audience.noted(note, now_s)
+        if recovery is not None:
+            self._ports.audience.told(recovery)
+        if note.what == "floor":
+            self.commits.after_floor()
+            self._layers.after_floor(self.keeper.layers, self._clock_s)
+            self._ports.audience.floor(self.keeper.layers)
+        elif note.what == "live":  # not before: a recovery needs the processors
+            slot = self.coordinator.tasks[note.task].slot
+            self.places.show(self.plan.tasks[note.task].name, note.incarnation, slot)
+        elif note.what == "generation":
+            self._warn(
+                f"job {self._settings.name!r}: a failure took log entries that nobody else held; "
+                f"on_orphan='availability': it goes on in generation {note.value}, and rows may "
+                "have been delivered twice"
+            )
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _warn(self, text: str) -> None:
+        self._ports.audience.warned(text)
+
+    def _tell(self) -> None:
+        now_s = self._looked_s
+        if self._chronicle.is_due(now_s, self._settings.progress_s):
+            self._ports.audience.told(self._chronicle.progress(now_s, self._ports.clock.wall_s()))
+            self._has_news = True
+        since_s = now_s - self._viewed_s
+        if (self._has_news and since_s >= VIEW_S) or (self._has_rates and since_s >= RATES_S):
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        self._has_news, self._has_rates, self._viewed_s = False, False, now_s
+        self.view = self._chronicle.view(is_running=self.phase is not Phase.OVER)
+
+    def tell_the_end(self, error: errors.ClonosError | None) -> None:
+        """One last progress, and the word."""
+        audience, settings = self._ports.audience, self._settings
+        now_s = self._ports.clock.ticks_s()
+        audience.told(self._chronicle.progress(now_s, self._ports.clock.wall_s()))
+        self.view = self._chronicle.view(is_running=False)
+        why = str(error) if error else None
+        audience.told(JobTerminated(settings.name, settings.run_id, self.keeper.complete, why))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def fail(self, error: errors.ClonosError) -> None:
+        """The job cannot go on; the first reason is the one that is told."""
+        self.error = self.error or error
+        self._leave()
+
+    def _leave(self) -> None:
+        """Send the slots home."""
+        if self.phase is not Phase.RUNNING:
+            return
+        self._enter(Phase.LEAVING)
+        self.places.close()
+        for slot in self.places.seats:
+            self.places.command(slot, msg.Stop())
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._until_s = self._clock_s + LEAVE_S
+        self._next_epoch_s = 0.0
+        self._has_news = True
+
+    def _say_good_bye(self, now_s: float) -> None:
+        """Slots have last words: counters."""
+        if not (self.places.seats or self._channels) or now_s >= self._until_s:
+            self._enter(Phase.ENDING)
+
+    def _end_slots(self, now_s: float) -> None:
+        if now_s >= self._until_s and not self._has_cancelled:
+            self._has_cancelled = True
+            self.places.cancel_all()
+            self._until_s = now_s + LEAVE_S
+        if self.places.is_empty or now_s >= self._until_s:
+            self._enter(Phase.CLOSING)
+
+    def _close(self, now_s: float) -> None:
+        """Put what was delivered where it is read from, unless the job has itself to blame: then
+        its next run is to see again what this one has not come to terms with."""
+        is_to_blame = self.error is not None and not isinstance(
+            self.error, self._settings.interruptions
+        )
+        is_open = self.commits.state is commits.State.OPEN
+        if is_to_blame or (self._is_concluded and is_open) or now_s >= self._until_s:
+            self._enter(Phase.OVER)
+        elif is_open and not self._pending:
+            self._is_concluded = True
+            self.error = self.commits.conclude(now_s) or self.error
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        self.places.check()
+        self.commits.check()
+        assert self._heard.keys() <= self.places.seats.keys()
+        assert not self._pending or self.commits.state is not commits.State.OPEN
+        if self.phase is Phase.RUNNING:
+            assert self.coordinator.slots.keys() <= self._heard.keys()
+
+
+def _failure(fail: co.Fail, task: str) -> errors.ClonosError:
+    where = task if fail.task >= 0 else ""
+    message, _, remedy = fail.message.removeprefix(f"{where}: ").partition(" To do: ")
+    kind = _error_types().get(fail.error)
+    if kind is None:
+        return errors.TaskFailed(f"{fail.error}: {message}", where=where, remedy=remedy)
+    return kind(message, where=where, remedy=remedy)
+
+
+def _error_types() -> dict[str, type[errors.ClonosError]]:
+    """Every error of clonos by its name: a slot tells what went wrong by name."""
+    found: dict[str, type[errors.ClonosError]] = {}
+    todo: list[type[errors.ClonosError]] = [errors.ClonosError]
+    while todo:
+        kind = todo.pop()
+        found[kind.__name__] = kind
+        todo += kind.__subclasses__()
+    del found["CallError"]  # made of other things than the rest
+    return found

@@ -1,0 +1,89 @@
+"""When layers are merged, and when those that were merged away are deleted.
+
+Size-tiered, as in a log-structured merge tree: small layers become one; an older one takes part
+when what lies on it has grown to a good part of its size. So state is written again a few times,
+however long the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from clonos.core.messages import LayerRef
+from clonos.nodes.events import Merged, MergeFailed
+from clonos.nodes.ports import Merger
+
+CHAIN_MAX: Final = 32
+"""A task's layers are merged when there are more."""
+SHARE: Final = 0.5
+"""A layer takes part when those above it together reach this share of its size."""
+GARBAGE_S: Final = 30.0
+"""Grace period of layers that were merged away: a slot may have been told to read them."""
+AGAIN_S: Final = 30.0
+"""A merge that failed is not tried again before: the store may be away."""
+
+
+def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
+    """Which of a task's newest layers to merge now (none: empty).
+
+    Examples
+    --------
+    >>> from clonos.core.plan import Incarnation
+    >>> sizes = [1000, 300, *[10] * 31]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
+    >>> [ref.epoch for ref in choose(chain)][:3]
+    [0, 1, 2]
+    >>> len(choose(chain[:-1]))
+    0
+    >>> sizes = [10_000, *[10] * 32]
+    >>> chain = [LayerRef(0, e, Incarnation(1, 0), e, "", n, 0) for e, n in enumerate(sizes)]
+    >>> choose(chain)[0].epoch
+    1
+    """
+    if len(chain) <= CHAIN_MAX:
+        return ()
+    start, above = len(chain) - 1, 0
+    for i, ref in reversed(list(enumerate(chain))):
+        if above >= SHARE * ref.nbytes:
+            start = i
+        above += ref.nbytes
+    return chain[start:]
+
+
+class LayerCare:
+    """Keeps every task's chain of layers short, and the store free of what nobody reads."""
+
+    def __init__(self, merger: Merger) -> None:
+        self._merger = merger
+        self._merging: set[int] = set()
+        self._not_before: dict[int, float] = {}
+        self._garbage: list[tuple[float, str]] = []
+
+    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
+        """A floor is complete with these layers: look for work."""
+        old = [path for since, path in self._garbage if since < now_s - GARBAGE_S]
+        if old:
+            self._garbage = [(since, path) for since, path in self._garbage if path not in old]
+            self._merger.delete(old)
+        for task, chain in layers.items():
+            if task in self._merging or now_s < self._not_before.get(task, now_s):
+                continue
+            if chosen := choose(chain):
+                self._merging.add(task)
+                self._merger.merge(chain, tuple(chosen))
+
+    def merged(self, event: Merged, chain: Sequence[LayerRef], now_s: float) -> None:
+        """The coordinator has decided, `chain` is what counts now: the rest may go, later."""
+        self._merging.discard(event.merged.task)
+        self._not_before.pop(event.merged.task, None)
+        used = {ref.path for ref in chain}
+        refs = (event.merged, *event.replaced)
+        self._garbage += [(now_s, ref.path) for ref in refs if ref.path not in used]
+
+    def failed(self, event: MergeFailed, now_s: float) -> str | None:
+        """It is tried another time; what to warn of, once."""
+        self._merging.discard(event.task)
+        is_new = event.task not in self._not_before
+        self._not_before[event.task] = now_s + AGAIN_S
+        return f"{event.error}; layers of task {event.task} are merged later" if is_new else None

@@ -1,0 +1,276 @@
+"""The slots that a job wants: which are asked for, which are there, and what becomes of the rest.
+
+A *place* is a slot that the job wants to have. When its process dies it is launched again and
+registers as a new slot: its control stream's number is its name from then on. Spark may also start
+the task of a place again by itself; the newest one counts.
+
+::
+
+    EMPTY -launch-> ASKED -registers-> SEATED -lost-> ASKED
+                                       SEATED -expelled-> EXPELLED -registers (another one)-> SEATED
+    any -ended-> EMPTY, and launched again after its pause
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from clonos.core import messages as msg
+from clonos.core.coordinator import SlotReady
+from clonos.core.plan import Incarnation
+from clonos.errors import ClonosError
+from clonos.nodes.errors import OtherVersion, SlotsLost
+from clonos.nodes.events import Ended
+from clonos.nodes.ports import Launcher
+from clonos.nodes.versions import check_versions
+from clonos.transport.events import Connection, ControlOpened, Register
+
+SETTLE_S: Final = 1.0
+"""A lost slot is launched again after this time, if there are slots to spare: what starting a
+process takes, the recovery of what it ran needs first."""
+RELAUNCH_S: Final = 0.5
+"""A place that fails again at once is launched again only after this time, doubled each time ..."""
+RELAUNCH_MOST_S: Final = 10.0
+"""... up to this."""
+RELAUNCH_MAX: Final = 6
+"""The job ends if a place ends more often than this in a row without ever registering."""
+ASKED_S: Final = 30.0
+"""A slot that has not registered this long after its launch is worth a warning."""
+EXPELLED_S: Final = 5.0
+"""Grace period for an expelled slot to exit; then Spark is told to kill its process."""
+
+
+class State(Enum):
+    """Of a place."""
+
+    EMPTY = "empty"
+    ASKED = "asked"
+    SEATED = "seated"
+    EXPELLED = "expelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A registered slot."""
+
+    place: int
+    pid: int
+    executor: str
+    executor_pid: int
+    link: Connection
+
+
+@dataclass(slots=True)
+class Place:
+    """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest.
+
+    ``due_s`` is when the state is worth another look: to launch, to warn, to cancel.
+    """
+
+    number: int
+    task: int | None
+    state: State = State.EMPTY
+    attempt: int = 0
+    failures: int = 0
+    due_s: float | None = None
+    slot: int | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How soon, and how often, slots are launched again."""
+
+    settle_s: float = SETTLE_S
+    relaunch_s: float = RELAUNCH_S
+    relaunch_max: int = RELAUNCH_MAX
+
+
+PACE: Final = Pace()
+
+
+class Places:
+    """All places of a job.
+
+    Parameters
+    ----------
+    tasks
+        For each place the only task it can run; None: any.
+    spare
+        Whether there are more places than tasks.
+    versions
+        What the driver runs on; slots must run on the same.
+    fatal
+        Ends of a slot that no other slot could escape.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        tasks: Sequence[int | None],
+        launcher: Launcher,
+        *,
+        spare: bool,
+        versions: Mapping[str, str],
+        fatal: tuple[type[ClonosError], ...] = (),
+        pace: Pace = Pace(),
+    ) -> None:
+        self._job, self._launcher, self._pace = job, launcher, pace
+        self._spare, self._versions = spare, versions
+        self._fatal: tuple[type[ClonosError], ...] = (OtherVersion, *fatal)
+        self._first: Register | None = None
+        self._attempts = 0
+        self._is_closing = False
+        self.places = [Place(number, task) for number, task in enumerate(tasks)]
+        self.seats: dict[int, Seat] = {}
+
+    # --- processes ------------------------------------------------------------------------------
+
+    def launch_all(self, now_s: float) -> None:
+        """The job begins."""
+        for place in self.places:
+            self._launch(place, now_s)
+
+    def _launch(self, place: Place, now_s: float) -> None:
+        self._attempts += 1
+        place.state, place.attempt, place.due_s = State.ASKED, self._attempts, now_s + ASKED_S
+        self._launcher.launch(place.number, place.attempt)
+
+    def ended(self, event: Ended, now_s: float) -> ClonosError | None:
+        """A slot's Spark job is over: launch it again, later. Returns what ends the job."""
+        place = self.places[event.place]
+        if event.attempt != place.attempt:
+            return None
+        place.state, place.due_s = State.EMPTY, None
+        if self._is_closing:
+            return None
+        if isinstance(event.error, self._fatal):
+            return event.error
+        place.failures += 1
+        if place.failures > self._pace.relaunch_max:
+            return SlotsLost(
+                f"the slot has ended {place.failures} times in a row before it registered: "
+                f"{event.error.what if event.error else 'it left without an error'}",
+                where=f"{self._job}: slot {place.number}",
+                remedy="see the executors' logs, and whether they reach the driver's address",
+            )
+        place.due_s = now_s + self._pause_s(place.failures)
+        return None
+
+    def _pause_s(self, failures: int) -> float:
+        if failures > 1:
+            return min(self._pace.relaunch_s * 2.0 ** (failures - 2), RELAUNCH_MOST_S)
+        return self._pace.settle_s if self._spare else 0.0
+
+    def tick(self, now_s: float) -> list[str]:
+        """Launch what is to be launched again; cancel what was expelled and has not left.
+
+        Returns what there is to warn of: slots that do not come.
+        """
+        late = []
+        for place in self.places:
+            if place.due_s is None or now_s < place.due_s:
+                continue
+            place.due_s = None
+            if place.state is State.EMPTY:
+                self._launch(place, now_s)
+            elif place.state is State.EXPELLED:
+                self._launcher.cancel(place.attempt)
+            elif place.state is State.ASKED:
+                late.append(place.number)  # it is said once
+        return [
+            f"job {self._job!r}: slot {number} has not come {ASKED_S:.0f} s after Spark "
+            "was asked for it: other jobs of the application hold its cores, or its executor does "
+            "not reach the driver"
+            for number in late
+        ]
+
+    def close(self) -> None:
+        """Nothing is launched any more."""
+        self._is_closing = True
+        for place in self.places:
+            place.due_s = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether Spark runs nothing for the job any more."""
+        return all(place.state is State.EMPTY for place in self.places)
+
+    def cancel_all(self) -> None:
+        """Have Spark end whatever still runs."""
+        for place in self.places:
+            if place.state is not State.EMPTY:
+                self._launcher.cancel(place.attempt)
+
+    # --- registered slots -----------------------------------------------------------------------
+
+    def registered(self, event: ControlOpened) -> SlotReady:
+        """A slot has come.
+
+        Raises
+        ------
+        OtherVersion
+            It does not run what the driver or the other slots run.
+        """
+        register = event.register
+        self._first = self._first or register
+        check_versions(register, self._first, self._versions)
+        place = self.places[register.slot]
+        if place.state is not State.EMPTY:  # else its end was heard of first
+            place.state, place.due_s = State.SEATED, None
+        place.failures, place.slot = 0, event.conn_id
+        self.seats[event.conn_id] = Seat(
+            place.number, register.pid, register.executor, register.jvm_pid, event.incoming
+        )
+        group = f"{register.host}/{register.jvm_pid}"
+        return SlotReady(event.conn_id, register.address, group, place.task)
+
+    def replaced(self, event: ControlOpened) -> list[int]:
+        """The slots whose place the new one takes: Spark has started their task again."""
+        place = event.register.slot
+        return [s for s, seat in self.seats.items() if seat.place == place and s != event.conn_id]
+
+    def lost(self, slot: int, now_s: float) -> None:
+        """Its control stream is over. Spark starts it again, or says that it has ended."""
+        self._leave(slot, State.ASKED, now_s + ASKED_S)
+
+    def expel(self, slot: int, now_s: float) -> None:
+        """Cut off a slot that does not answer: it leaves when it sees its stream end.
+
+        If it does not see even that, Spark has to end its process, so that another can be started
+        in its place.
+        """
+        seat = self._leave(slot, State.EXPELLED, now_s + EXPELLED_S)
+        if seat is not None:
+            seat.link.close()
+
+    def _leave(self, slot: int, state: State, due_s: float) -> Seat | None:
+        seat = self.seats.pop(slot, None)
+        if seat is not None:
+            place = self.places[seat.place]
+            if place.slot == slot:
+                place.slot = None
+                if place.state is State.SEATED:
+                    place.state, place.due_s = state, None if self._is_closing else due_s
+        return seat
+
+    def command(self, slot: int, command: msg.Command) -> None:
+        seat = self.seats.get(slot)
+        if seat is not None:
+            seat.link.send(command)
+
+    def show(self, task: str, incarnation: Incarnation, slot: int | None) -> None:
+        """Let Spark's UI say what a slot runs now."""
+        seat = self.seats.get(slot) if slot is not None else None
+        if seat is not None:
+            life = f"incarnation {incarnation.term}.{incarnation.n}"
+            self._launcher.describe(f"{task}, {life}, runs in slot {seat.place}")
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for place in self.places:
+            is_seated = place.slot is not None and place.slot in self.seats
+            assert place.state is not State.SEATED or is_seated, place
+            assert place.slot is None or self.seats[place.slot].place == place.number, place

@@ -1,0 +1,320 @@
+"""Makes what is told of a job out of what its driver knows anyway.
+
+Slots tell how their task is doing four times a second, listeners or not
+(:class:`~clonos.transport.events.TaskStatistics`); everything else here is known to the driver's
+coordinator and house-keeper. So nothing is sent for it, and nothing is computed per row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Final
+
+from clonos.core.coordinator import Coordinator, Note, TaskPhase
+from clonos.nodes.places import Seat
+from clonos.nodes.views import (
+    STAGES,
+    CheckpointProgress,
+    DriverView,
+    JobProgress,
+    JobStatus,
+    OperatorProgress,
+    Recovery,
+    Sample,
+    SlotView,
+    TaskProgress,
+    TaskView,
+)
+
+RECENT_MAX: Final = 100
+"""So many progresses are kept, as by a streaming query."""
+REASONS: Final = ("bad_records", "late_rows")
+TRAFFIC: Final = (": rows_in", ": rows_out")
+"""Counters of operators, of which only the newest are kept."""
+
+
+@dataclass
+class _Counted:
+    """What one task has said of itself."""
+
+    now: Mapping[str, int] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    latency_ms: int = 0
+    told: dict[str, int] = field(default_factory=dict)  # as of the last progress
+    samples: tuple[Sample, Sample] | None = None  # the last two
+
+    def take(self, counters: Mapping[str, int]) -> None:
+        self.now = counters
+        self.latency_ms = max(self.latency_ms, counters.get("latency_ms", 0))
+        for name, count in counters.items():
+            if count > self.most.get(name, -1):
+                self.most[name] = count
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Rows per second and latency in ms, as of the last two samples."""
+        if self.samples is None:
+            return 0.0, 0.0
+        before, now = self.samples
+        seconds = now.at_s - before.at_s
+        rows = now.counters.get("rows", 0) - before.counters.get("rows", 0)
+        rate = max(rows, 0) / seconds if seconds > 0 else 0.0
+        return rate, float(now.counters.get("latency_ms", 0))
+
+
+class Chronicle:
+    """The history of one run of a job, as far as it is shown.
+
+    Parameters
+    ----------
+    operators
+        Names of each task's operators.
+    seat
+        Which process a slot is.
+    delivered
+        Rows delivered so far, by sink.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run_id: str,
+        operators: Mapping[int, Sequence[str]],
+        coordinator: Coordinator,
+        seat: Callable[[int | None], Seat | None],
+        delivered: Mapping[str, int],
+    ) -> None:
+        self._name, self._run_id, self._operators = name, run_id, operators
+        self._coordinator, self._seat, self._delivered = coordinator, seat, delivered
+        self._names = tuple(t.name for t in coordinator.plan.tasks)
+        self._tasks = {t.id: _Counted() for t in coordinator.plan.tasks}
+        self._began_s: float | None = None
+        self._floor_s: float | None = None
+        self._floor_took_s: float | None = None
+        self._looked_s: float | None = None
+        self._reports = self._number = 0
+        self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
+        self._recoveries: list[Recovery] = []
+        self._open: dict[int, int] = {}  # by task: which of them is its newest
+        self._floor = self._generation = self._orphans = 0
+
+    # --- what the driver tells ------------------------------------------------------------------
+
+    def heard(self, sample: Sample, *, is_current: bool) -> None:
+        """A task has said how it is doing (or an earlier life of it has)."""
+        counted = self._tasks[sample.task]
+        if is_current:
+            self._reports += 1
+            counted.take(sample.counters)
+        counted.samples = (counted.samples[1] if counted.samples else sample, sample)
+
+    def epoch_began(self, now_s: float) -> None:
+        self._began_s = now_s
+
+    def noted(self, note: Note, now_s: float) -> Recovery | None:
+        """The coordinator has said what happened; returns a recovery that is over."""
+        if note.what == "floor":
+            self._floor = note.value
+            self._floor_s = now_s
+            self._floor_took_s = now_s - self._began_s if self._began_s is not None else None
+        elif note.what == "generation":
+            self._generation = note.value
+        elif note.what == "orphan":
+            self._orphans += 1
+        elif note.what == "detected":
+            self._open[note.task] = len(self._recoveries)
+            stages = {"detected": now_s}
+            recovery = Recovery(note.task, self._names[note.task], note.incarnation, stages)
+            self._recoveries.append(recovery)
+        elif note.task in self._open and note.what in STAGES:
+            return self._stage(note, now_s)
+        return None
+
+    def _stage(self, note: Note, now_s: float) -> Recovery | None:
+        number = self._open[note.task]
+        before = self._recoveries[number]
+        recovery = self._recoveries[number] = replace(
+            before,
+            incarnation=note.incarnation,
+            stages={**before.stages, note.what: now_s},
+            log_length=note.value if note.what == "fetched" else before.log_length,
+        )
+        if note.what != "live":
+            return None
+        del self._open[note.task]
+        return recovery
+
+    # --- a progress -----------------------------------------------------------------------------
+
+    def is_due(self, now_s: float, interval_s: float) -> bool:
+        """Whether it is time for a progress."""
+        return self._looked_s is None or now_s >= self._looked_s + interval_s
+
+    def progress(self, now_s: float, wall_s: float) -> JobProgress:
+        """How the job is doing since the progress before."""
+        seconds = now_s - self._looked_s if self._looked_s is not None else 0.0
+        self._looked_s = now_s
+        self._number += 1
+        standbys: dict[int, int] = dict.fromkeys(self._tasks, 0)
+        for slot in self._coordinator.slots.values():
+            for task, epoch in slot.standbys.items():
+                standbys[task] += epoch >= 0
+        tasks = tuple(self._task(t, seconds, standbys[t]) for t in self._tasks)
+        keeper = self._coordinator.keeper
+        timestamp = datetime.fromtimestamp(wall_s, timezone.utc)
+        progress = JobProgress(
+            name=self._name,
+            run_id=self._run_id,
+            number=self._number,
+            timestamp=timestamp.isoformat(timespec="milliseconds"),
+            tasks=tasks,
+            operators=_together(tasks),
+            checkpoint=CheckpointProgress(
+                keeper.epoch,
+                now_s - self._floor_s if self._floor_s is not None else None,
+                self._floor_took_s * 1000 if self._floor_took_s is not None else None,
+                sum(task.state_bytes for task in tasks),
+            ),
+            delivered=dict(self._delivered),
+            recoveries=sum(r.finished for r in self._recoveries),
+            generation=keeper.generation,
+            reports=self._reports,
+        )
+        self._recent.append(progress)
+        return progress
+
+    def _task(self, task: int, seconds: float, standbys: int) -> TaskProgress:
+        counted, state = self._tasks[task], self._coordinator.tasks[task]
+        seat = self._seat(state.slot)
+        now, most = counted.now, counted.most
+        operators = tuple(_operator(name, counted, seconds) for name in self._operators[task])
+        latency_ms, counted.latency_ms = counted.latency_ms, 0
+        rows, entry_bytes = now.get("rows", 0), now.get("entry_bytes", 0)
+        return TaskProgress(
+            name=self._names[task],
+            phase=state.phase.value,
+            incarnation=f"{state.incarnation.term}.{state.incarnation.n}",
+            slot=seat.place if seat else None,
+            executor=seat.executor if seat else None,
+            pid=seat.pid if seat else None,
+            rows_in=operators[0].rows_in if operators else 0,
+            rows_out=operators[-1].rows_out if operators else 0,
+            batches_in=most.get("batches_in", 0),
+            batches_out=most.get("batches_out", 0),
+            rows_per_s=operators[0].rows_per_s if operators else 0.0,
+            latency_ms=latency_ms or None,
+            backlog_bytes=now.get("backlog_bytes", 0),
+            in_flight_bytes=now.get("inflight_bytes", 0),
+            log_bytes=now.get("log_bytes", 0),
+            log_bytes_per_row=entry_bytes / rows if rows else None,
+            state_bytes=sum(ref.nbytes for ref in self._coordinator.keeper.layers[task]),
+            standbys=standbys,
+            operators=operators,
+        )
+
+    # --- a view ---------------------------------------------------------------------------------
+
+    def view(self, *, is_running: bool) -> DriverView:
+        """All that other threads may see, as of now."""
+        states = list(self._coordinator.tasks.values())
+        return DriverView(
+            tasks=tuple(self._task_view(state.id) for state in states),
+            slots=self._slot_views(),
+            status=self._status() if is_running else JobStatus("ended", False, False),
+            recent=tuple(self._recent),
+            recoveries=tuple(self._recoveries),
+            floor=self._floor,
+            generation=self._generation,
+            orphans=self._orphans,
+            dropped=self._dropped(),
+            is_complete=self._coordinator.keeper.complete,
+        )
+
+    def _task_view(self, task: int) -> TaskView:
+        state = self._coordinator.tasks[task]
+        seat = self._seat(state.slot)
+        return TaskView(
+            task,
+            self._names[task],
+            state.phase.value,
+            state.incarnation,
+            seat.place if seat else None,
+            seat.pid if seat else None,
+            *self._tasks[task].rates,
+        )
+
+    def _slot_views(self) -> tuple[SlotView, ...]:
+        running = {t.slot: t.id for t in self._coordinator.tasks.values()}
+        views = []
+        for slot in self._coordinator.slots.values():
+            seat = self._seat(slot.id)
+            if seat is None:
+                continue
+            runs = running.get(slot.id)
+            views.append(
+                SlotView(
+                    seat.place,
+                    seat.pid,
+                    seat.executor,
+                    seat.executor_pid,
+                    self._names[runs] if runs is not None else None,
+                    tuple(self._names[t] for t, epoch in slot.standbys.items() if epoch >= 0),
+                )
+            )
+        return tuple(views)
+
+    def _status(self) -> JobStatus:
+        states = self._coordinator.tasks.values()
+        counts: dict[str, int] = {}
+        for state in states:
+            counts[state.phase.value] = counts.get(state.phase.value, 0) + 1
+        message = ", ".join(f"{count} {phase}" for phase, count in counts.items())
+        up = (TaskPhase.LIVE, TaskPhase.FINISHED)
+        is_recovering = any(s.phase not in up and s.incarnation.n > 0 for s in states)
+        return JobStatus(f"tasks: {message}", is_running=True, is_recovering=is_recovering)
+
+    def _dropped(self) -> dict[str, int]:
+        result: dict[str, int] = {}
+        for counted in self._tasks.values():
+            newest = counted.samples[1].counters if counted.samples else {}
+            for name, count in newest.items():
+                if name.endswith((": bad_records", ": late_rows")):
+                    result[name] = result.get(name, 0) + count
+        return result
+
+
+def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
+    key = f"{name}: rows_in"
+    rows = counted.most.get(key, 0)
+    fresh = rows - counted.told.get(key, rows)  # what it begins with, another run has counted
+    if key in counted.most:
+        counted.told[key] = rows
+    return OperatorProgress(
+        name,
+        rows,
+        counted.most.get(f"{name}: rows_out", 0),
+        fresh / seconds if seconds > 0 else 0.0,
+        {r: count for r in REASONS if (count := counted.most.get(f"{name}: {r}", 0))},
+    )
+
+
+def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
+    """Every operator once: the sums over its tasks."""
+    found: dict[str, OperatorProgress] = {}
+    for task in tasks:
+        for one in task.operators:
+            sum_ = found.get(one.name, OperatorProgress(one.name, 0, 0, 0.0, {}))
+            dropped = dict(sum_.dropped)
+            for reason, count in one.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
+            found[one.name] = OperatorProgress(
+                one.name,
+                sum_.rows_in + one.rows_in,
+                sum_.rows_out + one.rows_out,
+                sum_.rows_per_s + one.rows_per_s,
+                dropped,
+            )
+    return tuple(found.values())

@@ -1,0 +1,295 @@
+"""What a driver's node shows: values that never change, so that any thread may read them.
+
+Modelled on PySpark's ``StreamingQueryProgress``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+from clonos.core.plan import Incarnation
+
+STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
+"""Of a recovery, in order."""
+
+
+class Told:
+    """A value that is also JSON, on one line."""
+
+    @property
+    def json(self) -> str:
+        """All of it, as JSON."""
+        return json.dumps(asdict(self))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class OperatorProgress(Told):
+    """One operator, in one task or in all its tasks together.
+
+    ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it
+    left out, by reason (``bad_records``, ``late_rows``).
+    """
+
+    name: str
+    rows_in: int
+    rows_out: int
+    rows_per_s: float
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TaskProgress(Told):
+    """One task.
+
+    Rows and batches are those of the steps that its state consists of, since the job's very
+    beginning: what is replayed, or done again after a loss, is counted once, and counts never go
+    down. While a task recovers they stand still. If steps were lost with a task before anybody
+    had heard of their output, counts may be ahead by their rows until the task is there again.
+
+    Attributes
+    ----------
+    phase
+        ``"live"``, ``"replaying"``, ``"restoring"``, ``"fencing"``, ``"waiting for a slot"`` or
+        ``"finished"``.
+    incarnation
+        Term and number of its life: ``"1.2"``.
+    slot, executor, pid
+        Where it runs; None while it runs nowhere.
+    rows_per_s
+        Rows taken in since the progress before.
+    latency_ms
+        The longest time from the reading of a row at its source to the end of a step with it
+        here, since the progress before; None if there was none.
+    backlog_bytes
+        What its receivers have not taken yet.
+    in_flight_bytes
+        What it keeps in case its receivers need it again.
+    log_bytes
+        Entries of all logs that it holds, its own and others'.
+    log_bytes_per_row
+        Size of its own log's entries over the rows they are about, in its present life.
+    state_bytes
+        What is stored of it, as of the newest checkpoint.
+    standbys
+        How many copies are filled.
+    """
+
+    name: str
+    phase: str
+    incarnation: str
+    slot: int | None
+    executor: str | None
+    pid: int | None
+    rows_in: int
+    rows_out: int
+    batches_in: int
+    batches_out: int
+    rows_per_s: float
+    latency_ms: int | None
+    backlog_bytes: int
+    in_flight_bytes: int
+    log_bytes: int
+    log_bytes_per_row: float | None
+    state_bytes: int
+    standbys: int
+    operators: tuple[OperatorProgress, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointProgress(Told):
+    """The newest checkpoint that is complete (id 0: none yet).
+
+    ``age_s`` is the time since it was completed, ``duration_ms`` from its marker to then; None
+    if that was before this driver.
+    """
+
+    id: int
+    age_s: float | None
+    duration_ms: float | None
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class JobProgress(Told):
+    """A job at a moment.
+
+    Attributes
+    ----------
+    run_id
+        Of this start of the job; also the job group of its Spark jobs.
+    number
+        1, 2, ...
+    timestamp
+        UTC, ISO 8601.
+    delivered
+        Rows delivered by each sink in this run.
+    recoveries
+        Tasks that were recovered in this run.
+    generation
+        How often availability was chosen over consistency.
+    reports
+        Messages of the slots that all this was made of, in this run: four a second and task.
+    """
+
+    name: str
+    run_id: str
+    number: int
+    timestamp: str
+    tasks: tuple[TaskProgress, ...]
+    operators: tuple[OperatorProgress, ...]
+    checkpoint: CheckpointProgress
+    delivered: Mapping[str, int]
+    recoveries: int
+    generation: int
+    reports: int
+
+
+@dataclass(frozen=True)
+class JobStatus(Told):
+    """In short how a job is."""
+
+    message: str
+    is_running: bool
+    is_recovering: bool
+
+
+@dataclass(frozen=True)
+class JobStarted(Told):
+    """A job begins. ``term``: how often it was started with its checkpoint."""
+
+    name: str
+    run_id: str
+    term: int
+    tasks: tuple[str, ...]
+    slots: int
+    application_id: str
+
+
+@dataclass(frozen=True)
+class JobTerminated(Told):
+    """A job has ended. ``error``: in words, if it failed; ``is_complete``: all input was
+    handled and all output delivered."""
+
+    name: str
+    run_id: str
+    is_complete: bool
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery of one task, with the moment (s, monotonic) that each stage was reached.
+
+    ``detected``: the control stream ended. ``fenced``: every live holder refuses the old life.
+    ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot has
+    been told. ``restored``: state and log are loaded there. ``live``: the log is replayed.
+    """
+
+    task: int
+    name: str
+    incarnation: Incarnation
+    stages: Mapping[str, float] = field(default_factory=dict)
+    log_length: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return "live" in self.stages
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time of each stage after detection, in ms."""
+        start = self.stages.get("detected", 0.0)
+        return {stage: (at - start) * 1000 for stage, at in self.stages.items()}
+
+    @property
+    def json(self) -> str:
+        """All of it on one line; moments in ms after detection."""
+        life = f"{self.incarnation.term}.{self.incarnation.n}"
+        ms = {stage: round(at, 3) for stage, at in self.milliseconds().items()}
+        told = {"task": self.name, "incarnation": life, "ms": ms, "log": self.log_length}
+        return json.dumps(told)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a task said of itself at a moment (s since the epoch)."""
+
+    at_s: float
+    task: int
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TaskView:
+    """A task as it is now."""
+
+    id: int
+    name: str
+    phase: str
+    incarnation: Incarnation
+    slot: int | None
+    pid: int | None
+    rows_per_s: float
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A slot as it is now. ``runs``: a task's name; ``keeps``: the standbys that are
+    filled up to some floor."""
+
+    place: int
+    pid: int
+    executor: str
+    executor_pid: int
+    runs: str | None
+    keeps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """Something that happened to a job, for :meth:`RunningJob.on_event`.
+
+    ``what``: the stages of a recovery ("detected" to "live"); "floor": the checkpoint `value` is
+    complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
+    go back with a failed one; "generation": rows may have been delivered twice from here on.
+    """
+
+    what: str
+    task: str
+    value: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverView:
+    """A job as its driver sees it at a moment.
+
+    Attributes
+    ----------
+    recent
+        The newest progresses, oldest first.
+    recoveries
+        Of this run, in order of detection.
+    floor
+        The newest checkpoint that was completed in this run; 0: none.
+    generation
+        The one that was begun in this run; 0: none.
+    orphans
+        How many tasks had to go back because others failed.
+    dropped
+        Rows left out, by operator and reason.
+    """
+
+    tasks: tuple[TaskView, ...]
+    slots: tuple[SlotView, ...]
+    status: JobStatus
+    recent: tuple[JobProgress, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    floor: int = 0
+    generation: int = 0
+    orphans: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    is_complete: bool = False

@@ -1,0 +1,168 @@
+"""What is told of a job, made out of what its driver knows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.core import coordinator as co
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import LayerRef
+from clonos.core.plan import Incarnation
+from clonos.nodes.places import Seat
+from clonos.nodes.progress import Chronicle
+from clonos.nodes.views import Sample
+
+
+def word_count() -> clonos.Job:
+    job = clonos.Job("wordcount")
+    texts = [("to be or",), ("not to be",)]
+    lines = job.source(clonos.sources.from_batches([texts], schema="value string"), name="lines")
+    words = lines.flat_map(lambda row: row.value.split(), schema="word string", name="words")
+    counts = words.key_by("word").window(clonos.tumbling("1 second")).agg(n=clonos.count())
+    counts.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+class Job:
+    """A job with a slot, number 9, in place 4."""
+
+    def __init__(self) -> None:
+        compiled = word_count().compile()
+        self.plan = compiled.plan
+        self.keeper = HouseKeeper(self.plan, lambda batch: b"", lambda content: None)
+        self.coordinator = co.Coordinator(self.plan, self.keeper, address="here")
+        link: Any = None
+        self.seats = {9: Seat(4, 77, "1", 7, link)}
+        names = {c.task.id: [name for name, _ in c.operators] for c in compiled.codes}
+        self.chronicle = Chronicle(
+            "wordcount", "wordcount-1", names, self.coordinator,
+            lambda slot: self.seats.get(slot) if slot is not None else None, {"out": 3},
+        )  # fmt: skip
+
+    def heard(self, task: int, counters: dict[str, int], at_s: float = 0.0) -> None:
+        self.chronicle.heard(Sample(at_s, task, counters), is_current=True)
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def report(rows: int, **more: int) -> dict[str, int]:
+    return {
+        "rows": rows,
+        "lines: rows_in": rows,
+        "lines: rows_out": rows,
+        "words: rows_in": rows,
+        "words: rows_out": 4 * rows,
+        "window_partial: rows_in": 4 * rows,
+        "window_partial: rows_out": 3 * rows,
+        **more,
+    }
+
+
+def test_a_progress_says_all_of_it(job):
+    seen = job.chronicle
+    job.coordinator.tasks[0].slot = 9
+    job.coordinator.tasks[0].machine.state = co.TaskPhase.LIVE
+    assert seen.is_due(100.0, 1.0)
+    seen.progress(100.0, 0.0)
+    assert not seen.is_due(100.9, 1.0)
+    counters = report(50, batches_in=5, batches_out=4, entry_bytes=400, inflight_bytes=7)
+    job.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 12})
+    job.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 3})
+    ref = LayerRef(0, 1, Incarnation(1, 0), 5, "0/1", 1000, 0)
+    seen.epoch_began(100.95)
+    job.keeper.layers[0] = (ref, ref)
+    job.keeper.epoch = 1
+    seen.noted(co.Note("floor", value=1), 101.0)
+    progress = seen.progress(102.0, 1.5)
+    last = seen.progress(103.0, 2.5)
+
+    task = progress.tasks[0]
+    assert (task.phase, task.incarnation, task.slot, task.executor, task.pid) == (
+        "live",
+        "1.0",
+        4,
+        "1",
+        77,
+    )
+    assert (task.rows_in, task.rows_out, task.batches_in, task.batches_out) == (50, 150, 5, 4)
+    assert (task.rows_per_s, task.latency_ms, task.in_flight_bytes) == (0.0, 12, 7)
+    assert (task.log_bytes_per_row, task.state_bytes) == (8.0, 2000)
+    assert progress.tasks[1].slot is None
+    words = next(o for o in progress.operators if o.name == "words")
+    assert (words.rows_in, words.rows_out, words.dropped) == (50, 200, {"bad_records": 2})
+    floor = progress.checkpoint
+    assert (floor.id, floor.age_s, floor.state_bytes) == (1, 1.0, 2000)
+    assert floor.duration_ms == pytest.approx(50)
+    assert (progress.number, progress.reports, progress.delivered) == (2, 2, {"out": 3})
+    assert progress.timestamp == "1970-01-01T00:00:01.500+00:00"
+    assert last.tasks[0].latency_ms is None
+    assert [p.number for p in seen.view(is_running=True).recent] == [1, 2, 3]
+    assert json.loads(progress.json)
+
+
+def test_rates_and_counts_when_a_task_starts_over(job):
+    now = 0.0
+    shown = []
+    # 400 rows; lost at 700, of which 200 had been heard of; replayed from 400 on; then on.
+    for rows in (0, 400, 600, 400, 500, 700, 900):
+        job.heard(0, report(rows))
+        task = job.chronicle.progress(now, 0.0).tasks[0]
+        shown.append((task.rows_in, task.rows_per_s))
+        now += 2.0
+    counts, rates = zip(*shown, strict=True)
+    assert counts == (0, 400, 600, 600, 600, 700, 900)
+    assert rates == (0.0, 200.0, 100.0, 0.0, 0.0, 50.0, 100.0)
+
+
+def test_a_recovery_is_told_when_it_is_over(job):
+    life = Incarnation(1, 1)
+    seen = job.chronicle
+    assert seen.noted(co.Note("detected", 1, life), 5.0) is None
+    before = seen.view(is_running=True)
+    assert seen.noted(co.Note("fetched", 1, life, 9), 5.25) is None
+    recovery = seen.noted(co.Note("live", 1, life, 11), 5.5)
+    assert seen.noted(co.Note("live", 0, Incarnation(1, 0)), 6.0) is None  # began like that
+    assert recovery.milliseconds() == {"detected": 0.0, "fetched": 250.0, "live": 500.0}
+    told = json.loads(recovery.json)
+    assert (told["incarnation"], told["log"], told["task"]) == ("1.1", 9, job.plan.tasks[1].name)
+    assert seen.view(is_running=True).recoveries == (recovery,)
+    assert not before.recoveries[0].finished  # what was seen stays as it was
+    assert seen.progress(7.0, 0.0).recoveries == 1
+
+
+def test_status(job):
+    assert job.chronicle.view(is_running=True).status.message == "tasks: 2 waiting for a slot"
+    assert not job.chronicle.view(is_running=True).status.is_recovering
+    for state in job.coordinator.tasks.values():
+        state.machine.state = co.TaskPhase.LIVE
+    job.coordinator.tasks[1].machine.state = co.TaskPhase.REPLAYING
+    job.coordinator.tasks[1].incarnation = Incarnation(1, 1)
+    status = job.chronicle.view(is_running=True).status
+    assert status.message == "tasks: 1 live, 1 replaying"
+    assert status.is_recovering
+    assert job.chronicle.view(is_running=False).status.message == "ended"
+
+
+def test_slots_and_rates_of_tasks(job):
+    job.coordinator.handle(co.SlotReady(9, "there", "executor"), 0)
+    job.coordinator.tasks[0].slot, job.coordinator.tasks[1].slot = None, 9
+    job.heard(1, {"rows": 100, "latency_ms": 2}, 1.0)
+    job.heard(1, {"rows": 300, "latency_ms": 5}, 3.0)
+    view = job.chronicle.view(is_running=True)
+    (slot,) = view.slots
+    assert (slot.place, slot.pid, slot.runs) == (4, 77, job.plan.tasks[1].name)
+    assert (view.tasks[1].slot, view.tasks[1].rows_per_s, view.tasks[1].latency_ms) == (4, 100, 5)
+    assert view.tasks[0].slot is None
+
+
+def test_dropped_rows_are_added_up(job):
+    for task, at_s, count in ((0, 1.0, 1), (0, 2.0, 3), (1, 1.0, 4)):
+        job.heard(task, {"a: bad_records": count, "rows": 9}, at_s)
+    assert job.chronicle.view(is_running=True).dropped == {"a: bad_records": 7}
