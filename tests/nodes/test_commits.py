@@ -1,0 +1,228 @@
+"""What is let out is durable; a write that fails is not the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clonos.core import coordinator as co
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.determinants import Source, encode_record
+from clonos.core.digest import chain, content_digest
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Dependency, Item, Kind
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
+from clonos.core.program import Batch
+from clonos.errors import ClonosError
+from clonos.nodes.commits import AGAIN_S, Commits, Group, State
+
+FIRST = Incarnation(1, 0)
+PLAN = Plan(
+    (TaskSpec(0, "lines[0]", "lines", 0, (), (0,), is_source=True, sink="out"),),
+    (ChannelSpec(0, 0, HOUSE_KEEPER, 0),),
+    0,
+)
+
+
+ENTRY = encode_record([Source(1, 2, None)])
+
+
+class Journal:
+    """Writes when it is told to, or fails."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.writing: tuple[list[bytes], bool] | None = None
+        self.nbytes = 0
+
+    def append(self, records: Any) -> bool:
+        assert self.writing is None
+        self.writing = (list(records), False)
+        return False
+
+    def rotate(self, head: Any) -> bool:
+        assert self.writing is None
+        self.writing = (list(head), True)
+        return False
+
+    def write(self) -> None:
+        assert self.writing is not None
+        (records, is_anew), self.writing = self.writing, None
+        self.records = records if is_anew else self.records + records
+
+    def fail(self) -> None:
+        assert self.writing is not None
+        self.writing = None
+
+
+class Outputs:
+    """Has files, or has not."""
+
+    def __init__(self) -> None:
+        self.flushed = 0
+        self.error: ClonosError | None = None
+
+    def take(self, output: Any) -> None:
+        raise AssertionError("groups are let out by the driver")
+
+    def flush(self) -> ClonosError | None:
+        self.flushed += self.error is None
+        return self.error
+
+
+def new_keeper() -> HouseKeeper:
+    return HouseKeeper(PLAN, lambda batch: batch.payload, lambda content: content)
+
+
+class World:
+    """A house-keeper with one sender."""
+
+    def __init__(self) -> None:
+        self.keeper, self.journal, self.outputs = new_keeper(), Journal(), Outputs()
+        self.out: list[Group] = []
+        self.commits = Commits(
+            self.keeper, self.journal, self.outputs, self.out.append, rotate_bytes=100
+        )
+        self.keeper.begin_term(1)
+        self.keeper.handle(ev.Opened(0, 7, FIRST))
+        self._seq = self._chain = 0
+        self.turn()
+        self.journal.write()
+        self.commits.committed()
+
+    def turn(self, *actions: co.Action, at_s: float = 0.0) -> bool:
+        return self.commits.end_turn(list(actions), at_s)
+
+    def receive(self, content: bytes) -> None:
+        """An output comes, with the log entry that it rests on."""
+        self._seq += 1
+        batch = Batch(content, 1, len(content), content_digest(content))
+        self._chain = chain(self._chain, Kind.BATCH, 0, batch.digest)
+        dep = {0: Dependency(FIRST, self._seq)}
+        item = Item(self._seq, Kind.BATCH, 0, 0, batch, dep, self._chain)
+        run = msg.Run(0, FIRST, self._seq, (ENTRY,), 0)
+        self.keeper.handle(ev.Received(0, 7, msg.Data(0, FIRST, item, (run,))))
+
+    def delivered(self) -> list[bytes]:
+        return [o.item.batch.payload for group in self.out for o in group.outputs]
+
+    def credits(self) -> list[int]:
+        replies = [r for group in self.out for r in group.reactions if isinstance(r, ev.Reply)]
+        return [r.message.processed for r in replies if isinstance(r.message, msg.Credit)]
+
+    def after_a_crash(self) -> list[bytes]:
+        """What the next driver delivers again."""
+        recovered = new_keeper().recover(self.journal.records)
+        return [o.item.batch.payload for o in recovered if o.item.batch is not None]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_nothing_is_let_out_before_it_is_durable(world):
+    note = co.Note("floor", value=1)
+    world.receive(b"a")
+    world.out.clear()
+    assert world.turn(note)
+    assert not world.out
+    world.journal.write()
+    world.commits.committed()
+    (group,) = world.out
+    assert world.delivered() == [b"a"]
+    assert group.actions == [note]
+
+
+def test_what_comes_while_a_group_is_written_gathers_for_the_next(world):
+    world.receive(b"a")
+    world.turn()
+    world.receive(b"b")
+    assert not world.turn(co.Done())
+    world.journal.write()
+    world.commits.committed()
+    assert world.delivered() == [b"a"]
+    assert max(world.credits()) == 1, "computed when the group was closed: b is not durable"
+    assert world.turn(co.Done())
+    world.journal.write()
+    world.commits.committed()
+    assert world.delivered() == [b"a", b"b"]
+    assert world.out[-1].actions == [co.Done()]
+
+
+def test_a_group_without_records_waits_for_nobody(world):
+    assert world.turn(co.Done())
+    assert world.out[-1].actions == [co.Done()]
+
+
+def test_a_large_journal_is_begun_anew_with_what_is_let_out_in_files(world):
+    world.receive(b"a")
+    world.turn()
+    world.journal.nbytes = 200
+    world.journal.write()
+    world.commits.committed()
+    world.commits.after_floor()
+    world.receive(b"b")
+    world.turn()
+    assert world.outputs.flushed == 1
+    world.journal.write()
+    assert world.after_a_crash() == [b"b"]  # a is in a file
+    world.commits.committed()
+    assert world.delivered() == [b"a", b"b"]
+
+
+def test_nothing_is_begun_anew_while_outputs_cannot_be_put_into_files(world):
+    world.journal.nbytes = 200
+    world.outputs.error = ClonosError("no space")
+    world.commits.after_floor()
+    world.receive(b"a")
+    world.turn()
+    world.journal.write()
+    world.commits.committed()
+    assert world.delivered() == [b"a"]
+    assert world.after_a_crash() == [b"a"]
+
+
+@pytest.mark.parametrize("reached_the_disk", [False, True])
+def test_a_write_that_fails_is_made_good_by_a_new_segment(world, reached_the_disk):
+    world.receive(b"a")
+    world.turn(co.Done())
+    if reached_the_disk:
+        world.journal.write()
+    else:
+        world.journal.fail()
+    world.commits.failed(5.0)
+    assert world.commits.state is State.BROKEN
+    assert not world.delivered()
+    world.receive(b"b")  # the world goes on
+    assert world.turn(at_s=5.0)
+    world.journal.fail()
+    world.commits.failed(5.0)
+    assert not world.turn(at_s=5.0 + AGAIN_S / 2)  # not all the time
+    assert world.turn(at_s=5.0 + AGAIN_S)
+    world.journal.write()
+    assert world.after_a_crash() == [b"a", b"b"]  # nobody has acknowledged them yet
+    assert not world.delivered()
+    world.commits.committed()
+    assert world.delivered() == [b"a", b"b"]
+    assert world.out[-1].actions == [co.Done()]
+    again = new_keeper()
+    again.recover(world.journal.records)
+    assert (again.length(0), again.inputs[0].consumed) == (2, 2)
+
+
+def test_a_broken_journal_waits_for_the_files_of_outputs(world):
+    world.receive(b"a")
+    world.turn()
+    world.journal.fail()
+    world.commits.failed(0.0)
+    world.outputs.error = ClonosError("no space")
+    world.turn()
+    assert world.journal.writing is None
+    world.outputs.error = None
+    world.turn(at_s=AGAIN_S)
+    world.journal.write()
+    world.commits.committed()
+    assert world.delivered() == [b"a"]
