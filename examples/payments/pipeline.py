@@ -92,7 +92,7 @@ def tell(running: Any) -> None:
     slots = [[s.runs, s.pid, s.executor_pid] for s in running.slots() if s.runs]
     kept = {name for slot in running.slots() for name in slot.keeps}
     is_quiet = all(t.phase == "live" and t.name in kept for t in running.tasks())
-    rows = running.consumers.rows["judged"]
+    rows = running.delivered["judged"]
     print(json.dumps({"slots": slots, "quiet": is_quiet, "rows": rows}), flush=True)
 
 

@@ -189,7 +189,7 @@ def test_rows_in_another_order_are_noticed(kit, spark):
     job = clonos.Job("order", checkpoint_interval="1 hour")
     job.source(frame, name="rows", rows_per_second=1000).sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
-    kit.wait_for(lambda: running.consumers.rows["out"] > 200)
+    kit.wait_for(lambda: running.delivered["out"] > 200)
     kit.kill(running, "rows[0]")
     with pytest.raises(errors.Divergence, match="other rows") as caught:
         running.wait(60)
@@ -199,7 +199,7 @@ def test_rows_in_another_order_are_noticed(kit, spark):
     rows = job.source(frame, name="rows", rows_per_second=1000, materialize=True)
     rows.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
-    kit.wait_for(lambda: running.consumers.rows["out"] > 200)
+    kit.wait_for(lambda: running.delivered["out"] > 200)
     kit.kill(running, "rows[0]")
     result = running.wait(60)
     assert [r.name for r in result.recoveries] == ["rows[0]"]

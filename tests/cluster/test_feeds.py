@@ -138,7 +138,7 @@ def test_the_driver_is_killed(kit, cluster, tmp_path):
     assert manifests
     add_files(kit, tmp_path, range(3, 6))
     job = build(kit, cluster, tmp_path, parallelism=1).start(cluster)
-    assert job.coordinator.term >= 2
+    assert job.term >= 2
     result = end(kit, cluster, job, 6)
     check(kit, cluster, tmp_path, result.table(), 6)
     again = build(kit, cluster, tmp_path, parallelism=1).run(cluster, timeout_s=10)
@@ -195,14 +195,14 @@ def test_a_table_that_changes(kit, cluster, tmp_path):
         clonos.sinks.collect(), name="out"
     )
     running = job.start(cluster)
-    kit.wait_for(lambda: running.consumers.rows["out"] == ROWS)
+    kit.wait_for(lambda: running.delivered["out"] == ROWS)
     write(1)
     kit.wait_for(lambda: running.feeds()[1].rows == 2)
     kit.wait_quiet(running)
     kit.kill(running, "names[0]")
     kit.wait_recovered(running, 1)
     add_files(kit, tmp_path, range(1, 2))
-    kit.wait_for(lambda: running.consumers.rows["out"] == 2 * ROWS)
+    kit.wait_for(lambda: running.delivered["out"] == 2 * ROWS)
     running.stop()
     assert not cluster.streams.active
     assert not any(feed.is_ended for feed in running.feeds())

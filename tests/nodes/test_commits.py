@@ -106,7 +106,8 @@ class World:
         self.keeper.handle(ev.Received(0, 7, msg.Data(0, FIRST, item, (run,))))
 
     def delivered(self) -> list[bytes]:
-        return [o.item.batch.payload for group in self.out for o in group.outputs]
+        outputs = [o for group in self.out for o in group.outputs]
+        return [o.item.batch.payload for o in outputs if o.item.batch is not None]
 
     def credits(self) -> list[int]:
         replies = [r for group in self.out for r in group.reactions if isinstance(r, ev.Reply)]

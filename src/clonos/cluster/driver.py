@@ -188,6 +188,11 @@ class RunningJob:
         """Every registered slot as it is now."""
         return list(self._view.slots)
 
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Rows delivered so far by each sink, in this run of the job."""
+        return dict(self._view.delivered)
+
     def feeds(self) -> list[FeedView]:
         """Every streaming query that feeds the job, as it is now."""
         return self._setup.feeds.views()

@@ -26,6 +26,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
+from clonos.core.reach import GATHER_MS
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion
 from clonos.nodes.layers import LayerCare
@@ -45,6 +46,8 @@ from clonos.transport.events import (
 
 TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
+SLEEP_MIN_S: Final = 0.0005
+"""The shortest time that is worth waiting for."""
 PAUSE_MAX_S: Final = 1.0
 """A longer time between two looks was a sleep of the driver."""
 LEAVE_S: Final = 5.0
@@ -52,7 +55,7 @@ LEAVE_S: Final = 5.0
 VIEW_S: Final = 0.02
 """What has changed is to be seen after this time ..."""
 RATES_S: Final = 0.25
-"""... and how fast tasks are, after this."""
+"""... and how fast tasks are, and what was delivered, after this."""
 
 
 class Phase(Enum):
@@ -82,6 +85,8 @@ class DriverSettings:
     answer_s
         How long a slot may stay in one call of user code while others wait for its answer in a
         recovery; then it is given up, too.
+    gather_s
+        How long complaints of slots that cannot reach each other are gathered.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -97,6 +102,7 @@ class DriverSettings:
     availability: bool = False
     silence_s: float = 10.0
     answer_s: float = 30.0
+    gather_s: float = GATHER_MS / 1000
     progress_s: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
     interruptions: tuple[type[errors.ClonosError], ...] = ()
@@ -140,6 +146,7 @@ class DriverNode:
             availability=settings.availability,
             bound=bound,
             fence_timeout_ms=int(settings.answer_s * 1000),
+            gather_ms=int(settings.gather_s * 1000),
         )
         self.places = Places(
             settings.name,
@@ -247,7 +254,7 @@ class DriverNode:
         self._commit()
         self._tell()
         due_s = self._next_epoch_s - self._clock_s
-        return min(due_s, TICK_S) if due_s > 0 else TICK_S
+        return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
 
     def _listened(self) -> None:
         """For how long the driver has listened: silence while it slept is not the slots'."""
@@ -403,6 +410,7 @@ class DriverNode:
         batch, sink = output.item.batch, self.plan.tasks[output.task].sink
         if output.item.kind is Kind.BATCH and batch is not None and sink is not None:
             self._delivered[sink] += batch.rows
+            self._has_rates = True
         self._ports.outputs.take(output)
 
     def _act(self, action: co.Action) -> None:

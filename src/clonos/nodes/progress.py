@@ -230,6 +230,7 @@ class Chronicle:
             generation=self._generation,
             orphans=self._orphans,
             dropped=self._dropped(),
+            delivered=dict(self._delivered),
             is_complete=self._coordinator.keeper.complete,
         )
 

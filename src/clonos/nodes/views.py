@@ -281,6 +281,8 @@ class DriverView:
         How many tasks had to go back because others failed.
     dropped
         Rows left out, by operator and reason.
+    delivered
+        Rows delivered in this run, by sink.
     """
 
     tasks: tuple[TaskView, ...]
@@ -292,4 +294,5 @@ class DriverView:
     generation: int = 0
     orphans: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    delivered: Mapping[str, int] = field(default_factory=dict)
     is_complete: bool = False

@@ -11,13 +11,15 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.program import Batch
-from clonos.simulator.driver import Driver
+from clonos.nodes.versions import HASH_SEED
+from clonos.simulator.driver import ControlLink, Driver
 from clonos.simulator.invariants import Violation
 from clonos.simulator.network import Network
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
 from clonos.simulator.world import MachineClock, Scheduler, Service
+from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
 
 KEEPER_ADDRESS = "house-keeper"
 
@@ -52,12 +54,20 @@ class Options:
     """How many steps a process does before it looks at what has come."""
     rows_at_once: int = 1
     """What a source reads, at least."""
+    silence_ms: float = 10_000.0
+    """A slot that has not been heard of for so long is given up."""
+    retries: float = 0.0
+    """How often Spark starts a process again by itself."""
+    launch_faults: float = 0.0
+    """How often a launched process comes late, twice, or not at all."""
 
 
 @dataclass
 class Control:
     """The control stream of one slot: FIFO both ways."""
 
+    driver: Driver
+    attempt: int
     order_at: float = 0.0
     report_at: float = 0.0
 
@@ -111,21 +121,21 @@ class Cluster:
 
     # --- delays -----------------------------------------------------------------------------------
 
-    def _about(self, mean: float) -> float:
+    def about(self, mean: float) -> float:
         return mean * 2 * self.random.random()
 
     def store_delay(self) -> float:
-        return self._about(self.options.store_ms)
+        return self.about(self.options.store_ms)
 
     def commit_delay(self) -> float:
-        return self._about(self.options.commit_ms)
+        return self.about(self.options.commit_ms)
 
     def rows_delay(self) -> float:
-        return self._about(self.options.rows_ms)
+        return self.about(self.options.rows_ms)
 
     def step_cost(self, slot: Slot) -> float:
         slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
-        return self._about(self.options.step_ms) + slow
+        return self.about(self.options.step_ms) + slow
 
     def may_end(self) -> bool:
         """Sources go on until so many checkpoints have completed after the last fault."""
@@ -145,15 +155,9 @@ class Cluster:
 
     def start(self) -> None:
         self.driver.start()
-        options = self.options
-        free = options.slots - len(options.bound)
-        for bound in (*([None] * free), *(sorted(options.bound) * (1 + options.standbys))):
-            self._launch(self.driver, bound)
 
-    def _launch(self, driver: Driver, bound: int | None) -> None:
-        """Spark starts a process, which registers; `bound`: the only task it can run."""
-        if not driver.alive:
-            return
+    def start_slot(self, driver: Driver, place: int, attempt: int, bound: int | None) -> Slot:
+        """A process comes about, which registers; `bound`: the only task it can run."""
         self._names += 1
         number = self._next_number
         self._next_number += 1
@@ -161,10 +165,24 @@ class Cluster:
         slot = Slot(self, number, f"slot{self._names}", group, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
-        self._controls[slot] = Control()
+        self._controls[slot] = Control(driver, attempt)
         driver.slots[number] = slot
         self.trace(f"slot {number} is {slot.address} in {group}")
-        driver.happened(co.SlotReady(number, slot.address, group, bound))
+        versions = {HASH_SEED: "0"}
+        register = Register(
+            place, attempt, str(self._names), group, group, 0, number, slot.address, versions
+        )
+        driver.post(ControlOpened(number, register, ControlLink(self, slot)))
+        self._beat(slot)
+        return slot
+
+    def _beat(self, slot: Slot) -> None:
+        """Its pulse: a thread of the process, which a long step does not stop, but a stall does."""
+        driver = self._controls[slot].driver
+        if slot.alive and slot.is_controlled and driver.alive:
+            if slot.stalled_until <= self.scheduler.now:
+                driver.post((slot.number, Heartbeat(slot.address, 0)))
+            self.scheduler.after(self.options.silence_ms / 4, self._beat, slot)
 
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]
@@ -181,38 +199,45 @@ class Cluster:
         self.network.host_died(slot)
         self._lose(slot, lose_reports=self.random.random() < 0.5)
         self.network.hosts.pop(slot.address)
+        control = self._controls[slot]
+        self.scheduler.after(
+            2 * self.about(self.options.detect_ms),
+            control.driver.spark.process_ended, slot, control.attempt,
+        )  # fmt: skip
 
     def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
-        """The driver learns that the control stream has ended, and a new slot is launched."""
+        """The driver learns that the control stream has ended."""
         if not slot.is_controlled:
             return
         if lose_reports:
             slot.is_controlled = False
-        driver, control = self.driver, self._controls[slot]
-        at = max(self.scheduler.now + self._about(self.options.detect_ms), control.report_at)
-        self.scheduler.at(at, self._lost, driver, slot)
+        control = self._controls[slot]
+        at = max(self.scheduler.now + self.about(self.options.detect_ms), control.report_at)
+        self.scheduler.at(at, self._lost, slot)
 
-    def _lost(self, driver: Driver, slot: Slot) -> None:
+    def _lost(self, slot: Slot) -> None:
         slot.is_controlled = False
-        if not driver.alive:
-            return
+        driver = self._controls[slot].driver
         driver.slots.pop(slot.number, None)
-        driver.happened(co.SlotLost(slot.number))
-        delay = self._about(self.options.relaunch_ms)
-        self.scheduler.after(delay, self._launch, driver, slot.bound)
+        driver.post(ControlLost(slot.number, slot.number))
 
     def suspect(self, slot: Slot, *, lives_for: float) -> None:
         """The control stream is gone, the process is not: a zombie."""
         self.trace(f"{slot.address} becomes a zombie {self.describe(slot)}")
         self._lose(slot, lose_reports=True)
+        control = self._controls[slot]
+        control.driver.spark.suspects(control.attempt)
         self.scheduler.after(lives_for, self.kill, slot, "zombie ends")
 
     def expel(self, slot: Slot) -> None:
+        """The driver has closed the control stream: the process leaves, or does not notice."""
+        if not slot.is_controlled:
+            return
         self.trace(f"{slot.address} is expelled")
         slot.is_controlled = False
-        delay = self._about(self.options.relaunch_ms)
-        self.scheduler.after(delay, self._launch, self.driver, slot.bound)
-        self.scheduler.after(self._about(20.0), self.kill, slot, "expelled")
+        self._controls[slot].driver.slots.pop(slot.number, None)
+        if self.random.random() < 0.9:
+            self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
 
     def kill_driver(self) -> None:
         """Everything of this term is void; its workers are not gone yet."""
@@ -221,8 +246,8 @@ class Cluster:
         self.network.host_died(self.driver)
         for slot in list(self.slots):
             slot.is_controlled = False
-            self.scheduler.after(self._about(60.0), self.kill, slot, "orphaned")
-        self.scheduler.after(self._about(30.0), self._restart_driver)
+            self.scheduler.after(self.about(60.0), self.kill, slot, "orphaned")
+        self.scheduler.after(self.about(30.0), self._restart_driver)
 
     def _restart_driver(self) -> None:
         self.trace("the driver starts again")
@@ -258,13 +283,14 @@ class Cluster:
         control = self._controls[slot]
         at = self.scheduler.now + self.network.delay(slot)
         control.report_at = max(control.report_at, at)
-        self.scheduler.at(control.report_at, self._reported, self.driver, slot, report)
+        self.scheduler.at(control.report_at, self._reported, slot, report)
 
-    def _reported(self, driver: Driver, slot: Slot, report: msg.Report) -> None:
+    def _reported(self, slot: Slot, report: msg.Report) -> None:
+        driver = self._controls[slot].driver
         if driver.alive and slot.is_controlled:
             self.trace(f"<- {slot.address} {report}"[:300])
             self.recorder.reported(slot.number, report)
-            driver.happened(co.Reported(slot.number, report))
+            driver.post((slot.number, report))
 
     # --- what the driver says ---------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ KINDS = (
     ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
     ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
     ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
-    ("clock jumps", 3), ("part", 3),
+    ("clock jumps", 3), ("part", 3), ("journal fails", 2),
 )  # fmt: skip
 """What can happen, and how often."""
 
@@ -201,6 +201,11 @@ class Faults:
         clock.set_by(jump_ms)
         if random.random() < 0.7:
             self.cluster.scheduler.after(random.random() * 60, clock.set_by, -jump_ms)
+
+    def _journal_fails(self) -> None:
+        """The disk refuses for a while: what was being written is there, or not."""
+        until = self.cluster.scheduler.now + self.cluster.random.random() * 60
+        self.cluster.driver.journal.fails_until = until
 
     def _kill_driver(self) -> None:
         self.cluster.kill_driver()

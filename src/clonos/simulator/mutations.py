@@ -29,7 +29,7 @@ from clonos.core.placement import Slot
 from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
-from clonos.simulator.driver import Driver
+from clonos.nodes.commits import Commits, Group
 from clonos.simulator.programs import Job
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -275,16 +275,11 @@ def _count_no_death(original: Any) -> Any:
 
 
 def _answer_before_commit(original: Any) -> Any:
-    def process(self: Driver) -> None:
-        original(self)
-        if self._committing:
-            replies, delivered = self.keeper.committed()
-            for deliver in delivered:
-                self.cluster.recorder.delivered(self.keeper, deliver)
-            for reply in replies:
-                self._answer(reply)
+    def write(self: Commits, group: Group, *rest: Any) -> None:
+        self._let_out(replace(group, actions=[]))
+        original(self, replace(group, reactions=[], outputs=[]), *rest)
 
-    return process
+    return write
 
 
 def _deaf_while_away(original: Any) -> Any:
@@ -358,7 +353,7 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", Outbounds, "tick", _keep_the_log
     ),
     "answers leave before the commit": mutation(
-        "stable output", Driver, "_process", _answer_before_commit
+        "stable output", Commits, "_write", _answer_before_commit
     ),
     "deliveries are not in the journal": mutation(
         "stable output", HouseKeeper, "_write_item", constant(None)

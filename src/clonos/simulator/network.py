@@ -77,7 +77,7 @@ class Network:
         self.parted: dict[frozenset[str], float] = {}
         self.streams: set[Stream] = set()
         self.latency_ms = 1.0
-        self._conns = 0
+        self._conns = 1_000_000  # slots have the numbers below
 
     def delay(self, *hosts: Host) -> float:
         slowness = max((host.slowness for host in hosts), default=0.0)

@@ -81,6 +81,9 @@ def random_options(random: Random, job: AnyJob) -> Options:
         bound=frozenset(sources) if random.random() < 0.2 else frozenset(),
         merges=random.choice((0.0, 0.5, 1.0)),
         pressures=random.choice((0.0, 0.0, 0.1)),
+        silence_ms=random.choice((10_000.0, 10_000.0, 250.0)),
+        retries=random.choice((0.0, 0.0, 0.5)),
+        launch_faults=random.choice((0.0, 0.0, 0.1)),
         steps_per_turn=random.choice((1, 1, 1, 4, 32)),
     )
 

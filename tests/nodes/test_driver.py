@@ -1,0 +1,365 @@
+"""One life of a driver, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from clonos.core import coordinator as co
+from clonos.core import messages as msg
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
+from clonos.errors import ClonosError, OperatorError, TaskFailed
+from clonos.nodes import events
+from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
+from clonos.nodes.ports import DriverPorts
+from clonos.nodes.versions import HASH_SEED
+from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
+from clonos.transport.events import (
+    ChannelClosed,
+    ChannelOpened,
+    ControlLost,
+    ControlOpened,
+    Heartbeat,
+    Register,
+    TaskStatistics,
+)
+
+PLAN = Plan(
+    (TaskSpec(0, "lines[0]", "lines", 0, (), (0,), is_source=True, sink="out"),),
+    (ChannelSpec(0, 0, HOUSE_KEEPER, 0),),
+    0,
+)
+SILENCE_S = 10.0
+
+
+class SparkIsGone(ClonosError):
+    """Says nothing against the job."""
+
+
+class Link:
+    stood = True
+
+    def __init__(self, conn_id: int) -> None:
+        self.conn_id = conn_id
+        self.sent: list[Any] = []
+        self.is_closed = False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """All ports of a driver, and its clock."""
+
+    def __init__(self, records: Sequence[bytes] = ()) -> None:
+        self.now_s = 100.0
+        self.records = list(records)
+        self.is_slow = self.is_broken = False
+        self.nbytes = 0
+        self.rotations = 0
+        self.outputs: list[Deliver] = []
+        self.launched: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+        self.merges: list[Sequence[msg.LayerRef]] = []
+        self.heard: list[Any] = []
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self.keeper = HouseKeeper(PLAN, lambda batch: batch.payload, lambda content: content)
+        recovered = self.keeper.recover(self.records)
+        settings = DriverSettings(
+            name="etl",
+            run_id="etl-1",
+            address="here",
+            places=(None, None),
+            operators={0: ("lines", "out")},
+            silence_s=SILENCE_S,
+            interruptions=(SparkIsGone,),
+        )
+        ports = DriverPorts(self, self, self, self, self, self)
+        self.node = DriverNode(self.keeper, recovered, ports, settings)
+
+    # the clock
+    def ticks_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    # the journal
+    def append(self, records: Sequence[bytes]) -> bool:
+        if not self.is_slow and not self.is_broken:
+            self.records += records
+            return True
+        return False
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        self.rotations += 1
+        if self.is_broken:
+            return False
+        self.records = list(head)
+        return True
+
+    # outputs
+    def take(self, output: Deliver) -> None:
+        self.outputs.append(output)
+
+    def flush(self) -> ClonosError | None:
+        return None
+
+    # the launcher
+    def launch(self, place: int, attempt: int) -> None:
+        self.launched.append((place, attempt))
+
+    def cancel(self, attempt: int) -> None:
+        self.cancelled.append(attempt)
+
+    def describe(self, text: str) -> None:
+        pass
+
+    # the merger
+    def merge(self, chain: Sequence[msg.LayerRef], chosen: Sequence[msg.LayerRef]) -> None:
+        self.merges.append(chosen)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        raise AssertionError("too soon")
+
+    # the audience
+    def noted(self, note: co.Note, at_s: float) -> None:
+        self.notes.append(note.what)
+
+    def sampled(self, sample: Sample) -> None:
+        pass
+
+    def told(self, what: Any) -> None:
+        self.heard.append(what)
+
+    def warned(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def floor(self, layers: Mapping[int, tuple[msg.LayerRef, ...]]) -> None:
+        pass
+
+    # what happens
+    def turn(self, *heard: Any, after_s: float = 0.0) -> float:
+        self.now_s += after_s
+        wait_s = self.node.turn(heard)
+        self.node.check()
+        return wait_s
+
+    def registers(self, place: int, conn: int) -> Link:
+        link = Link(conn)
+        versions = {HASH_SEED: "0"}
+        register = Register(place, 1, "nonce", "node", "1", 10, conn, f"there:{conn}", versions)
+        self.turn(ControlOpened(conn, register, link))
+        return link
+
+    def begin(self) -> Link:
+        """The job runs: its task is live in slot 1."""
+        self.node.start()
+        link = self.registers(0, 1)
+        (activate,) = [c for c in link.sent if isinstance(c, msg.Activate)]
+        life = activate.incarnation
+        self.turn((1, msg.Restored(0, life)), (1, msg.Live(0, life, 0)))
+        return link
+
+    def epoch(self, link: Link) -> int:
+        return [c.epoch for c in link.sent if isinstance(c, msg.Inject)][-1]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_job_begins(world):
+    assert world.node.view.status.message == "tasks: 1 waiting for a slot"
+    link = world.begin()
+    assert [place for place, _ in world.launched] == [0, 1]
+    assert isinstance(world.heard[0], JobStarted)
+    assert any(isinstance(command, msg.Inject) for command in link.sent)
+    world.turn(after_s=RATES_S)
+    view = world.node.view
+    assert view.tasks[0].phase == "live"
+    assert view.slots[0].runs == "lines[0]"
+    assert isinstance(view.recent[-1], JobProgress)
+
+
+def test_epochs_begin_after_their_interval_and_not_before_the_last_is_complete(world):
+    link = world.begin()
+    first = world.epoch(link)
+    assert world.turn(after_s=2.0) > 0
+    assert world.epoch(link) == first, "its layer is not there"
+    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))
+    assert "floor" in world.notes
+    assert world.epoch(link) == first + 1
+
+
+def test_nobody_hears_of_what_is_not_durable(world):
+    link = world.begin()
+    first = world.epoch(link)
+    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    world.is_slow = True
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))
+    world.turn(after_s=2.0)
+    assert "floor" not in world.notes
+    assert world.epoch(link) == first
+    world.turn(events.Committed())
+    assert "floor" in world.notes
+    assert world.epoch(link) == first + 1
+
+
+def test_a_disk_that_refuses_does_not_end_the_job(world):
+    link = world.begin()
+    first = world.epoch(link)
+    ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
+    world.is_broken = True
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))  # a floor: to be written
+    assert "floor" not in world.notes
+    world.turn(events.JournalFailed(ClonosError("no space")))
+    for _ in range(3):
+        world.turn(after_s=1.0)
+        world.turn(events.JournalFailed(ClonosError("no space")))
+    assert world.warnings == ["no space; until it can be, the job waits"]
+    assert world.node.error is None
+    assert "floor" not in world.notes
+    tried, world.is_broken = world.rotations, False
+    world.turn(events.JournalFailed(ClonosError("no space")), after_s=0.5)
+    assert world.rotations == tried, "not all the time"
+    world.turn(after_s=0.5)
+    assert world.rotations == tried + 1
+    assert "floor" in world.notes
+    assert World(world.records).keeper.epoch == first
+
+
+def test_a_silent_slot_is_given_up(world):
+    link = world.begin()
+    spare = world.registers(1, 2)
+    for _ in range(int(SILENCE_S) + 2):
+        world.turn((2, Heartbeat("nonce", 0)), after_s=1.0)
+    assert link.is_closed
+    assert not spare.is_closed
+    assert "detected" in world.notes
+    assert [c.task for c in spare.sent if isinstance(c, msg.Activate)] == [0]
+    before = len(spare.sent)
+    world.turn((1, msg.Live(0, Incarnation(1, 0), 0)))  # it wakes
+    assert len(spare.sent) == before
+
+
+def test_a_drivers_sleep_is_no_silence_of_the_slots(world):
+    link = world.begin()
+    world.turn(after_s=3600.0)
+    assert not link.is_closed
+    for _ in range(int(SILENCE_S / PAUSE_MAX_S) + 1):
+        world.turn(after_s=PAUSE_MAX_S)
+    assert link.is_closed
+
+
+def test_a_stop_sends_the_slots_home_and_puts_the_journal_in_order(world):
+    link = world.begin()
+    world.turn(events.StopAsked())
+    assert link.sent[-1] == msg.Stop()
+    assert world.node.phase is Phase.LEAVING
+    last = TaskStatistics(0, 0, {"lines: rows_in": 7, "out: rows_out": 7})
+    world.turn((1, last), ControlLost(0, 1))
+    world.turn()
+    for place, attempt in world.launched:
+        world.turn(events.Ended(place, attempt))
+    world.turn()
+    world.turn()
+    assert world.node.is_over
+    assert world.node.error is None
+    assert world.rotations == 1
+    assert len(world.launched) == 2
+    world.node.tell_the_end(None)
+    assert world.heard[-2].tasks[0].rows_in == 7
+    assert world.heard[-1] == JobTerminated("etl", "etl-1", is_complete=False, error=None)
+    assert world.node.view.status.message == "ended"
+
+
+def test_slots_that_do_not_leave_are_cancelled(world):
+    world.begin()
+    world.turn(events.StopAsked())
+    for _ in range(int(2 * LEAVE_S / PAUSE_MAX_S) + 1):
+        world.turn(after_s=PAUSE_MAX_S)
+    assert len(world.cancelled) == 2
+    for _ in range(int(LEAVE_S / PAUSE_MAX_S) + 2):
+        world.turn(after_s=PAUSE_MAX_S)
+    assert world.node.is_over
+
+
+@pytest.mark.parametrize("is_to_blame", [True, False])
+def test_what_a_job_has_not_come_to_terms_with_stays_in_its_journal(world, is_to_blame):
+    world.begin()
+    kind = OperatorError if is_to_blame else SparkIsGone
+    world.turn(events.OutsideFailed(kind("gone")))
+    world.turn(ControlLost(0, 1))
+    for place, attempt in world.launched:
+        world.turn(events.Ended(place, attempt))
+    for _ in range(4):
+        world.turn()
+    assert world.node.is_over
+    assert isinstance(world.node.error, kind)
+    assert world.rotations == (not is_to_blame)
+
+
+def test_what_a_task_cannot_go_on_with_is_told_with_its_kind(world):
+    world.begin()
+    life = Incarnation(1, 0)
+    world.turn((1, msg.TaskError(0, life, "OperatorError", "lines[0]: no To do: mend it", 1)))
+    assert isinstance(world.node.error, OperatorError)
+    assert (world.node.error.what, world.node.error.where) == ("no", "lines[0]")
+    assert world.node.error.remedy == "mend it"
+    world = World()
+    world.begin()
+    world.turn((1, msg.TaskError(0, life, "KeyError", "who?", 1)))
+    assert isinstance(world.node.error, TaskFailed)
+    assert world.node.error.what == "KeyError: who?"
+
+
+def test_a_merge_that_fails_is_worth_a_word_and_no_more(world):
+    world.begin()
+    for _ in range(3):
+        world.turn(events.MergeFailed(0, ClonosError("the store is away")))
+    assert world.warnings == ["the store is away; layers of task 0 are merged later"]
+    assert world.node.error is None
+
+
+def test_a_complete_job_has_nothing_to_do(world):
+    world.keeper.begin_term(1)
+    world.keeper.finish()
+    again = World(world.keeper.take_records())
+    again.node.start()
+    for _ in range(5):
+        again.turn()
+    assert again.node.is_over
+    assert again.node.view.is_complete
+    assert not again.launched
+
+
+def test_a_channel_of_the_house_keeper_comes_and_goes(world):
+    world.begin()
+    life, link = Incarnation(1, 0), Link(50)
+    world.turn(ChannelOpened(0, 50, life, life, link))
+    hello, _ = link.sent  # and a credit
+    assert isinstance(hello, msg.Hello)
+    world.turn(ChannelClosed(0, 50, "receiver"))
+    again = Link(51)
+    world.turn(ChannelOpened(0, 51, life, life, again))
+    assert again.sent[0] == hello
+
+
+def test_views_do_not_change(world):
+    before = world.node.view
+    copied = repr(before)
+    world.begin()
+    world.turn(ControlLost(0, 1), after_s=1.0)
+    world.turn(after_s=1.0)
+    assert world.node.view is not before
+    assert repr(before) == copied

@@ -1,0 +1,223 @@
+"""Which slots are launched again, when, and how often; which are given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clonos.core import messages as msg
+from clonos.core.plan import Incarnation
+from clonos.errors import ClonosError
+from clonos.nodes.errors import OtherVersion, SlotsLost
+from clonos.nodes.events import Ended
+from clonos.nodes.places import ASKED_S, EXPELLED_S, RELAUNCH_MAX, SETTLE_S, Places, State
+from clonos.nodes.versions import HASH_SEED
+from clonos.transport.events import ControlOpened, Register
+
+DIED = ClonosError("it has died")
+
+
+class Cancelled(ClonosError):
+    """Whoever cancels one slot wants the whole to end."""
+
+
+class Launcher:
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+        self.described: list[str] = []
+
+    def launch(self, place: int, attempt: int) -> None:
+        self.launched.append((place, attempt))
+
+    def cancel(self, attempt: int) -> None:
+        self.cancelled.append(attempt)
+
+    def describe(self, text: str) -> None:
+        self.described.append(text)
+
+
+class Link:
+    stood = True
+
+    def __init__(self, conn_id: int) -> None:
+        self.conn_id = conn_id
+        self.sent: list[Any] = []
+        self.is_closed = False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """Two places for any task, one for task 5."""
+
+    def __init__(self, *, spare: bool = True) -> None:
+        self.launcher = Launcher()
+        self.places = Places(
+            "etl", (None, None, 5), self.launcher, spare=spare, versions={"Python": "3.11"},
+            fatal=(Cancelled,),
+        )  # fmt: skip
+        self.places.launch_all(0.0)
+
+    def registers(self, place: int, conn: int, python: str = "3.11") -> Link:
+        link = Link(conn)
+        versions = {"Python": python, HASH_SEED: "0"}
+        register = Register(place, 1, "nonce", "node7", "2", 10, 11, "there:1", versions)
+        event = ControlOpened(conn, register, link)
+        for slot in self.places.replaced(event):
+            self.places.expel(slot, 0.0)
+        self.ready = self.places.registered(event)
+        return link
+
+    def ends(self, place: int, at_s: float, error: ClonosError | None = DIED) -> Any:
+        attempt = self.places.places[place].attempt
+        return self.places.ended(Ended(place, attempt, error), at_s)
+
+    def launched(self, place: int) -> int:
+        return [number for number, _ in self.launcher.launched].count(place)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_slot_that_registers_is_known_by_its_stream(world):
+    link = world.registers(2, 30)
+    assert (world.ready.slot, world.ready.bound, world.ready.group) == (30, 5, "node7/10")
+    world.places.command(30, msg.Stop())
+    world.places.command(31, msg.Stop())
+    assert link.sent == [msg.Stop()]
+    assert world.places.seats[30].pid == 11
+    world.places.check()
+
+
+@pytest.mark.parametrize(("spare", "pause_s"), [(True, SETTLE_S), (False, 0.0)])
+def test_a_lost_slot_is_launched_again(spare, pause_s):
+    world = World(spare=spare)
+    world.registers(0, 30)
+    world.places.lost(30, 1.0)
+    assert not world.places.seats
+    assert world.ends(0, 2.0) is None
+    world.places.tick(2.0 + pause_s / 2 - 0.1)
+    assert world.launched(0) == 1
+    world.places.tick(2.0 + pause_s)
+    assert world.launched(0) == 2
+    world.registers(0, 31)
+    world.places.check()
+
+
+def test_pauses_grow_and_in_the_end_the_job_does(world):
+    now_s, pauses = 0.0, []
+    for _ in range(RELAUNCH_MAX):
+        assert world.ends(0, now_s) is None
+        due_s = world.places.places[0].due_s
+        pauses.append(due_s - now_s)
+        now_s = due_s
+        world.places.tick(now_s)
+    assert pauses == [1.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    error = world.ends(0, now_s)
+    assert isinstance(error, SlotsLost)
+    assert "7 times in a row" in error.what
+    assert "it has died" in error.what
+
+
+def test_who_registers_begins_anew(world):
+    for number in range(3 * RELAUNCH_MAX):
+        assert world.ends(0, 0.0) is None
+        world.places.tick(1e6)
+        world.registers(0, 100 + number)
+        world.places.lost(100 + number, 0.0)
+
+
+def test_some_ends_are_the_jobs(world):
+    error = Cancelled("by hand")
+    assert world.ends(0, 0.0, error) is error
+    assert isinstance(world.ends(1, 0.0, OtherVersion("no module")), OtherVersion)
+    with pytest.raises(OtherVersion, match=r"has Python 3\.2"):
+        world.registers(2, 30, python="3.2")
+
+
+def test_the_end_of_an_earlier_attempt_is_nobodys(world):
+    first = world.places.places[0].attempt
+    world.ends(0, 0.0)
+    world.places.tick(SETTLE_S)
+    assert world.places.ended(Ended(0, first, DIED), 5.0) is None
+    assert world.places.places[0].state is State.ASKED
+
+
+def test_an_expelled_slot_leaves_or_is_cancelled(world):
+    link = world.registers(0, 30)
+    world.places.expel(30, 10.0)
+    assert link.is_closed
+    assert not world.places.seats
+    world.places.lost(30, 10.1)  # its stream's end is heard of, too
+    world.places.tick(10.0 + EXPELLED_S - 0.1)
+    assert not world.launcher.cancelled
+    world.places.tick(10.0 + EXPELLED_S)
+    world.places.tick(1e3)
+    assert world.launcher.cancelled == [world.places.places[0].attempt]
+    world.ends(0, 1e3, None)
+    world.places.tick(2e3)
+    assert world.launched(0) == 2
+
+
+def test_a_process_that_spark_started_again_is_not_cancelled(world):
+    old = world.registers(0, 30)
+    new = world.registers(0, 31)  # of the same attempt: the newest one counts
+    assert old.is_closed
+    assert not new.is_closed
+    assert list(world.places.seats) == [31]
+    world.places.lost(30, 0.0)
+    world.places.check()
+    world.places.expel(31, 0.0)
+    world.registers(0, 32)
+    world.places.tick(EXPELLED_S)
+    assert not world.launcher.cancelled
+
+
+def test_an_end_that_is_heard_of_before_the_streams(world):
+    world.registers(0, 30)
+    world.ends(0, 0.0)
+    world.places.tick(SETTLE_S)
+    world.registers(0, 31)
+    world.places.lost(30, 2.0)
+    assert world.places.places[0].state is State.SEATED
+    world.places.check()
+
+
+def test_a_slot_that_does_not_come_is_said_once(world):
+    world.registers(0, 30)
+    world.registers(1, 31)
+    assert world.places.tick(ASKED_S - 1) == []
+    (warning,) = world.places.tick(ASKED_S)
+    assert "'etl': slot 2 has not come" in warning
+    assert "cores" in warning
+    assert world.places.tick(2 * ASKED_S) == []
+
+
+def test_at_the_end_nothing_is_launched(world):
+    world.registers(0, 30)
+    world.places.close()
+    world.places.lost(30, 0.0)
+    world.ends(0, 0.0)
+    assert world.places.tick(1e6) == []
+    assert len(world.launcher.launched) == 3
+    assert not world.places.is_empty
+    world.places.cancel_all()
+    assert len(world.launcher.cancelled) == 2
+    world.ends(1, 0.0)
+    world.ends(2, 0.0)
+    assert world.places.is_empty
+
+
+def test_what_runs_where_is_shown(world):
+    world.registers(0, 30)
+    world.places.show("count[1]", Incarnation(1, 2), 30)
+    world.places.show("count[1]", Incarnation(1, 2), None)
+    assert world.launcher.described == ["count[1], incarnation 1.2, runs in slot 0"]
