@@ -38,8 +38,8 @@ class Held:
 def held(monkeypatch) -> Held:
     held, read_file = Held(), delivered.read_file
 
-    def watched(path: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for seq, batch in read_file(path):
+    def watched(*args: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for seq, batch in read_file(*args):
             yield seq, held.watch(batch)
             del batch
 

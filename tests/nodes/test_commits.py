@@ -16,7 +16,7 @@ from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
-from clonos.nodes.commits import AGAIN_S, Commits, Group, State
+from clonos.nodes.commits import AGAIN_S, VOUCH_S, Commits, Group, State
 
 FIRST = Incarnation(1, 0)
 PLAN = Plan(
@@ -156,6 +156,23 @@ def test_what_comes_while_a_group_is_written_gathers_for_the_next(world):
 def test_a_group_without_records_waits_for_nobody(world):
     assert world.turn(co.Done())
     assert world.out[-1].actions == [co.Done()]
+
+
+def test_the_last_group_is_vouched_for_when_nothing_follows(world):
+    world.receive(b"a")
+    world.turn()
+    world.journal.write()
+    world.commits.committed()
+    world.turn(at_s=VOUCH_S / 2)
+    assert not world.journal.writing
+    world.turn(co.Done(), at_s=VOUCH_S)
+    assert world.journal.writing == ([], False)
+    assert world.out[-1].actions != [co.Done()], "one at a time"
+    world.commits.committed()
+    assert world.out[-1].actions == [co.Done()]
+    world.journal.writing = None
+    world.turn(at_s=3 * VOUCH_S)
+    assert not world.journal.writing
 
 
 def test_a_large_journal_is_begun_anew_with_what_is_let_out_in_files(world):

@@ -210,6 +210,7 @@ def test_nobody_hears_of_what_is_not_durable(world):
     world.turn(after_s=2.0)
     assert "floor" not in world.notes
     assert world.epoch(link) == first
+    world.is_slow = False
     world.turn(events.Committed())
     assert "floor" in world.notes
     assert world.epoch(link) == first + 1

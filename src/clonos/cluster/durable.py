@@ -56,8 +56,11 @@ class JournalFile:
 
     def append(self, records: Sequence[bytes]) -> bool:
         try:
-            self._journal.append(records)
-            self._journal.commit()
+            if records:
+                self._journal.append(records)
+                self._journal.commit()
+            else:
+                self._journal.vouch()
         except JournalBroken as error:
             self._inbox.put(JournalFailed(error))
             return False

@@ -29,6 +29,8 @@ from clonos.nodes.ports import Journal, Outputs
 
 ROTATE_BYTES: Final = 64 << 20
 """A journal is begun anew at the first floor after it has grown so large."""
+VOUCH_S: Final = 0.1
+"""When nothing has come for this time, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0
 """Time between two attempts to begin a broken journal anew."""
 
@@ -88,6 +90,7 @@ class Commits:
         self._group = _NOTHING  # being written, or what could not be
         self._wants_rotation = False
         self._again_s = 0.0
+        self._vouch_s: float | None = None  # when
 
     def after_floor(self) -> None:
         """Logs were truncated: a snapshot is small now."""
@@ -103,6 +106,10 @@ class Commits:
         if self.state is State.BROKEN or self._wants_rotation:
             self._rotate(group, now_s)
         elif group.records:
+            self._vouch_s = now_s + VOUCH_S
+            self._write(group, self._journal.append)
+        elif self._vouch_s is not None and now_s >= self._vouch_s:
+            self._vouch_s = None
             self._write(group, self._journal.append)
         else:
             self._let_out(group)

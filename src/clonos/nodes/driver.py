@@ -529,7 +529,7 @@ class DriverNode:
         self.commits.check()
         assert self._heard.keys() <= self.places.seats.keys()
         assert not self._pending or self.commits.state is not commits.State.OPEN
-        if self.phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):
             assert self.coordinator.slots.keys() <= self._heard.keys()
 
 

@@ -161,7 +161,8 @@ class Journal(Protocol):
         """How large it is."""
 
     def append(self, records: Sequence[bytes]) -> bool:
-        """Write a group, all or nothing.
+        """Write a group, all or nothing. An empty one vouches for those before it: damage to them
+        can then be told from a write that never ended.
 
         True: it is durable. Else ``Committed`` or ``JournalFailed`` follows, and after the latter
         only :meth:`rotate` may be called.
