@@ -52,6 +52,8 @@ PAUSE_MAX_S: Final = 1.0
 """A longer time between two looks was a sleep of the driver."""
 LEAVE_S: Final = 5.0
 """Grace period for slots to exit; then Spark is told to end them, and has as long for it."""
+CLOSE_S: Final = 30.0
+"""How long a disk that refuses may hold up the end of a job."""
 VIEW_S: Final = 0.02
 """What has changed is to be seen after this time ..."""
 RATES_S: Final = 0.25
@@ -172,6 +174,7 @@ class DriverNode:
         )
         self.phase = Phase.RUNNING
         self.error: errors.ClonosError | None = None
+        self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
         self._pending: list[co.Action] = []
         self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
@@ -384,9 +387,8 @@ class DriverNode:
 
     def _on_journal_failed(self, event: events.JournalFailed) -> None:
         self.commits.failed(self._clock_s)
-        if self.phase is not Phase.RUNNING:
-            self.error = self.error or event.error
-        elif not self._is_told_broken:
+        self._disk_error = event.error
+        if not self._is_told_broken:
             self._is_told_broken = True
             self._warn(f"{event.error}; until it can be, the job waits")
 
@@ -509,6 +511,7 @@ class DriverNode:
             self._until_s = now_s + LEAVE_S
         if self.places.is_empty or now_s >= self._until_s:
             self._enter(Phase.CLOSING)
+            self._until_s = now_s + CLOSE_S
 
     def _close(self, now_s: float) -> None:
         """Put what was delivered where it is read from, unless the job has itself to blame: then
@@ -517,11 +520,14 @@ class DriverNode:
             self.error, self._settings.interruptions
         )
         is_open = self.commits.state is commits.State.OPEN
-        if is_to_blame or (self._is_concluded and is_open) or now_s >= self._until_s:
+        if now_s >= self._until_s:
+            self.error = self.error or self._disk_error
+            self._enter(Phase.OVER)
+        elif is_to_blame or (self._is_concluded and is_open):
             self._enter(Phase.OVER)
         elif is_open and not self._pending:
-            self._is_concluded = True
-            self.error = self.commits.conclude(now_s) or self.error
+            self._disk_error = self.commits.conclude(now_s)
+            self._is_concluded = self._disk_error is None
 
     def check(self) -> None:
         """Assertions over the whole state."""
