@@ -77,45 +77,6 @@ def test_other_threads_read_while_tasks_are_killed(kit, spark, tmp_path):
                 assert progress is None or [t.name for t in progress.tasks] == names
                 assert all(r.stages for r in job.observer.recoveries)
                 read[number] += 1
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=look, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number, task in enumerate(("running[0]", "events[0]", "windows[1]"), 1):
-            kit.wait_quiet(job)
-            kit.kill(job, task)
-            kit.wait_recovered(job, number)
-    finally:
-        ends.set()
-        for thread in threads:
-            thread.join()
-    assert not failures
-    assert all(read)
-    kit.open_tap(tmp_path)
-    kit.check(job.wait(60).table(), rows)
-
-
-def test_other_threads_read_while_tasks_are_killed(kit, spark, tmp_path):
-    """What users' threads see is a value: they never meet what the driver is changing."""
-    rows = 4_000
-    job = kit.build(kit.gated(tmp_path, rows)).start(spark, progress_s=0.05)
-    ends, failures, read = threading.Event(), [], [0] * 8
-
-    def look(number: int) -> None:
-        try:
-            while not ends.is_set():
-                names = [task.name for task in job.tasks()]
-                assert len(names) == len(job.plan.tasks)
-                assert all(slot.runs in {None, *names} for slot in job.slots())
-                assert job.status.message
-                progress = job.last_progress
-                assert progress is None or [t.name for t in progress.tasks] == names
-                assert all(r.stages for r in job.observer.recoveries)
-                read[number] += 1
         except Exception as error:
             failures.append(error)
             raise

@@ -291,6 +291,7 @@ def test_the_coordinator_restarts_with_the_same_numbers_while_orphaned_workers_s
     workers = list(play.cluster.slots)
     play.cluster.kill_driver()
     play.until(lambda: play.cluster.driver.alive and play.coordinator.term == 2)
+    play.until(lambda: play.cluster.driver.slots)
     assert any(worker.alive for worker in workers)
     assert {w.number for w in workers} & play.cluster.driver.slots.keys()
     play.finish()
