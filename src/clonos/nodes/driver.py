@@ -267,7 +267,7 @@ class DriverNode:
 
     def _run(self, now_s: float) -> None:
         self._pending += self.coordinator.tick(self._now_ms())
-        if now_s >= self._next_epoch_s:
+        if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         self._check_silence(now_s)
         for warning in self.places.tick(now_s):
@@ -322,8 +322,8 @@ class DriverNode:
         self._ports.audience.sampled(Sample(sample.at_s, said.task, kept))
         self._has_rates = True
         if self.phase is Phase.RUNNING:
-            held = said.counters.get("inflight_bytes", 0)
-            self._pending += self.coordinator.pressure(said.task, held)
+            held, logs = (said.counters.get(name, 0) for name in ("inflight_bytes", "log_bytes"))
+            self._pending += self.coordinator.pressure(said.task, held, logs)
 
     def _on_channel_opened(self, event: ChannelOpened) -> None:
         if self.phase is not Phase.RUNNING:
