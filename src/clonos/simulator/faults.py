@@ -139,10 +139,13 @@ class Faults:
         cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
 
     def _part(self) -> None:
-        """Two executors do not reach each other, and nobody says so; the driver hears of both."""
+        """Two executors do not reach each other, and nobody says so; the driver hears of both.
+
+        Not for so long that a task is moved three times in vain: that ends the job.
+        """
         cluster, one, other = self.cluster, self._busy(), self._busy()
         if one is not None and other is not None and one.group != other.group:
-            cluster.network.part(one, other, cluster.random.choice((10.0, 60.0, 200.0)))
+            cluster.network.part(one, other, cluster.random.choice((10.0, 60.0, 120.0)))
 
     def _slow_link(self) -> None:
         slot = self._any()
