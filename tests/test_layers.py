@@ -80,11 +80,9 @@ EVERYBODY = {"errors", "version"}
 CIRCLES: dict[frozenset[str], str] = {
     frozenset({"clonos.api.job", "clonos.api.streams", "clonos.api.joins", "clonos.api.windowed"}):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
-    frozenset({"clonos.cluster.driver", "clonos.cluster.result", "clonos.cluster.watch"}):
-        "a running job hands out a result and listeners, which are made of it",
     frozenset({"clonos.simulator.invariants", "clonos.simulator.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
-    frozenset({f"clonos.simulator.{one}" for one in ("cluster", "driver", "slot")}):
+    frozenset({f"clonos.simulator.{one}" for one in ("cluster", "driver", "slot", "spark")}):
         "processes of the simulated cluster know it, and it makes them",
 }  # fmt: skip
 """Modules that may import each other, some of them for types only, and why."""
