@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -153,3 +154,11 @@ def test_errors_can_be_shipped():
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error)
         assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("package", [clonos.sinks, clonos.sources], ids=lambda each: each.__name__)
+def test_no_module_takes_the_name_of_a_users_word(package):
+    modules = {module.name for module in iter_modules(package.__path__)}
+    assert modules  # importing one sets an attribute of that name, whatever was there before
+    assert modules.isdisjoint(package.__all__)
+    assert all(callable(getattr(package, word)) for word in package.__all__)

@@ -1,1 +1,1 @@
-"""What users import: jobs, streams, windows, processes, sources, sinks."""
+"""What users chain: jobs, streams, windows, joins."""

@@ -1,6 +1,10 @@
 """Sinks: where rows go. Give one to ``stream.sink(...)``.
 
 Rows are delivered once, in order per sink task, as soon as they are durable.
+
+What they are made of lies beside: their description (``spec``), what a task writes with
+(``file_buffer``, ``writers``, ``tables``), what the driver does with rows (``delivered``,
+``outputs``), and how Spark reads them (``data_source``).
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.sinks.file_buffer import FileBufferOperator
 from clonos.sinks.spec import SinkSpec
+
+__all__ = ["callback", "collect", "console", "parquet", "spark_write", "table"]
 
 
 def collect() -> SinkSpec:

@@ -1,4 +1,9 @@
-"""Sources: where rows come from. Give one to ``job.source(...)``."""
+"""Sources: where rows come from. Give one to ``job.source(...)``.
+
+What they are made of lies beside: their description (``spec``), what a task reads with (the
+readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queries``, ``versions``,
+``spool``).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +32,8 @@ from clonos.sources.lines import LINES, TEXT, ParseLinesOperator, infer_schema
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
 from clonos.sources.spec import Feeding, SourceSpec
+
+__all__ = ["dataframe", "files", "from_batches", "rate", "socket_lines", "stream"]
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")

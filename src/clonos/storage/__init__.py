@@ -1,1 +1,1 @@
-"""What outlives a process: the house-keeper's journal, layers, and delivered output."""
+"""What outlives a process: the house-keeper's journal, and layers on any file system."""
