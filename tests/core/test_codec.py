@@ -49,13 +49,22 @@ def strategy_of(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def items() -> st.SearchStrategy[Item]:
-    def build(kind: Kind, batch: Batch, numbers: list[int], dep: messages.Dependencies) -> Item:
+    def build(
+        kind: Kind, batch: Batch, numbers: list[int], dep: messages.Dependencies, mark: int | None
+    ) -> Item:
         seq, epoch, value, chain = numbers
-        return Item(seq, kind, epoch, value, batch if kind == Kind.BATCH else None, dep, chain)
+        if kind is not Kind.BATCH:
+            return Item(seq, kind, epoch, value, None, dep, chain)
+        return Item(seq, kind, epoch, value, batch, dep, chain, 0, mark)
 
     numbers = st.lists(SIGNED, min_size=4, max_size=4)
     return st.builds(
-        build, st.sampled_from(Kind), BATCHES, numbers, strategy_of(messages.Dependencies)
+        build,
+        st.sampled_from(Kind),
+        BATCHES,
+        numbers,
+        strategy_of(messages.Dependencies),
+        st.none() | SIGNED,
     )
 
 

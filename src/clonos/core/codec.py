@@ -156,7 +156,7 @@ def _read_dependencies(value: Any) -> m.Dependencies:
 
 
 def _read_item(value: Any) -> m.Item:
-    seq, kind, epoch, number, batch, dep, chain, born = value
+    seq, kind, epoch, number, batch, dep, chain, born, mark = value
     numbers = (seq, kind, epoch, number, chain, born)
     if any(type(n) is not int for n in numbers):
         raise _Wrong("an item's numbers are integers")
@@ -164,12 +164,15 @@ def _read_item(value: Any) -> m.Item:
         raise _Wrong(f"{kind} is not a Kind")
     if (kind == 0) != (batch is not None):
         raise _Wrong("an item of kind BATCH, and no other, has a batch")
+    if mark is not None and (type(mark) is not int or batch is None):
+        raise _Wrong("a watermark is an integer and follows a batch")
     if batch is not None:
         rows, nbytes, digest = batch
         if not (type(rows) is type(nbytes) is type(digest) is int) or rows < 0 or nbytes < 0:
             raise _Wrong("a batch is described by rows, bytes and digest")
         batch = Batch(None, rows, nbytes, digest)
-    return m.Item(seq, _KINDS[kind], epoch, number, batch, _read_dependencies(dep), chain, born)
+    depends_on = _read_dependencies(dep)
+    return m.Item(seq, _KINDS[kind], epoch, number, batch, depends_on, chain, born, mark)
 
 
 def _read_run(value: Any) -> m.Run:
@@ -205,6 +208,7 @@ def _item_fields(item: m.Item) -> tuple[Any, ...]:
         item.dep,
         item.chain,
         item.born_ms,
+        item.watermark,
     )
 
 
@@ -358,6 +362,7 @@ def _with_payload(message: Any, payload: Any) -> Any:
         item.dep,
         item.chain,
         item.born_ms,
+        item.watermark,
     )
     if type(message) is m.Data:
         return m.Data(message.channel, message.incarnation, item, message.runs)

@@ -12,7 +12,8 @@ def content_digest(content: bytes | memoryview) -> int:
     return digest
 
 
-def chain(previous: int, kind: int, value: int, digest: int) -> int:
+def chain(previous: int, kind: int, value: int, digest: int, watermark: int | None = None) -> int:
     """The running digest of a channel after one more item."""
-    packed = msgpack.packb((previous, int(kind), value, digest))
+    fields = (previous, int(kind), value, digest)
+    packed = msgpack.packb(fields if watermark is None else (*fields, watermark))
     return content_digest(packed)

@@ -78,11 +78,12 @@ class InFlightLog:
         batch: Batch | None,
         dep: Dependencies,
         born_ms: int = 0,
+        watermark: int | None = None,
     ) -> Item:
         """Number a new item and keep it. Raises `Divergence` if the receiver knows another one."""
         self.last += 1
-        self.chain = chain(self.chain, kind, value, batch.digest if batch else 0)
-        item = Item(self.last, kind, epoch, value, batch, dep, self.chain, born_ms)
+        self.chain = chain(self.chain, kind, value, batch.digest if batch else 0, watermark)
+        item = Item(self.last, kind, epoch, value, batch, dep, self.chain, born_ms, watermark)
         self._items.append(item)
         size = batch.nbytes if batch else 0
         self._sizes += size

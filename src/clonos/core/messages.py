@@ -42,7 +42,8 @@ class Item:
     ``value`` is the epoch of a marker or the time of a watermark in ms; ``chain`` the running
     digest of the channel up to and including this item; ``dep`` what this item depends on, the
     sender's own log included. ``born_ms``: when its oldest row was read from the source; for
-    display only, no part of the digest.
+    display only, no part of the digest. ``watermark``: of a batch, the watermark that follows it;
+    an item of its own only if there is no batch.
     """
 
     seq: int
@@ -53,6 +54,7 @@ class Item:
     dep: Dependencies
     chain: int
     born_ms: int = 0
+    watermark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

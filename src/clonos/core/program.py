@@ -59,8 +59,11 @@ class Program(Protocol):
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows cut from this task's source (source tasks only)."""
 
-    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
-        """One or more consecutive batches of one input channel, to be handled as one."""
+    def on_batches(
+        self, step: Step, channel: int, batches: Sequence[Batch], watermark_ms: int | None
+    ) -> None:
+        """One or more consecutive batches of one input channel, to be handled as one; then the
+        watermark that follows the last of them, if any (see :meth:`on_watermark`)."""
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
         """No row with an event time at or before `watermark_ms` follows on this channel."""

@@ -431,6 +431,8 @@ class TaskMachine:
             if count and full:
                 break
             count += 1
+            if item.watermark is not None:
+                break  # rows that follow a watermark may be late by it
         return count
 
     def _replay_step(self) -> list[ev.Action] | None:
@@ -538,7 +540,7 @@ class TaskMachine:
         if first.kind is Kind.BATCH:
             batches: list[Batch] = [i.batch for i in items if i.batch is not None]
             self.rows += sum(batch.rows for batch in batches)
-            self.program.on_batches(step, channel, batches)
+            self.program.on_batches(step, channel, batches, items[-1].watermark)
         elif first.kind is Kind.WATERMARK:
             self.program.on_watermark(step, channel, first.value)
         elif first.kind is Kind.MARKER:
@@ -565,11 +567,11 @@ class TaskMachine:
             if not outbound.carries_items:
                 continue
             batch = step.emitted.get(channel)
+            watermark = None if outbound.to_world else step.watermarks.get(channel)
             if batch is not None:
-                outbound.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born)
-            if channel in step.watermarks and not outbound.to_world:
-                value = step.watermarks[channel]
-                outbound.log.append(Kind.WATERMARK, self.epoch, value, None, dep, born)
+                outbound.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born, watermark)
+            elif watermark is not None:
+                outbound.log.append(Kind.WATERMARK, self.epoch, watermark, None, dep, born)
             if ended:  # stands for every later marker as well
                 outbound.log.append(Kind.END, self.epoch, 0, None, dep, born)
             elif marker and not outbound.to_world:

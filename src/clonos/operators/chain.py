@@ -112,24 +112,24 @@ class ChainProgram:
         self._push(0, batch.payload)
         self._finish(step)
 
-    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
-        """Consecutive batches of one channel, handled as one."""
+    def on_batches(
+        self, step: Step, channel: int, batches: Sequence[Batch], watermark_ms: int | None = None
+    ) -> None:
+        """Consecutive batches of one channel, handled as one, and the watermark behind them."""
         self._services.begin(step)
         self._services.port = self._ports.get(channel, 0)
         self._batches_in += len(batches)
         self._given = batches[0] if len(batches) == 1 else None
         self._push(0, unseal(batches))
+        if watermark_ms is not None:
+            self._mark(channel, watermark_ms)
         self._finish(step)
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
         """Event time of the task is that of the channel that is furthest behind, of those that
         are not idle."""
         self._services.begin(step)
-        if watermark_ms == IDLE or watermark_ms > self._facts.get(
-            f"watermark {channel}", watermark_ms - 1
-        ):
-            self._facts.set(f"watermark {channel}", watermark_ms)
-        self._advance_inputs()
+        self._mark(channel, watermark_ms)
         self._finish(step)
 
     def on_timer(self, step: Step, now_ms: int) -> None:
@@ -199,6 +199,12 @@ class ChainProgram:
         # A watermark follows the rows that it was made of.
         for position, watermark in made:
             self._advance(position, watermark)
+
+    def _mark(self, channel: int, watermark_ms: int) -> None:
+        fact = f"watermark {channel}"
+        if watermark_ms == IDLE or watermark_ms > self._facts.get(fact, watermark_ms - 1):
+            self._facts.set(fact, watermark_ms)
+        self._advance_inputs()
 
     def _advance_inputs(self) -> None:
         facts = self._facts

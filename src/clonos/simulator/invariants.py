@@ -241,7 +241,7 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
             for item in items[channel]:
                 clean = Item(
                     item.seq, item.kind, item.epoch, item.value, item.batch,
-                    {sender: item.dep[sender]}, item.chain,
+                    {sender: item.dep[sender]}, item.chain, watermark=item.watermark,
                 )  # fmt: skip
                 machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
         while machine.position < machine.replay_to:

@@ -73,8 +73,12 @@ class Toy:
         if every and self.count % every == 0:
             self._advance(step, self.count)
 
-    def on_batches(self, step: Step, channel: int, batches: Sequence[Batch]) -> None:
+    def on_batches(
+        self, step: Step, channel: int, batches: Sequence[Batch], watermark_ms: int | None
+    ) -> None:
         self._process(step, [row for batch in batches for row in batch.payload])
+        if watermark_ms is not None:
+            self.on_watermark(step, channel, watermark_ms)
 
     def on_watermark(self, step: Step, channel: int, watermark_ms: int) -> None:
         before = self._watermark()

@@ -25,10 +25,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Batches:
-    """Consecutive batches of an input channel."""
+    """Consecutive batches of an input channel, and the watermark that follows, if any."""
 
     channel: int
     batches: tuple[pa.RecordBatch, ...]
+    watermark_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class StepHarness:
         match event:
             case Source(batch):
                 self.program.on_source(step, seal(batch))
-            case Batches(channel, batches):
-                self.program.on_batches(step, channel, [seal(batch) for batch in batches])
+            case Batches(channel, batches, mark):
+                self.program.on_batches(step, channel, [seal(batch) for batch in batches], mark)
             case Watermark(channel, ms):
                 self.program.on_watermark(step, channel, ms)
             case End(channel):

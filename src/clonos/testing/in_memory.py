@@ -123,12 +123,15 @@ class InMemoryRun:
         queue = self._queues[channel]
         event = queue.popleft()
         if isinstance(event, Batches):
-            taken = list(event.batches)
-            while queue and isinstance(queue[0], Batches) and self._random.random() < 0.5:
-                more = queue.popleft()
-                assert isinstance(more, Batches)
+            taken, mark = list(event.batches), event.watermark_ms
+            while mark is None and queue and self._random.random() < 0.5:
+                more = queue[0]
+                if not isinstance(more, Batches):
+                    break
+                queue.popleft()
                 taken += more.batches
-            event = Batches(channel, tuple(taken))
+                mark = more.watermark_ms
+            event = Batches(channel, tuple(taken), mark)
         return event
 
     def _take(self, task: int, event: Event, harness: StepHarness) -> None:
@@ -160,9 +163,10 @@ class InMemoryRun:
                 assert name is not None
                 self._delivered.setdefault(name, []).append(batch.payload)
             else:
-                self._queues[channel].append(Batches(channel, (batch.payload,)))
+                mark = output.watermarks.get(channel)
+                self._queues[channel].append(Batches(channel, (batch.payload,), mark))
         for channel, mark in output.watermarks.items():
-            if channels[channel].receiver != HOUSE_KEEPER:
+            if channels[channel].receiver != HOUSE_KEEPER and channel not in output.batches:
                 self._queues[channel].append(Watermark(channel, mark))
         if is_end:
             for channel in self._compiled.codes[task].task.outputs:
