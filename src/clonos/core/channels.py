@@ -405,8 +405,9 @@ class Outbound:
         runs: list[Run] = []
         for task in self.logs:
             length = book.length(task)
-            known = max(self._shared.get(task, 0), stable.get(task, 0))
-            if length > known:
+            held, known = stable.get(task, 0), self._shared.get(task, 0)
+            if length > known and length > held:
+                known = max(known, held)
                 legal = max(stable.get(task, 0), book.base(task))
                 runs.extend(book.runs(task, known + 1, legal))
                 self._shared[task] = length
@@ -414,9 +415,12 @@ class Outbound:
 
     def lags(self, book: LogBook, stable: dict[int, int]) -> bool:
         """Whether the receiver lacks log entries that no batch has taken along yet."""
-        return any(
-            book.length(t) > max(self._shared.get(t, 0), stable.get(t, 0)) for t in self.logs
-        )
+        shared = self._shared
+        for task in self.logs:
+            length = book.length(task)
+            if length > shared.get(task, 0) and length > stable.get(task, 0):
+                return True
+        return False
 
     def cut(self, task: int, length: int) -> None:
         """`task` writes its log anew after `length`: what was shared of it beyond is void."""

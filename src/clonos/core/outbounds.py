@@ -53,6 +53,13 @@ class Outbounds:
         self._do = do
         self._settled = settled
         self._is_gated = life.spec.is_gated and life.plan.causal_log
+        self._item_ends = [end for end in self.ends.values() if end.carries_items]
+        self._log_ends = [
+            end
+            for end in self.ends.values()
+            if end.to_world and (self._is_gated or not end.carries_items)
+        ]
+        self._sink_end = next((end for end in self._item_ends if end.to_world), None)
 
     # --- streams ------------------------------------------------------------------------------
 
@@ -142,8 +149,8 @@ class Outbounds:
 
     def blocked(self) -> bool:
         """Whether a live receiver is too far behind for the task to go on."""
-        for end in self.ends.values():
-            if end.relaxed or not end.carries_items:
+        for end in self._item_ends:
+            if end.relaxed:
                 continue
             log = end.log
             if log.backlog_bytes > BACKLOG_BYTES or log.last - log.processed > BACKLOG_ITEMS:
@@ -152,22 +159,32 @@ class Outbounds:
 
     def pump(self, end: Outbound) -> None:
         """Send what may be sent, each item with what its receiver lacks of the logs."""
-        if end.call.state is not Call.CONNECTED:
-            return
-        if not end.carries_items:
-            if end.lags(self._book, self._stable):
-                self._send(end, None)
-            return
         log = end.log
+        if log.cursor > log.last or end.call.state is not Call.CONNECTED:
+            return
         while log.cursor <= log.last:
             item = log.item(log.cursor)
             if self._gate_closed(end, item):
                 break
             log.cursor += 1
             self._send(end, item)
-        # What cannot be read again is put down even if nothing has come of it yet.
-        if self._is_gated and end.to_world and end.lags(self._book, self._stable):
-            self._send(end, None)
+
+    def flush(self) -> None:
+        """Logs that go to the house-keeper only go there in one message for many steps.
+
+        So do those of a source that cannot be read again: what it has read is put down even if
+        nothing has come of it yet, and what it sends to others waits for this.
+        """
+        for end in self._log_ends:
+            if end.call.state is Call.CONNECTED and end.lags(self._book, self._stable):
+                self._send(end, None)
+
+    def stepped(self) -> None:
+        """A step has ended: send what it has put out, let take effect what may."""
+        for end in self._item_ends:
+            self.pump(end)
+        if self._sink_end is not None:
+            self.settle(self._sink_end)
 
     def _gate_closed(self, end: Outbound, item: Item) -> bool:
         # The house-keeper takes an output and the log entries behind it as one.
@@ -178,7 +195,9 @@ class Outbounds:
 
     def _send(self, end: Outbound, item: Item | None) -> None:
         runs = end.delta(self._book, self._stable)
-        nbytes = sum(len(record) for run in runs for record in run.records)
+        nbytes = 0
+        for run in runs:
+            nbytes += sum(map(len, run.records))
         self.shared_bytes += nbytes
         incarnation = self._life.incarnation
         if nbytes > causal_log.PIECE_BYTES:  # the item comes with the last of them

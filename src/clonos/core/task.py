@@ -70,6 +70,8 @@ class TaskMachine:
     ----------
     inputs, outputs
         The ends of its channels, by channel.
+    ended
+        No input of any kind is left.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class TaskMachine:
         self._inject = 0
         self._turn = 0
         self.seals = Seals()
+        self.ended = self._has_ended()
         self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
         self._handlers = self._make_handlers()
@@ -197,13 +200,6 @@ class TaskMachine:
         return self.intake.ended
 
     @property
-    def ended(self) -> bool:
-        """Whether no input of any kind is left."""
-        if self.spec.is_source:
-            return self.source_ended
-        return all(i.ended for i in self.inputs.values())
-
-    @property
     def wants_rows(self) -> bool:
         """Whether the runtime should offer what its reader has."""
         return (
@@ -232,6 +228,11 @@ class TaskMachine:
             "log_bytes": self.book.nbytes,
             **self.outbounds.statistics(),
         }
+
+    def _has_ended(self) -> bool:
+        if self.spec.is_source:
+            return self.source_ended
+        return all(end.ended for end in self.inputs.values())
 
     # --- lifecycle --------------------------------------------------------------------------
 
@@ -262,6 +263,15 @@ class TaskMachine:
         if self.phase is Phase.LIVE and self.ended and self.outbounds.is_settled:
             self.life.machine.on(LifeEvent.FINISHED)
             self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
+
+    def flush(self) -> list[ev.Action]:
+        """End of a turn: logs that go to the house-keeper only, of all its steps, in one message.
+
+        To be called after the steps of a turn, and as often as what they send is written. Who
+        forgets it waits for the next tick.
+        """
+        self.outbounds.flush()
+        return self._take_actions()
 
     def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
         """Take one event; the only way, besides :meth:`step`, in which the machine changes."""
@@ -327,6 +337,7 @@ class TaskMachine:
         for inbound in self.inputs.values():
             self.inbounds.judge(inbound, command)
             self._greet(inbound)
+        self.ended = self._has_ended()  # an input may have begun again
 
     # --- floors -----------------------------------------------------------------------------
 
@@ -498,12 +509,14 @@ class TaskMachine:
         self._put_out(step, marker, ended)
         if marker:
             self._seal(marker)
-        for inbound in self.inputs.values():
-            self._credit(inbound)
-        for outbound in self.outputs.values():
-            self.outbounds.pump(outbound)
-            self.outbounds.settle(outbound)
-        self._if_finished()
+        if marker:
+            for inbound in self.inputs.values():
+                self._credit(inbound)
+        elif isinstance(cause, Order):
+            self._credit(self.inputs[cause.channel])
+        self.outbounds.stepped()
+        if self.ended:
+            self._if_finished()
 
     def _call_program(
         self, step: RunningStep, cause: Determinant, items: list[Item]
@@ -517,7 +530,7 @@ class TaskMachine:
                 self.born_ms = offered.born_ms
                 program.on_source(step, offered.batch)
             case SourceEnd():
-                self.intake.ended = True
+                self.intake.ended = self.ended = True
                 program.on_end(step, None)
                 return 0, True
             case Timer(now_ms=now_ms):
@@ -549,6 +562,7 @@ class TaskMachine:
             return self._aligned_epoch(first.value), False
         else:
             inbound.end()
+            self.ended = self._has_ended()
             self.program.on_end(step, channel)
             return self._aligned_epoch(self.epoch + 1), self.ended
         return 0, False

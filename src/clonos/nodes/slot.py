@@ -190,6 +190,7 @@ class SlotNode:
             if self.machine is not None:
                 self._offer_rows(self.machine)
                 self._steps(self.machine)
+                self._share(self.machine)
                 self._tick()
         except Exception as error:  # noqa: BLE001 - reported, and the job ends with it
             self._failed(error)
@@ -226,6 +227,7 @@ class SlotNode:
             self._perform(actions)
             now = clock.ticks_s()
             if now >= self._flush_at:
+                self._share(machine)
                 network.flush()
                 self._flush_at = now + FLUSH_S
             if machine.born_ms:
@@ -235,6 +237,12 @@ class SlotNode:
             if now >= until:
                 break
         self._is_busy = True
+
+    def _share(self, machine: TaskMachine) -> None:
+        """Logs that travel with no item go to the house-keeper, once for many steps."""
+        actions = machine.flush()
+        if actions:
+            self._perform(actions)
 
     def _offer_rows(self, machine: TaskMachine) -> None:
         source = self._source

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -73,6 +73,7 @@ class ChainProgram:
         self._rows = [0] * (len(operators) + 1)
         self._batches_in = self._batches_out = 0
         self._given: Batch | None = None  # what this step is about, if it is one batch
+        self._made: Batch | pa.RecordBatch | None = None  # what it puts out
         for chained in operators:
             chained.operator.open(chained.info, self._services)
 
@@ -241,9 +242,12 @@ class ChainProgram:
         """End the step: rows, watermark, wake-up."""
         if self._produced:
             batch, self._produced = concat(self._produced), []
-            whole = cache(partial(self._whole, batch, self._given))
+            given = self._given
+            # What goes on as it came has its digest already.
+            self._made = given if given is not None and given.payload is batch else batch
             for router in self._routers:
-                self._batches_out += router.emit(step, batch, whole, self._seal, self._facts)
+                self._batches_out += router.emit(step, batch, self._whole, self._seal, self._facts)
+            self._made = None
         self._given = None
         if self._watermark_out is not None:
             for router in self._routers:
@@ -253,6 +257,9 @@ class ChainProgram:
         dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
 
-    def _whole(self, batch: pa.RecordBatch, given: Batch | None) -> Batch:
-        """What goes on as it came has its digest already."""
-        return given if given is not None and given.payload is batch else self._seal(batch)
+    def _whole(self) -> Batch:
+        """All that this step has made, sealed once however many outputs want it."""
+        if isinstance(self._made, pa.RecordBatch):
+            self._made = self._seal(self._made)
+        assert self._made is not None
+        return self._made
