@@ -11,9 +11,17 @@ from collections.abc import Callable, Iterable
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Link, Verdict
-from clonos.core.fences import depends_on_lost
+from clonos.core.fences import Trust, depends_on_lost
 from clonos.core.holder import Holder
+from clonos.core.messages import Kind
 from clonos.core.plan import Incarnation
+
+COALESCE_BATCHES = 64
+"""At most so many batches of a channel are handled as one: bounds the latency of a step."""
+COALESCE_BYTES = 4 << 20
+"""The same in bytes."""
+COALESCE_ROWS = 4096
+"""The same in rows: what costs Python per row must not hold up fences and markers."""
 
 
 class Inbounds:
@@ -75,6 +83,32 @@ class Inbounds:
         if verdict is Verdict.REFUSED:
             self.refuse(end)
         return verdict
+
+    def available(self, end: Inbound) -> int:
+        """How many items of a channel the next step may take as one."""
+        if end.aligned:
+            return 0
+        count = size = rows = 0
+        for item in end.queue:
+            if self._fences.judge(item.dep) is not Trust.VALID:
+                break
+            if item.kind is not Kind.BATCH:
+                return count or 1
+            size += item.batch.nbytes if item.batch else 0
+            rows += item.batch.rows if item.batch else 0
+            full = size > COALESCE_BYTES or rows > COALESCE_ROWS or count >= COALESCE_BATCHES
+            if count and full:
+                break
+            count += 1
+            if item.watermark is not None:
+                break  # rows that follow a watermark may be late by it
+        return count
+
+    def have_come(self, end: Inbound, count: int) -> bool:
+        """Whether the next `count` items of a channel are there and can be trusted."""
+        if len(end.queue) < count:
+            return False
+        return all(self._fences.judge(end.queue[i].dep) is Trust.VALID for i in range(count))
 
     def closed(self, event: ev.InputClosed) -> None:
         """A stream has ended."""

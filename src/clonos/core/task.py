@@ -25,7 +25,7 @@ from clonos.core.determinants import (
     decode_record,
     encode_record,
 )
-from clonos.core.fences import Trust, merge
+from clonos.core.fences import merge
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.intake import Intake, cuts_to_read
@@ -39,13 +39,6 @@ from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime, checked
 from clonos.errors import Divergence, ProtocolError
-
-COALESCE_BATCHES = 64
-"""At most so many batches of a channel are handled as one: bounds the latency of a step."""
-COALESCE_BYTES = 4 << 20
-"""The same in bytes."""
-COALESCE_ROWS = 4096
-"""The same in rows: what costs Python per row must not hold up fences and markers."""
 
 
 class TaskMachine:
@@ -418,33 +411,13 @@ class TaskMachine:
         channels = self.spec.inputs
         for i in range(len(channels)):
             channel = channels[(self._turn + i) % len(channels)]
-            count = self._available(self.inputs[channel])
+            count = self.inbounds.available(self.inputs[channel])
             if count:
                 self._turn = (self._turn + i + 1) % len(channels)
                 items = self.inputs[channel].consume(count)
                 made = items[-1].dep[self.inputs[channel].spec.sender]
                 return Order(channel, count, made.position, *made.incarnation), items
         return None, []
-
-    def _available(self, inbound: Inbound) -> int:
-        """How many items of a channel the next step may take as one."""
-        if inbound.aligned:
-            return 0
-        count = size = rows = 0
-        for item in inbound.queue:
-            if self.fences.judge(item.dep) is not Trust.VALID:
-                break
-            if item.kind is not Kind.BATCH:
-                return count or 1
-            size += item.batch.nbytes if item.batch else 0
-            rows += item.batch.rows if item.batch else 0
-            full = size > COALESCE_BYTES or rows > COALESCE_ROWS or count >= COALESCE_BATCHES
-            if count and full:
-                break
-            count += 1
-            if item.watermark is not None:
-                break  # rows that follow a watermark may be late by it
-        return count
 
     def _replay_step(self) -> list[ev.Action] | None:
         """The log decides what is next; wait until it is there again."""
@@ -453,7 +426,7 @@ class TaskMachine:
         items: list[Item] = []
         if isinstance(cause, Order):
             inbound = self.inputs[cause.channel]
-            if not self._arrived(inbound, cause.taken):
+            if not self.inbounds.have_come(inbound, cause.taken):
                 return None
             items = inbound.consume(cause.taken)
             made = items[-1].dep[inbound.spec.sender].position
@@ -473,12 +446,6 @@ class TaskMachine:
             for outbound in self.outputs.values():
                 self.outbounds.welcome(outbound)
         return self._take_actions()
-
-    def _arrived(self, inbound: Inbound, count: int) -> bool:
-        """Whether the next `count` items of a channel are there and can be trusted."""
-        if len(inbound.queue) < count:
-            return False
-        return all(self.fences.judge(inbound.queue[i].dep) is Trust.VALID for i in range(count))
 
     def _run(self, cause: Determinant, items: list[Item], logged: list[Determinant] | None) -> None:
         """One step, atomic: state, determinants and outputs appear together at its end."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from clonos.core import channels as channels_module
+from clonos.core import inbounds as inbounds_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
-from clonos.core import task as task_module
 from clonos.core.plan import Plan
 from clonos.core.rounds import POISON_DEATHS
 from clonos.errors import ClonosError
@@ -46,7 +46,7 @@ def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> It
     owners = (
         (outbounds_module, "BACKLOG_ITEMS", backlog),
         (channels_module, "CREDIT_ITEMS", credit),
-        (task_module, "COALESCE_BATCHES", coalesce),
+        (inbounds_module, "COALESCE_BATCHES", coalesce),
         (log_module, "PIECE_BYTES", piece),
     )
     before = [getattr(owner, name) for owner, name, _ in owners]
