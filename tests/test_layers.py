@@ -95,7 +95,8 @@ OF_TRANSPORT = ("clonos.transport.events.", "clonos.transport.errors.")
 
 CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "builtins", "collections", "contextlib", "dataclasses", "enum",
-    "functools", "hashlib", "heapq", "itertools", "math", "operator", "struct", "types", "typing",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "struct", "types",
+    "typing",
     "datetime", "decimal",  # as types of values; what reads the clock is looked for below
     "msgpack", "xxhash", "json",
     "traceback",  # where an error came from, as text

@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> LayerStore:
 
 @pytest.fixture
 def compactor(tmp_path: Path) -> Iterator[Compactor]:
-    made = Compactor(str(tmp_path / "layers"), "process")
+    made = Compactor(str(tmp_path / "layers"), "process", 4)
     yield made
     made.close()
 
@@ -128,7 +128,7 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Compactor, "merge", merge)
     monkeypatch.setattr(Compactor, "close", lambda _: dies.set())
     inbox = Inbox()
-    merger = BackgroundMerger(str(tmp_path), "process", inbox)
+    merger = BackgroundMerger(str(tmp_path), "process", 4, inbox)
     chain = refs([10] * 3)
     merger.merge(chain, chain)
     assert begun.wait(10)

@@ -10,10 +10,12 @@ import pytest
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import layer_path
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, TaskFailed
 from clonos.nodes import events
 from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
+from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
@@ -67,6 +69,8 @@ class World:
         self.launched: list[tuple[int, int]] = []
         self.cancelled: list[int] = []
         self.merges: list[Sequence[msg.LayerRef]] = []
+        self.deleted: list[str] = []
+        self.may_delete, self.surveys = False, 0
         self.heard: list[Any] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
@@ -127,7 +131,11 @@ class World:
         self.merges.append(chosen)
 
     def delete(self, paths: Sequence[str]) -> None:
-        raise AssertionError("too soon")
+        assert self.may_delete, "too soon"
+        self.deleted += paths
+
+    def survey(self) -> None:
+        self.surveys += 1
 
     # the audience
     def noted(self, note: co.Note, at_s: float) -> None:
@@ -199,6 +207,31 @@ def test_epochs_begin_after_their_interval_and_not_before_the_last_is_complete(w
     world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))
     assert "floor" in world.notes
     assert world.epoch(link) == first + 1
+
+
+def test_what_earlier_drivers_have_left_goes_when_its_grace_is_over(world):
+    """Layers that were superseded, or never acknowledged, before the driver was started again."""
+    world.keeper.begin_term(1)
+    again = World([*world.keeper.take_records()])
+    link = again.begin()
+    assert again.surveys == 1
+    life = Incarnation(2, 0)
+
+    def floor() -> str:
+        epoch = again.epoch(link)
+        path = layer_path(0, epoch, life)
+        ref = msg.LayerRef(0, epoch, life, epoch, path, 1, 0)
+        again.turn((1, msg.LayerAck(0, life, epoch, ref)))
+        return path
+
+    old, mine = layer_path(0, 1, Incarnation(1, 3)), layer_path(0, 9, life)
+    half = "0/.000000000001-1-3.layer.0abc.tmp"
+    again.turn(events.Surveyed((old, half, mine, floor(), "somebody's")))
+    for second in range(int(GARBAGE_S) + 2):
+        again.may_delete = second + 1 > GARBAGE_S
+        again.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
+        floor()
+    assert again.deleted == [old, half]
 
 
 def test_nobody_hears_of_what_is_not_durable(world):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import encode_layer, layer_path, merge_layers, open_layer, refer_to
+from clonos.core.layer import encode_layer, merge_layers, merged_path, open_layer, refer_to
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
 from clonos.state.deltas import merge_deltas
@@ -31,13 +31,11 @@ NICENESS: Final = 10
 """Of the process that merges."""
 
 
-def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool) -> LayerRef:
+def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool, term: int) -> LayerRef:
     """Store the layer that :func:`~clonos.core.layer.merge_layers` makes of those chosen."""
     layers = [open_layer(store.get(ref.path), ref) for ref in chosen]
     merged = merge_layers(layers, merge_deltas, is_base=is_base)
-    last = chosen[-1]
-    plain = layer_path(last.task, last.epoch, last.incarnation)
-    path = plain.replace(".layer", f"-from-{chosen[0].epoch:012d}.layer")
+    path = merged_path(chosen, term)
     content = encode_layer(merged)
     return refer_to(merged, content, path, store.put(path, content))
 
@@ -47,13 +45,14 @@ class Compactor:
 
     Examples
     --------
-    >>> compactor = Compactor("layers", "process")
+    >>> compactor = Compactor("layers", "process", term=1)
     >>> compactor.merge(chain, chosen)  # doctest: +SKIP
     >>> compactor.close()
     """
 
-    def __init__(self, uri: str, durability: Durability) -> None:
+    def __init__(self, uri: str, durability: Durability, term: int) -> None:
         self._store = json.dumps([uri, durability])
+        self._term = term
         self._process: subprocess.Popen[str] | None = None
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> LayerRef:
@@ -64,7 +63,8 @@ class Compactor:
         ClonosError
             It cannot be done: a layer is unreadable, or the process has died.
         """
-        order = {"is_base": chosen[0] == chain[0], "layers": [_pack(ref) for ref in chosen]}
+        layers = [_pack(ref) for ref in chosen]
+        order = {"is_base": chosen[0] == chain[0], "layers": layers, "term": self._term}
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -130,7 +130,7 @@ def serve(orders: Any, answers: Any) -> None:
         order = json.loads(line)
         try:
             chosen = [_unpack(packed) for packed in order["layers"]]
-            merged = merge(store, chosen, is_base=order["is_base"])
+            merged = merge(store, chosen, is_base=order["is_base"], term=order["term"])
             answer = {"merged": _pack(merged)}
         except Exception as error:  # noqa: BLE001 - told to the driver
             answer = {"error": f"merging layers failed: {type(error).__name__}: {error}"}

@@ -106,6 +106,11 @@ class JobDirectory:
             atexit.register(found[1])
 
     @property
+    def terms_uri(self) -> str:
+        """Where it is written down which driver goes on with the job."""
+        return f"{self._base}/terms"
+
+    @property
     def layers_uri(self) -> str:
         """Where the state of the tasks is. For the holder of the journal's lock."""
         return f"{self._base}/layers/{self.checkpoint_id}"
@@ -124,7 +129,7 @@ class JobDirectory:
 
     @cached_property
     def _terms(self) -> Terms:
-        folder = Folder(*files_of(f"{self._base}/terms"), "fsync", 0o600)
+        folder = Folder(*files_of(self.terms_uri), "fsync", 0o600)
         return Terms(folder, is_vouched=self._is_vouched)
 
     def begin_term(self, *, position: int, before: int) -> int:

@@ -54,6 +54,9 @@ class RunningJob:
         Who hears of the job (:class:`~clonos.cluster.listener.Listener`), from its start on.
     progress_s
         Time from one progress to the next.
+    sole_driver
+        You see to it that no two drivers of this job ever run at once. Needed where the file system
+        of the checkpoint cannot refuse one of two that start at the same moment, as object stores.
 
     Examples
     --------
@@ -78,6 +81,7 @@ class RunningJob:
         answer_s: float = 30.0,
         listeners: Sequence[Listener] = (),
         progress_s: float = 1.0,
+        sole_driver: bool = False,
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
@@ -94,6 +98,7 @@ class RunningJob:
             answer_s=answer_s,
             listeners=listeners,
             progress_s=progress_s,
+            sole_driver=sole_driver,
         )
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
         self.consumers = setup.consumers

@@ -54,6 +54,11 @@ class JournalFile:
     def nbytes(self) -> int:
         return self._journal.nbytes
 
+    @property
+    def next_seq(self) -> int:
+        """How many records it has ever had."""
+        return self._journal.next_seq
+
     def append(self, records: Sequence[bytes]) -> bool:
         try:
             if records:

@@ -10,7 +10,7 @@ from typing import Final
 from clonos.cluster.compaction import Compactor
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
-from clonos.nodes.events import Merged, MergeFailed
+from clonos.nodes.events import Merged, MergeFailed, Surveyed
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
@@ -21,9 +21,9 @@ _LOG: Final = logging.getLogger("clonos")
 class BackgroundMerger:
     """A :class:`~clonos.nodes.ports.Merger`: one thread, which waits for one process."""
 
-    def __init__(self, uri: str, durability: Durability, inbox: Inbox) -> None:
+    def __init__(self, uri: str, durability: Durability, term: int, inbox: Inbox) -> None:
         self._store = LayerStore(uri, durability)
-        self._compactor = Compactor(uri, durability)
+        self._compactor = Compactor(uri, durability, term)
         self._inbox = inbox
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="clonos-compact")
 
@@ -50,6 +50,15 @@ class BackgroundMerger:
             self._store.delete(paths)
         except ClonosError as error:
             _LOG.warning("layers that nobody reads any more stay: %s", error)
+
+    def survey(self) -> None:
+        self._worker.submit(self._survey)
+
+    def _survey(self) -> None:
+        try:
+            self._inbox.put(Surveyed(tuple(self._store.everything())))
+        except ClonosError as error:
+            _LOG.warning("what earlier drivers have left stays: %s", error)
 
     def close(self) -> None:
         """Break off what has begun."""

@@ -16,11 +16,13 @@ from clonos.cluster.durable import DeliveredOutputs, JournalFile
 from clonos.cluster.feeds import Feeds, with_materialized
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
+from clonos.cluster.lookout import Lookout
 from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode, DriverSettings
+from clonos.nodes.events import OutsideFailed
 from clonos.nodes.ports import DriverPorts
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
@@ -71,6 +73,7 @@ class DriverSetup:
         answer_s: float,
         listeners: Sequence[Listener],
         progress_s: float,
+        sole_driver: bool,
     ) -> None:
         self.compiled, self.spark, self._durability = compiled, spark, durability
         plan = compiled.plan
@@ -81,7 +84,7 @@ class DriverSetup:
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         address = driver_address(spark)
-        self.directory = _directory(compiled, spark, journal_dir)
+        self.directory = _directory(compiled, spark, journal_dir, sole_driver=sole_driver)
         store = DeliveredStore(self.directory.journal / "delivered", durability)
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -90,6 +93,7 @@ class DriverSetup:
             undo.callback(journal.close)
             keeper, recovered = journal.recover(plan)
             self.keeper = keeper
+            self._term = self._begin_term(journal, undo)
             self._claim(undo)
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
             secret, identities = self._listen(address, standby_slots, tls)
@@ -110,7 +114,9 @@ class DriverSetup:
             )
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
-            self.merger = BackgroundMerger(self.directory.layers_uri, durability, self.inbox)
+            self.merger = BackgroundMerger(
+                self.directory.layers_uri, durability, self._term, self.inbox
+            )
             ports = DriverPorts(
                 SystemClock(),
                 journal,
@@ -133,6 +139,7 @@ class DriverSetup:
             places=tuple(self.pool.places),
             operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
             application_id=str(self.spark.sparkContext.applicationId),
+            term=self._term,
             checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
@@ -173,6 +180,16 @@ class DriverSetup:
             self.plane.pin(channel, schema)
         return secret, identities
 
+    def _begin_term(self, journal: JournalFile, undo: ExitStack) -> int:
+        """Go on with the checkpoint alone; look for others who do."""
+        before = self.keeper.term
+        if self.keeper.complete:
+            return before + 1  # there is nothing to go on with
+        term = self.directory.begin_term(position=journal.next_seq, before=before)
+        self._lookout = Lookout(self.directory, lambda e: self.inbox.put(OutsideFailed(e)))
+        undo.callback(self._lookout.close)
+        return term
+
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
         self._folders = Folders(self.sinks, self._durability, self.directory.checkpoint_id)
@@ -193,6 +210,7 @@ class DriverSetup:
             self.pool.prepare()
             self._folders.check()
             self.feeds.start()
+            self._lookout.start()
 
     def break_off(self) -> None:
         """End what works beside the node: slots have left, or been ended."""
@@ -214,10 +232,15 @@ class DriverSetup:
         self._undo.close()
 
 
-def _directory(compiled: CompiledJob, spark: Any, journal_dir: str | Path | None) -> JobDirectory:
+def _directory(
+    compiled: CompiledJob, spark: Any, journal_dir: str | Path | None, *, sole_driver: bool
+) -> JobDirectory:
     on_one_machine = (spark.sparkContext.master or "").startswith("local")
     directory = JobDirectory(
-        compiled.options.checkpoint_dir, journal_dir, on_one_machine=on_one_machine
+        compiled.options.checkpoint_dir,
+        journal_dir,
+        on_one_machine=on_one_machine,
+        sole_driver=sole_driver,
     )
     directory.check(compiled)
     return directory

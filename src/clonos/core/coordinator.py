@@ -58,6 +58,9 @@ class Coordinator:
         Tasks that can only live in slots of their own (they read a DataFrame's partition).
     gather_ms
         How long complaints about slots that cannot be reached are gathered.
+    term
+        This driver's, if it has claimed one: one that died before its first record has used up a
+        term that the journal does not know.
     """
 
     def __init__(
@@ -71,12 +74,13 @@ class Coordinator:
         bound: Collection[int] = (),
         fence_timeout_ms: int = 5_000,
         gather_ms: int = GATHER_MS,
+        term: int | None = None,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
         self.fence_timeout_ms = fence_timeout_ms
         self.done = False
-        self.roster = Roster(plan, keeper, address)
+        self.roster = Roster(plan, keeper, address, term)
         self.standbys = Standbys(self.roster, standbys, frozenset(bound))
         self.checkpoints = Checkpoints(self.roster, self.standbys)
         self.throttle = Throttle(self.roster)

@@ -12,8 +12,9 @@ state is worse than none.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,6 +28,10 @@ _MAGIC: Final = b"CLAY"
 _VERSION: Final = 2
 _HEAD: Final = struct.Struct("<4sHI")
 _CHECKSUM: Final = struct.Struct("<Q")
+_PATH: Final = re.compile(
+    r"\d+/\.?\d{12}-(\d+)-\d+(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
+)
+"""A layer's path, or that of one which was never finished: the terms of who has made it."""
 
 
 class UnreadableLayer(ClonosError):
@@ -42,6 +47,48 @@ def layer_path(task: int, epoch: int, incarnation: Incarnation) -> str:
     '3/000000000017-1-2.layer'
     """
     return f"{task}/{epoch:012d}-{incarnation.term}-{incarnation.n}.layer"
+
+
+def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
+    """Where the layer is kept that a driver, in its term, makes of those chosen.
+
+    Examples
+    --------
+    >>> refs = [LayerRef(3, e, Incarnation(1, 2), 0, "", 0, 0) for e in (16, 17)]
+    >>> merged_path(refs, 4)
+    '3/000000000017-1-2-from-000000000016-by-4.layer'
+    """
+    last = chosen[-1]
+    plain = layer_path(last.task, last.epoch, last.incarnation)
+    return plain.replace(".layer", f"-from-{chosen[0].epoch:012d}-by-{term}.layer")
+
+
+def left_behind(stored: Iterable[str], used: Container[str], term: int) -> list[str]:
+    """Which of these files earlier drivers have left, and nobody will read.
+
+    Files of this term are none: they may be about to be used. Of what is no layer nobody knows.
+
+    Parameters
+    ----------
+    stored
+        Whatever is in the store, also what was not finished.
+    used
+        Paths of the layers that the journal refers to.
+    term
+        The driver's own.
+
+    Examples
+    --------
+    >>> stored = [layer_path(3, 17, Incarnation(term, 2)) for term in (1, 2, 3)]
+    >>> left_behind([*stored, "else"], {stored[1]}, term=3)
+    ['3/000000000017-1-2.layer']
+    """
+    found = []
+    for path in stored:
+        name = _PATH.fullmatch(path)
+        if name and path not in used and max(int(name[1]), int(name[2] or 0)) < term:
+            found.append(path)
+    return found
 
 
 def merge_layers(

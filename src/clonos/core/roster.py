@@ -99,11 +99,13 @@ class Roster:
         When the current call came.
     """
 
-    def __init__(self, plan: Plan, keeper: HouseKeeper, address: str) -> None:
+    def __init__(
+        self, plan: Plan, keeper: HouseKeeper, address: str, term: int | None = None
+    ) -> None:
         self.plan = plan
         self.keeper = keeper
         self.address = address
-        self.term = keeper.term + 1
+        self.term = keeper.term + 1 if term is None else term
         self.slots: dict[int, Slot] = {}
         self.tasks = {
             t.id: TaskState(t.id, Incarnation(self.term, 0), RECOVERY.machine(t.name))

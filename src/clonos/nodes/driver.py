@@ -25,6 +25,7 @@ from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import left_behind
 from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
 from clonos.nodes import commits, events
@@ -99,6 +100,7 @@ class DriverSettings:
     places: tuple[int | None, ...]
     operators: Mapping[int, Sequence[str]]
     application_id: str = ""
+    term: int | None = None
     checkpoint_interval_s: float = 1.0
     standbys: int = 1
     availability: bool = False
@@ -149,6 +151,7 @@ class DriverNode:
             bound=bound,
             fence_timeout_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
+            term=settings.term,
         )
         self.places = Places(
             settings.name,
@@ -214,6 +217,7 @@ class DriverNode:
             events.Ended: self._on_ended,
             events.Merged: self._on_merged,
             events.MergeFailed: self._on_merge_failed,
+            events.Surveyed: self._on_surveyed,
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: lambda _: self._leave(),
         }
@@ -241,6 +245,7 @@ class DriverNode:
         self._commit()
         if not self.coordinator.done:
             self.places.launch_all(self._clock_s)
+            self._ports.merger.survey()
 
     def turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
         """Handle what has come; make it durable; only then act on it.
@@ -369,6 +374,11 @@ class DriverNode:
     def _on_merged(self, event: events.Merged) -> None:
         self._decide(co.Compacted(event.merged, event.replaced))
         self._layers.merged(event, self.keeper.layers[event.merged.task], self._clock_s)
+
+    def _on_surveyed(self, event: events.Surveyed) -> None:
+        used = {ref.path for chain in self.keeper.layers.values() for ref in chain}
+        found = left_behind(event.paths, used, self.coordinator.term)
+        self._layers.left(found, self._clock_s)
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
         warning = self._layers.failed(event, self._clock_s)

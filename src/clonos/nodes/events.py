@@ -119,6 +119,13 @@ class MergeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Surveyed:
+    """All that is in the store of layers, also what was not finished."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideFailed:
     """Something that the job needs has failed for good: a consumer, a query that feeds it."""
 
@@ -140,6 +147,7 @@ DriverEvent = (
     | Ended
     | Merged
     | MergeFailed
+    | Surveyed
     | OutsideFailed
     | StopAsked
 )

@@ -81,6 +81,10 @@ class LayerCare:
         refs = (event.merged, *event.replaced)
         self._garbage += [(now_s, ref.path) for ref in refs if ref.path not in used]
 
+    def left(self, paths: Sequence[str], now_s: float) -> None:
+        """What earlier drivers have left may go, as late as anything else."""
+        self._garbage += [(now_s, path) for path in paths]
+
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
         """It is tried another time; what to warn of, once."""
         self._merging.discard(event.task)

@@ -205,6 +205,9 @@ class Merger(Protocol):
     def delete(self, paths: Sequence[str]) -> None:
         """Nobody reads these any more."""
 
+    def survey(self) -> None:
+        """Look what is in the store. Answered by ``Surveyed``, unless that cannot be said."""
+
 
 class Audience(Protocol):
     """Whoever wants to hear of the job. Nothing here is waited for."""

@@ -171,6 +171,13 @@ class SimulatedMerger:
         for path in paths:
             self._cluster.layers.pop(path, None)
 
+    def survey(self) -> None:
+        cluster = self._cluster
+        delay = cluster.store_delay()
+        cluster.scheduler.after(
+            delay, lambda: self._driver.post(events.Surveyed(tuple(cluster.layers)))
+        )
+
     def after_floor(self) -> None:
         """Now and then some layers of a task are merged."""
         random, options = self._cluster.random, self._cluster.options

@@ -119,6 +119,11 @@ class LayerStore:
         found = self._do("", lambda: self._folder.entries(recursive=True))
         return [info.path for info in found if not info.is_folder]
 
+    def everything(self) -> tuple[str, ...]:
+        """Every path, also of what killed writers left unfinished, or others are just writing."""
+        found = self._do("", lambda: self._folder.unfinished(recursive=True))
+        return (*self.list(), *(info.path for info in found))
+
     def sweep(self) -> int:
         """Delete what killed writers left unfinished; only while nobody writes. Return how many."""
         found = self._do("", lambda: self._folder.unfinished(recursive=True))
