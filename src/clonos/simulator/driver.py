@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clonos.core import coordinator as co
 from clonos.core import events as ev
@@ -27,6 +27,9 @@ from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
     from clonos.simulator.slot import Slot
+
+SURVEY_MS: Final = 1.0
+"""How long it takes to look what is in the store."""
 
 
 class WatchedKeeper(HouseKeeper):
@@ -173,9 +176,8 @@ class SimulatedMerger:
 
     def survey(self) -> None:
         cluster = self._cluster
-        delay = cluster.store_delay()
         cluster.scheduler.after(
-            delay, lambda: self._driver.post(events.Surveyed(tuple(cluster.layers)))
+            SURVEY_MS, lambda: self._driver.post(events.Surveyed(tuple(cluster.layers)))
         )
 
     def after_floor(self) -> None:
