@@ -91,8 +91,7 @@ class DriverSetup:
             self.inbox = undo.enter_context(closing(Inbox()))
             journal = JournalFile(self.directory.journal / "journal", durability, self.inbox)
             undo.callback(journal.close)
-            keeper, recovered = journal.recover(plan)
-            self.keeper = keeper
+            self.keeper, recovered = journal.recover(plan)
             self._term = self._begin_term(journal, undo)
             self._claim(undo)
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
@@ -114,9 +113,8 @@ class DriverSetup:
             )
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
-            self.merger = BackgroundMerger(
-                self.directory.layers_uri, durability, self._term, self.inbox
-            )
+            layers_uri = self.directory.layers_uri
+            self.merger = BackgroundMerger(layers_uri, durability, self._term, self.inbox)
             ports = DriverPorts(
                 SystemClock(),
                 journal,
@@ -126,7 +124,7 @@ class DriverSetup:
                 self.audience,
             )
             settings = self._settings(silence_s, answer_s, progress_s)
-            self.node = DriverNode(keeper, recovered, ports, settings)
+            self.node = DriverNode(self.keeper, recovered, ports, settings)
             self.observer.look = lambda: self.node.view
             self._undo = undo.pop_all()
 
