@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
@@ -36,9 +36,6 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
-
-PATIENCE_S: Final = 10.0
-"""A peer that cannot be connected to for so much longer than silence takes to be noticed, lives."""
 
 
 class SystemClock:
@@ -107,7 +104,6 @@ class DriverSetup:
                 lineage=compiled.options.lineage or self.directory.checkpoint_id,
                 identities=identities,
                 allow_plaintext=tls is False,
-                unreachable_s=silence_s + PATIENCE_S,
                 batch_rows_max=batch_rows_max,
                 linger_ms=linger_ms,
             )

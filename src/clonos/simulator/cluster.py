@@ -111,7 +111,7 @@ class Cluster:
         self._names = 0
         self._next_number = 0
         self._trace = trace
-        self.heals_at = 0.0
+        self.heals_at = self.store_back_at = 0.0
         self.floors_since = 0
         self.driver = self._new_driver()
 
@@ -125,7 +125,9 @@ class Cluster:
         return mean * 2 * self.random.random()
 
     def store_delay(self) -> float:
-        return self.about(self.options.store_ms)
+        """How long until the store has done something: adapters wait for one that is away."""
+        away = max(0.0, self.store_back_at - self.scheduler.now)
+        return away + self.about(self.options.store_ms)
 
     def commit_delay(self) -> float:
         return self.about(self.options.commit_ms)
@@ -187,8 +189,9 @@ class Cluster:
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]
 
-    def kill(self, slot: Slot, why: str) -> None:
-        """The process ends; its control stream with it."""
+    def kill(self, slot: Slot, why: str, *, is_silent: bool = False) -> None:
+        """The process ends; its connections with it, or (`is_silent`: its machine is gone) nobody
+        says so: others find out because it does not answer."""
         if not slot.alive:
             return
         self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
@@ -196,12 +199,13 @@ class Cluster:
         self.poisonings += why == "poisoned"
         slot.alive = False
         self.slots.remove(slot)
-        self.network.host_died(slot)
-        self._lose(slot, lose_reports=self.random.random() < 0.5)
+        self.network.host_died(slot, is_silent=is_silent)
+        if not is_silent:
+            self._lose(slot, lose_reports=self.random.random() < 0.5)
         self.network.hosts.pop(slot.address)
         control = self._controls[slot]
         self.scheduler.after(
-            2 * self.about(self.options.detect_ms),
+            2 * self.about(self.options.silence_ms if is_silent else self.options.detect_ms),
             control.driver.spark.process_ended, slot, control.attempt,
         )  # fmt: skip
 

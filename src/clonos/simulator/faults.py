@@ -23,6 +23,7 @@ KINDS = (
     ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
     ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
     ("clock jumps", 3), ("part", 3), ("journal fails", 2),
+    ("lose machine", 2), ("store away", 2),
 )  # fmt: skip
 """What can happen, and how often."""
 
@@ -117,6 +118,19 @@ class Faults:
         for slot in self.cluster.alive():
             if victim is not None and slot.group == victim.group:
                 self.cluster.kill(slot, "executor killed")
+
+    def _lose_machine(self) -> None:
+        """Its connections stay half-open: nobody says that it is gone."""
+        victim = self._any()
+        for slot in self.cluster.alive():
+            if victim is not None and slot.group == victim.group:
+                self.cluster.kill(slot, "machine lost", is_silent=True)
+
+    def _store_away(self) -> None:
+        """The store of layers, and of what sinks write, does not answer."""
+        cluster = self.cluster
+        duration = cluster.random.choice((20.0, 100.0, 500.0))
+        cluster.store_back_at = cluster.scheduler.now + duration
 
     def _kill_standby(self) -> None:
         slots = [slot for slot in self.cluster.alive() if slot.standbys]

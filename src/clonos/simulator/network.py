@@ -194,9 +194,13 @@ class Network:
             max(stream.back_at, now + 3 * self.delay(stream.sender)), self._end_sender, stream
         )
 
-    def host_died(self, host: Host) -> None:
+    def host_died(self, host: Host, *, is_silent: bool = False) -> None:
+        """`is_silent`: its machine has gone, too, and cannot tell anybody."""
         for stream in self._of(host):
-            self.lose(stream)
+            if is_silent:
+                self._fall_silent(stream)
+            else:
+                self.lose(stream)
             if stream.sender is host:
                 stream.sender_open = False
             else:
@@ -227,10 +231,14 @@ class Network:
                     max(stream.forth_at, until), max(stream.back_at, until),
                 )  # fmt: skip
                 continue
-            stream.is_silent = stream.is_lost = True
-            for end in (self._end_receiver, self._end_sender):
-                after = SILENCE_MS * (0.7 + 0.6 * self.random.random())
-                self.scheduler.after(after, end, stream)
+            self._fall_silent(stream)
+
+    def _fall_silent(self, stream: Stream) -> None:
+        """Nothing arrives any more, and each end finds out by itself."""
+        stream.is_silent = stream.is_lost = True
+        for end in (self._end_receiver, self._end_sender):
+            after = SILENCE_MS * (0.7 + 0.6 * self.random.random())
+            self.scheduler.after(after, end, stream)
 
     def _of(self, host: Host) -> list[Stream]:
         found = [s for s in self.streams if host is s.sender or host is s.receiver]
