@@ -18,6 +18,7 @@ import pytest
 import clonos
 from clonos.cluster.durable import JournalFile
 from clonos.sinks.delivered import DeliveredStore
+from clonos.storage.terms import OtherJournal
 from clonos.transport.inbox import Inbox
 
 pytestmark = [
@@ -119,6 +120,8 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
     kit.wait_quiet(running)
     assert delivered.wait(60)
     running.stop()
+    with pytest.raises(OtherJournal, match="journal_dir"):
+        job.start(spark, journal_dir=tmp_path / "another")
     kit.open_tap(tmp_path)
     job.run(spark, timeout_s=60)
     kit.check(pq.read_table(tmp_path / "out"), rows)
