@@ -111,7 +111,8 @@ class Slot:
         self._inbox: list[Heard] = []
         self._turn_at: float | None = None
         self._busy_until = 0.0
-        self._timer: tuple[tuple[Incarnation, int | None], float] | None = None  # and since when
+        # What is waited for, since when, and how long it was to take.
+        self._timer: tuple[tuple[Incarnation, int | None], float, int] | None = None
         self.node = WatchedNode(
             cluster.job.plan,
             SlotPorts(
@@ -187,13 +188,14 @@ class Slot:
 
     def _watch_timer(self, now: float) -> None:
         machine = self.machine
-        if machine is None or not machine.wait_ms:  # nothing to wait for, or blocked
+        wait_ms = machine.wait_ms if machine is not None else None
+        if machine is None or not wait_ms:  # nothing to wait for, or blocked
             self._timer = None
             return
         timer = machine.incarnation, machine.wake_ms
         if self._timer is None or self._timer[0] != timer:
-            self._timer = timer, now
-        timer_in_time(machine, now - self._timer[1])
+            self._timer = timer, now, wait_ms
+        timer_in_time(machine, now - self._timer[1], self._timer[2])
 
     # --- small ports -----------------------------------------------------------------------------
 
