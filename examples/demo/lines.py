@@ -57,11 +57,23 @@ class LineServer:
         Lines per second over all parts; 0: as fast as the clients read.
     clients
         Number of parts for clients that name none.
+    until
+        The text is sent again and again until there is this file, and then up to its end.
     """
 
-    def __init__(self, lines: Sequence[str], repeats: int, rate: float, clients: int) -> None:
+    def __init__(
+        self,
+        lines: Sequence[str],
+        repeats: int,
+        rate: float,
+        clients: int,
+        until: Path | None = None,
+    ) -> None:
         self._lines = [line.encode() + b"\n" for line in lines]
         self._repeats, self._rate, self._clients = repeats, rate, clients
+        self._until = until
+        self._sent = 0  # lines that somebody was sent, and all before them
+        self._lock = threading.Lock()
         self._order = itertools.count()
         self._started = 0.0
         self._listener = socket.create_server((LOOPBACK, 0))
@@ -102,9 +114,8 @@ class LineServer:
         return Wish(int(resume or 0), int(part), int(parts))
 
     def _send(self, connection: socket.socket, wish: Wish) -> None:
-        end = self._repeats * len(self._lines) if self._repeats else sys.maxsize
         number = wish.part + wish.resume * wish.parts
-        while self._lines and number < end:
+        while self._lines and number < (end := self._end()):
             due = self._due(end)
             stop = min(due, number + _SEND_LINES * wish.parts)
             if number >= stop:
@@ -113,6 +124,19 @@ class LineServer:
             numbers = range(number, stop, wish.parts)
             connection.sendall(b"".join([self._lines[n % len(self._lines)] for n in numbers]))
             number = numbers[-1] + wish.parts
+            with self._lock:
+                self._sent = max(self._sent, number)
+
+    def _end(self) -> int:
+        """The number of lines that there are, as far as that is known."""
+        if self._until is not None and self._until.exists():
+            with self._lock:
+                if self._until is not None:  # decided once: the same for all that come later
+                    self._repeats = max(1, -(-self._sent // len(self._lines)))
+                    self._until = None
+        if self._until is not None:
+            return sys.maxsize
+        return self._repeats * len(self._lines) if self._repeats else sys.maxsize
 
     def _due(self, end: int) -> int:
         """The lines below this number may be sent."""
@@ -140,13 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("file", nargs="?", help="text, plain or .gz (default: the novels)")
     parser.add_argument("--repeat", type=int, default=1, help="0: without end")
     parser.add_argument("--rate", type=float, default=0.0, help="lines/s; 0: at once")
+    parser.add_argument("--until", type=Path, help="repeat until there is this file")
     parser.add_argument("--clients", type=int, default=1, help="parts, for clients that name none")
     options = parser.parse_args(arguments)
     die_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, also at Ctrl-C
     lines = load_text(Path(options.file) if options.file else None)
-    server = LineServer(lines, options.repeat, options.rate, options.clients)
+    server = LineServer(lines, options.repeat, options.rate, options.clients, options.until)
     announce(server.port)
     server.serve()
 

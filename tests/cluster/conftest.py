@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.cluster.driver import RunningJob
-from clonos.sources.readers import BaseReader, Reader
+from clonos.sources.readers import BaseReader, EndOfInput, Reader
 from clonos.spark.session import get_or_create
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,7 +30,8 @@ START = datetime(2024, 1, 1, tzinfo=timezone.utc)
 KEYS = 7
 ROW_STEP = timedelta(milliseconds=10)
 WINDOW = timedelta(seconds=2)
-WAIT_S = 60.0
+WAIT_S = 600.0
+"""Nothing depends on it but how long a test hangs that has failed."""
 
 
 class Running(clonos.Process):
@@ -81,10 +82,49 @@ def gated(factory: Any, hold: int, tap: Path, index: int, parallelism: int) -> R
     return Gated(factory(index, parallelism), hold, tap)
 
 
+class Until(BaseReader):
+    """Numbers from 0 on, until there is a file `tap`."""
+
+    schema = pa.schema([pa.field("n", pa.int64())])
+
+    def __init__(self, tap: Path) -> None:
+        self._tap = tap
+        self._next = 0
+
+    def open(self, rows_consumed: int) -> None:
+        self._next = rows_consumed
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch:
+        if self._tap.exists():
+            raise EndOfInput
+        return self.read_exactly(max_rows)
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        first, self._next = self._next, self._next + rows
+        return pa.RecordBatch.from_pydict({"n": range(first, self._next)}, schema=self.schema)
+
+
+def until(tap: Path, index: int, parallelism: int) -> Reader:
+    assert (index, parallelism) == (0, 1)
+    return Until(tap)
+
+
+def held_back(hold: int, tap: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, those from number `hold` on when there is a file `tap`."""
+    for batch in batches:
+        rows = min(hold, batch.num_rows)
+        hold -= rows
+        yield batch.slice(0, rows)
+        while rows < batch.num_rows and not tap.exists():
+            time.sleep(0.01)
+        yield batch.slice(rows)
+
+
 class Kit:
     """What the tests of this folder share."""
 
     SCHEMA = "at timestamp, key string, n long"
+    WAIT_S = WAIT_S
     row = staticmethod(row)
 
     def write_input(self, path: Path, rows: int) -> str:
@@ -101,9 +141,19 @@ class Kit:
     def open_tap(self, folder: Path) -> None:
         (folder / "tap").touch()
 
-    def dataframe(self, spark: SparkSession, rows: int) -> Any:
-        """The same rows, in order, from one partition."""
-        return spark.range(0, rows, 1, 1).selectExpr(
+    def until_tapped(self, folder: Path) -> Any:
+        """A source of the numbers from 0 on that ends some time after :meth:`open_tap`."""
+        source = clonos.sources.from_batches([], "n long")
+        return replace(source, factory=partial(until, folder / "tap"))
+
+    def dataframe(self, spark: SparkSession, rows: int, folder: Path | None = None) -> Any:
+        """The same rows, in order, from one partition; with a folder, the last fifth comes after
+        :meth:`open_tap`."""
+        numbers = spark.range(0, rows, 1, 1)
+        if folder is not None:
+            hold = partial(held_back, rows * 4 // 5, folder / "tap")
+            numbers = numbers.mapInArrow(hold, "id long")
+        return numbers.selectExpr(
             "timestamp_millis(1704067200000 + id * 10) AS at",
             f"concat('k', id * 31 % {KEYS}) AS key",
             "id % 13 AS n",
@@ -181,6 +231,14 @@ class Kit:
         self.wait_for(lambda: not job.is_running or self.is_quiet(job))
         floor = job.observer.floors + floors
         self.wait_for(lambda: not job.is_running or job.observer.floors >= floor)
+        if not job.is_running:
+            job.wait(0)
+        assert job.is_running, "the job ended too soon"
+
+    def wait_rows(self, job: RunningJob, rows: int, sink: str = "out") -> None:
+        """So many rows more are delivered."""
+        goal = job.consumers.rows[sink] + rows
+        self.wait_for(lambda: not job.is_running or job.consumers.rows[sink] >= goal)
         if not job.is_running:
             job.wait(0)
         assert job.is_running, "the job ended too soon"

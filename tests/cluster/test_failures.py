@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +27,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(900),
 ]
 
 
@@ -48,7 +50,7 @@ def test_a_function_that_raises(spark):
     users = sys.getswitchinterval()
     running = mapped(work).start(spark)
     with pytest.raises(errors.OperatorError, match=r"ZeroDivisionError.*n=7") as caught:
-        running.wait(60)
+        running.wait(600)
     assert caught.value.where.partition(" ")[0] in {"work[0]", "work[1]"}
     assert "on_bad_record" in caught.value.remedy
     first, *lines = str(caught.value).strip().splitlines()
@@ -67,7 +69,7 @@ def test_bad_records_are_dropped_and_counted(spark):
             raise ValueError("three")
         return int(row.n)
 
-    result = mapped(work, on_bad_record="drop").run(spark, timeout_s=60)
+    result = mapped(work, on_bad_record="drop").run(spark, timeout_s=600)
     assert sorted(result.table().column(0).to_pylist()) == [n for n in range(100) if n % 10 != 3]
     assert result.dropped == {"work: bad_records": 10}
 
@@ -84,7 +86,7 @@ def test_a_poison_record(spark, tmp_path):
         return int(row.n)
 
     with pytest.raises(errors.PoisonRecord, match="kills the process") as caught:
-        mapped(work).run(spark, timeout_s=90)
+        mapped(work).run(spark, timeout_s=600)
     assert caught.value.where.startswith("work[")
     assert len(deaths.read_text()) == POISON_DEATHS
 
@@ -96,7 +98,7 @@ def test_a_callback_that_raises(spark):
     job = clonos.Job("callback")
     job.source(numbers()).sink(clonos.sinks.callback(told), name="out")
     with pytest.raises(errors.OperatorError, match=r"out: .*RuntimeError: no room") as caught:
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
     assert 'raise RuntimeError("no room")' in caught.value.trace
 
 
@@ -106,7 +108,7 @@ def test_nobody_listens(spark):
     job = clonos.Job("socket")
     job.source(clonos.sources.socket_lines("127.0.0.1", port)).sink(clonos.sinks.collect())
     with pytest.raises(errors.SourceError, match=f"cannot connect to 127.0.0.1:{port}") as caught:
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
     assert "start the server" in caught.value.remedy
 
 
@@ -133,7 +135,7 @@ def test_two_drivers_of_one_folder(spark, tmp_path):
     running = job.start(spark)
     with pytest.raises(JournalInUse, match="stop the other driver"):
         job.start(spark)
-    assert running.wait(60).rows == {"out": 100}
+    assert running.wait(600).rows == {"out": 100}
     with pytest.raises(OtherJob, match='was "fail", is "drop"'):
         mapped(lambda row: row.n, checkpoint_dir=str(tmp_path), on_bad_record="drop").start(spark)
 
@@ -144,14 +146,14 @@ def test_folders_are_checked_first(spark, tmp_path):
     out = tmp_path / "out"
     job = clonos.Job("parquet")
     job.source(numbers()).sink(clonos.sinks.parquet(str(out)), name="out")
-    job.run(spark, timeout_s=60)
+    job.run(spark, timeout_s=600)
     with pytest.raises(OutputExists, match="out"):
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
     (tmp_path / "file").touch()
     job = clonos.Job("parquet")
     job.source(numbers()).sink(clonos.sinks.parquet(str(tmp_path / "file")), name="out")
     with pytest.raises(SinkFailed, match="cannot write"):
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
 
 
 def test_damaged_checkpoints_are_named(kit, spark, tmp_path):
@@ -163,12 +165,12 @@ def test_damaged_checkpoints_are_named(kit, spark, tmp_path):
     for layer in (tmp_path / "layers").rglob("*.layer"):
         layer.write_bytes(b"\0" + layer.read_bytes()[1:])
     with pytest.raises(UnreadableLayer, match=r"\.layer: the stored layer cannot be read") as bad:
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
     assert bad.value.remedy
     journal = next((tmp_path / "journal").glob("*.journal"))
     journal.write_bytes(b"x" + journal.read_bytes()[1:])
     with pytest.raises(UnreadableJournal, match="preamble"):
-        job.run(spark, timeout_s=60)
+        job.run(spark, timeout_s=600)
 
 
 def test_plaintext_stays_on_this_machine(spark, monkeypatch):
@@ -178,7 +180,20 @@ def test_plaintext_stays_on_this_machine(spark, monkeypatch):
         mapped(lambda row: row.n).start(spark)
 
 
-def test_rows_in_another_order_are_noticed(kit, spark):
+class Gate:
+    """Passes so many rows in a life of its task, and the rest when there is a file `tap`."""
+
+    def __init__(self, rows: int, tap: Path) -> None:
+        self._rows, self._tap = rows, tap
+
+    def __call__(self, row: Any) -> Any:
+        self._rows -= 1
+        while self._rows < 0 and not self._tap.exists():
+            time.sleep(0.01)
+        return row
+
+
+def test_rows_in_another_order_are_noticed(kit, spark, tmp_path):
     def shuffled(batches: Any) -> Any:
         seed = os.getpid()
         for batch in batches:
@@ -187,33 +202,37 @@ def test_rows_in_another_order_are_noticed(kit, spark):
 
     frame = spark.range(0, 4_000, 1, 1).withColumnRenamed("id", "n").mapInArrow(shuffled, "n long")
     job = clonos.Job("order", checkpoint_interval="1 hour")
-    job.source(frame, name="rows", rows_per_second=1000).sink(clonos.sinks.collect(), name="out")
+    rows = job.source(frame, name="rows", rows_per_second=1000)
+    rows.map(Gate(2_000, tmp_path / "tap"), "n long").sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
-    kit.wait_for(lambda: running.delivered["out"] > 200)
+    kit.wait_rows(running, 200)
     kit.kill(running, "rows[0]")
     with pytest.raises(errors.Divergence, match="other rows") as caught:
-        running.wait(60)
+        running.wait(600)
     assert "materialize=True" in caught.value.remedy
     # Spooled, it is read from files: the same rows again, whoever reads them.
     job = clonos.Job("order", checkpoint_interval="300 ms")
     rows = job.source(frame, name="rows", rows_per_second=1000, materialize=True)
-    rows.sink(clonos.sinks.collect(), name="out")
+    rows.map(Gate(2_000, tmp_path / "tap"), "n long").sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
-    kit.wait_for(lambda: running.delivered["out"] > 200)
+    kit.wait_rows(running, 200)
     kit.kill(running, "rows[0]")
-    result = running.wait(60)
+    kit.open_tap(tmp_path)
+    result = running.wait(600)
     assert [r.name for r in result.recoveries] == ["rows[0]"]
     assert result.rows == {"out": 4_000}
 
 
 def test_timestamps_survive_spooling(kit, spark):
     frame = kit.dataframe(spark, 2_000)
-    kit.check(kit.build(frame, rate=None, materialize=True).run(spark, timeout_s=60).table(), 2_000)
+    kit.check(
+        kit.build(frame, rate=None, materialize=True).run(spark, timeout_s=600).table(), 2_000
+    )
 
 
 def test_spark_computes_only_the_columns_that_are_read(spark):
     df = spark.range(10).selectExpr("id", "id * 2 AS twice", "assert_true(false) AS never")
     job = clonos.Job("narrow", parallelism=1)
     job.source(clonos.sources.dataframe(df)).select("twice").sink(clonos.sinks.collect())
-    result = job.run(spark, timeout_s=60)
+    result = job.run(spark, timeout_s=600)
     assert sorted(result.table().column(0).to_pylist()) == list(range(0, 20, 2))

@@ -22,7 +22,7 @@ from clonos.spark.session import get_or_create
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
 ]
 
 ROWS = 100
@@ -132,7 +132,7 @@ def test_the_driver_is_killed(kit, cluster, tmp_path):
     source = str(Path(clonos.__file__).parents[1])
     for batch, moment in ((1, "before"), (2, "after")):
         command = [sys.executable, "-c", DRIVER, here, source, str(tmp_path), str(batch), moment]
-        driver = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        driver = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert driver.returncode == -signal.SIGKILL, driver.stderr[-3000:]
     manifests = list((tmp_path / "a b" / "spool" / "events" / "batches").glob("batch-*"))
     assert manifests
@@ -141,7 +141,7 @@ def test_the_driver_is_killed(kit, cluster, tmp_path):
     assert job.term >= 2
     result = end(kit, cluster, job, 6)
     check(kit, cluster, tmp_path, result.table(), 6)
-    again = build(kit, cluster, tmp_path, parallelism=1).run(cluster, timeout_s=10)
+    again = build(kit, cluster, tmp_path, parallelism=1).run(cluster, timeout_s=600)
     assert again.table().equals(result.table())
 
 
@@ -152,7 +152,7 @@ def test_a_bounded_input_and_a_full_spool(kit, cluster, tmp_path):
     job = kit.build(source, rate=1_000, parallelism=1).start(cluster)
     waited = []
     job.on_event(lambda event: waited.append(job.feeds()[0].is_waiting))
-    result = job.wait(100)
+    result = job.wait(600)
     kit.check(result.table(), 4 * ROWS)
     assert any(waited)
     assert not cluster.streams.active
@@ -166,7 +166,7 @@ def test_a_query_that_fails(kit, cluster, tmp_path):
     )
     job = kit.build(bad, rate=None, parallelism=1).start(cluster)
     with pytest.raises(FeedFailed, match="no seven") as caught:
-        job.wait(60)
+        job.wait(600)
     assert caught.value.where == "windows: events"
     totals = stream(kit, cluster, tmp_path).groupBy("key").agg(sf.sum("n").alias("n"))
     grouped = clonos.Job("grouped", standbys=0)

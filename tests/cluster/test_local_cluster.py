@@ -14,7 +14,7 @@ from clonos.spark.session import get_or_create
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
 ]
 
 
@@ -28,7 +28,9 @@ def cluster(new_jvm: None) -> Iterator[SparkSession]:
 @pytest.mark.parametrize("source", [pytest.param("files", marks=pytest.mark.soak), "dataframe"])
 def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     rows = 4_000 if source == "files" else 9_000
-    rows_in = kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows)
+    rows_in = (
+        kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows, tmp_path)
+    )
     # With "full" depth, whatever dies together, somebody else has its log.
     job = kit.build(rows_in, rate=450, sharing_depth="full").start(cluster)
     kit.wait_quiet(job, floors=int(source == "files"))
@@ -44,7 +46,7 @@ def test_an_executor_is_killed(kit, cluster, tmp_path, source):
         kit.wait_quiet(job)  # Spark has started another executor, slots are back on it
         assert victim not in {slot.executor_pid for slot in job.slots()}
     kit.open_tap(tmp_path)
-    result = job.wait(90)
+    result = job.wait(600)
     kit.check(result.table(), rows)
     assert {r.name for r in result.recoveries} <= set(lost)
     assert result.recoveries

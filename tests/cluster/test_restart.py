@@ -24,7 +24,7 @@ from clonos.transport.inbox import Inbox
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(900),
 ]
 
 DRIVER = """
@@ -71,12 +71,12 @@ def test_a_killed_driver(kit, spark, tmp_path):
     kit.wait_for(lambda: running.last_progress)
     assert running.last_progress.checkpoint.id >= 6
     kit.open_tap(tmp_path)
-    result = running.wait(60)
+    result = running.wait(600)
     kit.check(result.table(), rows)
     assert result.table().slice(0, before.num_rows).equals(before)
     # It is complete: the same result at once.
     start = time.monotonic()
-    again = job.run(spark, timeout_s=10)
+    again = job.run(spark, timeout_s=600)
     assert time.monotonic() - start < 5
     assert again.is_complete
     assert again.table().equals(result.table())
@@ -101,9 +101,9 @@ def test_stopped_and_started(kit, spark, tmp_path):
         assert result.rows["out"] >= delivered
         delivered = result.rows["out"]
     kit.open_tap(tmp_path)
-    result = job.run(spark, timeout_s=60)
+    result = job.run(spark, timeout_s=600)
     kit.check(result.table(), rows)
-    job.run(spark, timeout_s=10)
+    job.run(spark, timeout_s=600)
     assert written == [result.rows["out"]]
 
 
@@ -123,7 +123,7 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
     with pytest.raises(OtherJournal, match="journal_dir"):
         job.start(spark, journal_dir=tmp_path / "another")
     kit.open_tap(tmp_path)
-    job.run(spark, timeout_s=60)
+    job.run(spark, timeout_s=600)
     kit.check(pq.read_table(tmp_path / "out"), rows)
 
 

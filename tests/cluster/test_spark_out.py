@@ -21,7 +21,7 @@ from clonos.sinks.data_source import finish
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(900),
 ]
 
 QUERY = """
@@ -125,7 +125,7 @@ def test_kills_on_both_sides(kit, spark, tmp_path):
     kit.wait_recovered(running, 2)
     again = follow(spark, *places)
     kit.open_tap(tmp_path)
-    result = running.wait(60)
+    result = running.wait(600)
     finish(query, table, 10)
     finish(again, table, 10)
     kit.check(result.table(), rows)

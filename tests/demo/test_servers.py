@@ -195,6 +195,16 @@ def receive(port, greeting=b"", lines=None):
             return [file.readline().rstrip("\n") for _ in range(lines)]
 
 
+def test_lines_are_sent_until_somebody_says_so(text, tmp_path):
+    with ServerProcess("examples.demo.lines", [text, "--until", str(tmp_path / "tap")]) as server:
+        assert receive(server.port, lines=25) == [f"line {n % 10}" for n in range(25)]
+        (tmp_path / "tap").touch()
+        rest = receive(server.port, b"RESUME 25\n")
+        assert (25 + len(rest)) % 10 == 0, "the last pass is whole"
+        assert rest == [f"line {n % 10}" for n in range(25, 25 + len(rest))]
+        assert receive(server.port, b"RESUME 25\n") == rest, "there are as many for everybody"
+
+
 def test_lines_are_sent_repeated_and_resumed(text):
     with ServerProcess("examples.demo.lines", [text, "--repeat", "2"]) as server:
         everything = [f"line {n % 10}" for n in range(20)]

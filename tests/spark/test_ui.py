@@ -19,11 +19,11 @@ from clonos.spark.session import get_or_create
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(900),
 ]
 
 ROWS = 2_000
-WAIT_S = 60.0
+WAIT_S = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,14 @@ def test_slots_lives_and_rows(spark, tmp_path):
     frame = spark.read.parquet(str(tmp_path / "in"))
     job = clonos.Job("shown", standbys=0, checkpoint_interval="200 ms")
     rows = job.source(frame, name="rows", rows_per_second=ROWS / 5)
-    work = rows.map(lambda row: row.n, "n long", name="work", parallelism=2)
+    tap = tmp_path / "tap"
+
+    def held(row: Any) -> Any:
+        while row.n >= ROWS * 4 // 5 and not tap.exists():
+            time.sleep(0.01)
+        return row.n
+
+    work = rows.map(held, "n long", name="work", parallelism=2)
     out = str(tmp_path / "out")
     work.sink(clonos.sinks.spark_write(lambda df: df.write.parquet(out)), name="out", parallelism=1)
     context = spark.sparkContext
@@ -66,6 +73,7 @@ def test_slots_lives_and_rows(spark, tmp_path):
     assert running.is_running, running.wait(0)
     (pid,) = [slot.pid for slot in running.slots() if slot.runs == "work[1]"]
     os.kill(pid, signal.SIGKILL)
+    tap.touch()
     running.wait(WAIT_S)
 
     def shown() -> list[Any]:
