@@ -109,17 +109,6 @@ def until(tap: Path, index: int, parallelism: int) -> Reader:
     return Until(tap)
 
 
-def held_back(hold: int, tap: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, those from number `hold` on when there is a file `tap`."""
-    for batch in batches:
-        rows = min(hold, batch.num_rows)
-        hold -= rows
-        yield batch.slice(0, rows)
-        while rows < batch.num_rows and not tap.exists():
-            time.sleep(0.01)
-        yield batch.slice(rows)
-
-
 class Kit:
     """What the tests of this folder share."""
 
@@ -146,14 +135,9 @@ class Kit:
         source = clonos.sources.from_batches([], "n long")
         return replace(source, factory=partial(until, folder / "tap"))
 
-    def dataframe(self, spark: SparkSession, rows: int, folder: Path | None = None) -> Any:
-        """The same rows, in order, from one partition; with a folder, the last fifth comes after
-        :meth:`open_tap`."""
-        numbers = spark.range(0, rows, 1, 1)
-        if folder is not None:
-            hold = partial(held_back, rows * 4 // 5, folder / "tap")
-            numbers = numbers.mapInArrow(hold, "id long")
-        return numbers.selectExpr(
+    def dataframe(self, spark: SparkSession, rows: int) -> Any:
+        """The same rows, in order, from one partition."""
+        return spark.range(0, rows, 1, 1).selectExpr(
             "timestamp_millis(1704067200000 + id * 10) AS at",
             f"concat('k', id * 31 % {KEYS}) AS key",
             "id % 13 AS n",

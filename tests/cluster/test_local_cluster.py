@@ -28,9 +28,7 @@ def cluster(new_jvm: None) -> Iterator[SparkSession]:
 @pytest.mark.parametrize("source", [pytest.param("files", marks=pytest.mark.soak), "dataframe"])
 def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     rows = 4_000 if source == "files" else 9_000
-    rows_in = (
-        kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows, tmp_path)
-    )
+    rows_in = kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows)
     # With "full" depth, whatever dies together, somebody else has its log.
     job = kit.build(rows_in, rate=450, sharing_depth="full").start(cluster)
     kit.wait_quiet(job, floors=int(source == "files"))

@@ -15,6 +15,8 @@ from clonos.core.life import Phase
 from clonos.simulator.arrow_jobs import SCHEMA, ArrowJob
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.faults import HOUR_MS
+from clonos.simulator.invariants import Violation
+from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.world import EPOCH_MS
 
 IN_TIME_MS = 500.0
@@ -104,3 +106,12 @@ def test_back_by_an_hour(seed):
     due = play.until_a_window_is_open(in_an_hour=False)
     play.set_clocks(-HOUR_MS)
     play.until_it_is_over(due)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clock_that_stands_still_is_found(seed):
+    with (
+        MUTATIONS["the clock stands still when it was set back"].active(),
+        pytest.raises(Violation, match="for its timer"),
+    ):
+        forward_and_back(seed)
