@@ -221,8 +221,8 @@ class Kit:
 
     def wait_rows(self, job: RunningJob, rows: int, sink: str = "out") -> None:
         """So many rows more are delivered."""
-        goal = job.consumers.rows[sink] + rows
-        self.wait_for(lambda: not job.is_running or job.consumers.rows[sink] >= goal)
+        goal = job.delivered[sink] + rows
+        self.wait_for(lambda: not job.is_running or job.delivered[sink] >= goal)
         if not job.is_running:
             job.wait(0)
         assert job.is_running, "the job ended too soon"

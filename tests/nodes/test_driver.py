@@ -346,9 +346,11 @@ def test_what_a_job_has_not_come_to_terms_with_stays_in_its_journal(world, is_to
 def test_what_a_task_cannot_go_on_with_is_told_with_its_kind(world):
     world.begin()
     life = Incarnation(1, 0)
-    world.turn((1, msg.TaskError(0, life, "OperatorError", "lines[0]: no To do: mend it", 1)))
+    told = "lines[0]", "mend it", "Traceback of your code"
+    world.turn((1, msg.TaskError(0, life, "OperatorError", "no", 1, *told)))
     assert isinstance(world.node.error, OperatorError)
     assert (world.node.error.what, world.node.error.where) == ("no", "lines[0]")
+    assert world.node.error.trace == "Traceback of your code"
     assert world.node.error.remedy == "mend it"
     world = World()
     world.begin()

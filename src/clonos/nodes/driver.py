@@ -550,12 +550,11 @@ class DriverNode:
 
 
 def _failure(fail: co.Fail, task: str) -> errors.ClonosError:
-    where = task if fail.task >= 0 else ""
-    message, _, remedy = fail.message.removeprefix(f"{where}: ").partition(" To do: ")
-    kind = _error_types().get(fail.error)
+    where = fail.where or (task if fail.task >= 0 else "")
+    kind, what = _error_types().get(fail.error), fail.message
     if kind is None:
-        return errors.TaskFailed(f"{fail.error}: {message}", where=where, remedy=remedy)
-    return kind(message, where=where, remedy=remedy)
+        kind, what = errors.TaskFailed, f"{fail.error}: {what}"
+    return kind(what, where=where, remedy=fail.remedy, trace=fail.trace)
 
 
 def _error_types() -> dict[str, type[errors.ClonosError]]:
