@@ -37,7 +37,7 @@ def spark(new_jvm: None) -> Iterator[SparkSession]:
 def rest(spark: SparkSession, what: str) -> Any:
     context = spark.sparkContext
     url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{what}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         return json.load(answer)
 
 
