@@ -189,3 +189,11 @@ def test_a_gated_source_puts_down_what_it_has_read_at_the_end_of_the_turn():
     assert wires.keeper.length(0) == BATCHES
     assert wires.sent[to_keeper] == 1
     assert to_sink.log.cursor == BATCHES + 1  # all let out by the one acknowledgement
+
+
+def test_a_fenced_task_sends_no_logs():
+    wires, _ = run(0, batches_per_turn=BATCHES + 1)
+    task = wires.machines[0]
+    assert task.step() is not None
+    task.handle(msg.Fence(0, Incarnation(1, 1)))
+    assert task.flush() == []

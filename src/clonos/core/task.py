@@ -263,7 +263,8 @@ class TaskMachine:
         To be called after the steps of a turn, and as often as what they send is written. Who
         forgets it waits for the next tick.
         """
-        self.outbounds.flush()
+        if self.phase is not Phase.FENCED:
+            self.outbounds.flush()
         return self._take_actions()
 
     def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
