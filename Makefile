@@ -35,7 +35,7 @@ bench:    setup ## the benchmarks
 docs:     setup ## run every example in the docstrings
 	@$(PY) -m pytest src/clonos benchmarks/src examples/demo
 
-machines: setup ## make docs/machines.md from the tables of the core
+machines: setup ## make docs/machines.md from the tables
 	@$(PY) scripts/machines.py > docs/machines.md
 
 format:   setup ## let ruff format and fix what it can

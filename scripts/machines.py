@@ -1,5 +1,5 @@
-"""Print docs/machines.md: the state diagrams of the core."""
+"""Print docs/machines.md: the state diagrams of core and nodes."""
 
-from clonos.core.diagrams import page
+from clonos.nodes.diagrams import page
 
 print(page(), end="")

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import clonos.core
+import clonos.nodes
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.diagrams import TABLES, page
 from clonos.core.machine import STORY_LENGTH, InvalidTransition, Table
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
+from clonos.nodes.diagrams import TABLES, page
 from clonos.simulator.programs import Stage, build_job
 from clonos.simulator.world import NoWorld
 
@@ -44,8 +45,12 @@ def test_the_page_of_diagrams_is_made_from_the_tables():
     assert DOCS.read_text("utf-8") == page(), "run: make machines"
 
 
-def test_every_table_of_the_core_is_on_the_page():
-    modules = [import_module(f"clonos.core.{m.name}") for m in iter_modules(clonos.core.__path__)]
+def test_every_table_is_on_the_page():
+    modules = [
+        import_module(f"{package.__name__}.{module.name}")
+        for package in (clonos.core, clonos.nodes)
+        for module in iter_modules(package.__path__)
+    ]
     tables = {t.name for module in modules for t in vars(module).values() if isinstance(t, Table)}
     assert tables == {table.name for table in TABLES}
 

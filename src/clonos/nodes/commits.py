@@ -5,11 +5,6 @@ end of the turn and let out as a whole when it is durable. One group is written 
 turns meanwhile decide gathers for the next. Credits are computed when a group is closed: computed
 when it is durable, they would vouch for what came after.
 
-::
-
-    OPEN -append, rotate-> WRITING -Committed-> OPEN
-                           WRITING -JournalFailed-> BROKEN -rotate, after its pause-> WRITING
-
 Nobody knows what a write that failed has left. So a broken journal is begun anew, with a snapshot
 and the outputs of the group that failed; until that has succeeded, nothing is let out.
 """
@@ -24,6 +19,7 @@ from typing import Final
 from clonos.core.coordinator import Action
 from clonos.core.events import Action as Reaction
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.machine import Table
 from clonos.errors import ClonosError
 from clonos.nodes.ports import Journal, Outputs
 
@@ -41,6 +37,26 @@ class State(Enum):
     OPEN = "open"
     WRITING = "writing"
     BROKEN = "broken"
+
+
+class Change(Enum):
+    """What happens to it."""
+
+    WRITE = "a group is written"
+    COMMIT = "durable"
+    FAIL = "failed"
+
+
+JOURNAL: Final = Table(
+    "journal",
+    State.OPEN,
+    {
+        (State.OPEN, Change.WRITE): State.WRITING,
+        (State.WRITING, Change.COMMIT): State.OPEN,
+        (State.WRITING, Change.FAIL): State.BROKEN,
+        (State.BROKEN, Change.WRITE): State.WRITING,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +102,15 @@ class Commits:
         self._keeper, self._journal, self._outputs = keeper, journal, outputs
         self._let_out = let_out
         self._rotate_bytes = rotate_bytes
-        self.state = State.OPEN
+        self._machine = JOURNAL.machine("journal")
         self._group = _NOTHING  # being written, or what could not be
         self._wants_rotation = False
         self._again_s = 0.0
         self._vouch_s: float | None = None  # when
+
+    @property
+    def state(self) -> State:
+        return self._machine.state
 
     def after_floor(self) -> None:
         """Logs were truncated: a snapshot is small now."""
@@ -133,20 +153,20 @@ class Commits:
         write: Callable[[Sequence[bytes]], bool],
         records: Sequence[bytes] | None = None,
     ) -> None:
-        self.state, self._group = State.WRITING, group
+        self._machine.on(Change.WRITE)
+        self._group = group
         if write(group.records if records is None else records):
             self.committed()
 
     def committed(self) -> None:
         """The group that was written is durable."""
-        assert self.state is State.WRITING
-        group, self._group, self.state = self._group, _NOTHING, State.OPEN
+        self._machine.on(Change.COMMIT)
+        group, self._group = self._group, _NOTHING
         self._let_out(group)
 
     def failed(self, now_s: float) -> None:
         """... is not, or nobody knows. The first attempt to begin anew is made at once."""
-        assert self.state is State.WRITING
-        self.state = State.BROKEN
+        self._machine.on(Change.FAIL)
         self._again_s = max(self._again_s, now_s)
 
     def conclude(self, now_s: float) -> ClonosError | None:

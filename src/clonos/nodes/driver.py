@@ -6,11 +6,6 @@ class.
 
 Order matters in one place, and is kept there: what the coordinator and the house-keeper have
 decided is durable *before* anybody hears of it (:mod:`clonos.nodes.commits`).
-
-::
-
-    RUNNING -done, failed, asked to stop-> LEAVING -slots have left-> ENDING
-            ENDING -Spark runs nothing for it any more-> CLOSING -journal is in order-> OVER
 """
 
 from __future__ import annotations
@@ -26,6 +21,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import left_behind
+from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
 from clonos.nodes import commits, events
@@ -69,6 +65,27 @@ class Phase(Enum):
     ENDING = "ending"
     CLOSING = "closing"
     OVER = "over"
+
+
+class Step(Enum):
+    """On the way to its end."""
+
+    LEAVE = "done, failed or asked to stop"
+    LEFT = "slots have left"
+    ENDED = "Spark runs nothing for it"
+    CLOSED = "journal in order"
+
+
+DRIVER: Final = Table(
+    "driver",
+    Phase.RUNNING,
+    {
+        (Phase.RUNNING, Step.LEAVE): Phase.LEAVING,
+        (Phase.LEAVING, Step.LEFT): Phase.ENDING,
+        (Phase.ENDING, Step.ENDED): Phase.CLOSING,
+        (Phase.CLOSING, Step.CLOSED): Phase.OVER,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -175,7 +192,7 @@ class DriverNode:
             self._seat,
             self._delivered,
         )
-        self.phase = Phase.RUNNING
+        self._machine = DRIVER.machine(settings.name)
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
@@ -196,6 +213,10 @@ class DriverNode:
             Phase.OVER: lambda _: None,
         }
         self.view: DriverView = self._chronicle.view(is_running=True)
+
+    @property
+    def phase(self) -> Phase:
+        return self._machine.state
 
     @property
     def is_over(self) -> bool:
@@ -498,13 +519,13 @@ class DriverNode:
         """Send the slots home."""
         if self.phase is not Phase.RUNNING:
             return
-        self._enter(Phase.LEAVING)
+        self._enter(Step.LEAVE)
         self.places.close()
         for slot in self.places.seats:
             self.places.command(slot, msg.Stop())
 
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
+    def _enter(self, step: Step) -> None:
+        self._machine.on(step)
         self._until_s = self._clock_s + LEAVE_S
         self._next_epoch_s = 0.0
         self._has_news = True
@@ -512,7 +533,7 @@ class DriverNode:
     def _say_good_bye(self, now_s: float) -> None:
         """Slots have last words: counters."""
         if not (self.places.seats or self._channels) or now_s >= self._until_s:
-            self._enter(Phase.ENDING)
+            self._enter(Step.LEFT)
 
     def _end_slots(self, now_s: float) -> None:
         if now_s >= self._until_s and not self._has_cancelled:
@@ -520,7 +541,7 @@ class DriverNode:
             self.places.cancel_all()
             self._until_s = now_s + LEAVE_S
         if self.places.is_empty or now_s >= self._until_s:
-            self._enter(Phase.CLOSING)
+            self._enter(Step.ENDED)
             self._until_s = now_s + CLOSE_S
 
     def _close(self, now_s: float) -> None:
@@ -532,9 +553,9 @@ class DriverNode:
         is_open = self.commits.state is commits.State.OPEN
         if now_s >= self._until_s:
             self.error = self.error or self._disk_error
-            self._enter(Phase.OVER)
+            self._enter(Step.CLOSED)
         elif is_to_blame or (self._is_concluded and is_open):
-            self._enter(Phase.OVER)
+            self._enter(Step.CLOSED)
         elif is_open and not self._pending:
             self._disk_error = self.commits.conclude(now_s)
             self._is_concluded = self._disk_error is None

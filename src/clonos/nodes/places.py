@@ -2,13 +2,8 @@
 
 A *place* is a slot that the job wants to have. When its process dies it is launched again and
 registers as a new slot: its control stream's number is its name from then on. Spark may also start
-the task of a place again by itself; the newest one counts.
-
-::
-
-    EMPTY -launch-> ASKED -registers-> SEATED -lost-> ASKED
-                                       SEATED -expelled-> EXPELLED -registers (another one)-> SEATED
-    any -ended-> EMPTY, and launched again after its pause
+the task of a place again by itself; the newest one counts. When Spark says that it has ended, it is
+launched again, after a pause.
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core.coordinator import SlotReady
+from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.nodes.errors import OtherVersion, SlotsLost
@@ -52,6 +48,32 @@ class State(Enum):
     EXPELLED = "expelled"
 
 
+class Change(Enum):
+    """What happens to a place."""
+
+    LAUNCH = "launched"
+    REGISTER = "a process registers"
+    LOSE = "control stream over"
+    EXPEL = "expelled"
+    END = "Spark job over"
+
+
+PLACE: Final = Table(
+    "place for a slot",
+    State.EMPTY,
+    {
+        (State.EMPTY, Change.LAUNCH): State.ASKED,
+        (State.ASKED, Change.REGISTER): State.SEATED,
+        (State.SEATED, Change.LOSE): State.ASKED,  # Spark may start it again by itself
+        (State.SEATED, Change.EXPEL): State.EXPELLED,
+        (State.EXPELLED, Change.REGISTER): State.SEATED,  # another process
+        (State.ASKED, Change.END): State.EMPTY,
+        (State.SEATED, Change.END): State.EMPTY,
+        (State.EXPELLED, Change.END): State.EMPTY,
+    },
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A registered slot."""
@@ -72,11 +94,15 @@ class Place:
 
     number: int
     task: int | None
-    state: State = State.EMPTY
+    machine: Machine[State, Change]
     attempt: int = 0
     failures: int = 0
     due_s: float | None = None
     slot: int | None = None
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
 
 
 @dataclass(frozen=True)
@@ -123,7 +149,10 @@ class Places:
         self._first: Register | None = None
         self._attempts = 0
         self._is_closing = False
-        self.places = [Place(number, task) for number, task in enumerate(tasks)]
+        self.places = [
+            Place(number, task, PLACE.machine(f"place {number}"))
+            for number, task in enumerate(tasks)
+        ]
         self.seats: dict[int, Seat] = {}
 
     # --- processes ------------------------------------------------------------------------------
@@ -135,15 +164,17 @@ class Places:
 
     def _launch(self, place: Place, now_s: float) -> None:
         self._attempts += 1
-        place.state, place.attempt, place.due_s = State.ASKED, self._attempts, now_s + ASKED_S
+        place.machine.on(Change.LAUNCH)
+        place.attempt, place.due_s = self._attempts, now_s + ASKED_S
         self._launcher.launch(place.number, place.attempt)
 
     def ended(self, event: Ended, now_s: float) -> ClonosError | None:
         """A slot's Spark job is over: launch it again, later. Returns what ends the job."""
         place = self.places[event.place]
-        if event.attempt != place.attempt:
+        if event.attempt != place.attempt or place.state is State.EMPTY:
             return None
-        place.state, place.due_s = State.EMPTY, None
+        place.machine.on(Change.END)
+        place.due_s = None
         if self._is_closing:
             return None
         if isinstance(event.error, self._fatal):
@@ -219,7 +250,8 @@ class Places:
         check_versions(register, self._first, self._versions)
         place = self.places[register.slot]
         if place.state is not State.EMPTY:  # else its end was heard of first
-            place.state, place.due_s = State.SEATED, None
+            place.machine.on(Change.REGISTER)
+            place.due_s = None
         place.failures, place.slot = 0, event.conn_id
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
@@ -234,7 +266,7 @@ class Places:
 
     def lost(self, slot: int, now_s: float) -> None:
         """Its control stream is over. Spark starts it again, or says that it has ended."""
-        self._leave(slot, State.ASKED, now_s + ASKED_S)
+        self._leave(slot, Change.LOSE, now_s + ASKED_S)
 
     def expel(self, slot: int, now_s: float) -> None:
         """Cut off a slot that does not answer: it leaves when it sees its stream end.
@@ -242,18 +274,19 @@ class Places:
         If it does not see even that, Spark has to end its process, so that another can be started
         in its place.
         """
-        seat = self._leave(slot, State.EXPELLED, now_s + EXPELLED_S)
+        seat = self._leave(slot, Change.EXPEL, now_s + EXPELLED_S)
         if seat is not None:
             seat.link.close()
 
-    def _leave(self, slot: int, state: State, due_s: float) -> Seat | None:
+    def _leave(self, slot: int, change: Change, due_s: float) -> Seat | None:
         seat = self.seats.pop(slot, None)
         if seat is not None:
             place = self.places[seat.place]
             if place.slot == slot:
                 place.slot = None
                 if place.state is State.SEATED:
-                    place.state, place.due_s = state, None if self._is_closing else due_s
+                    place.machine.on(change)
+                    place.due_s = None if self._is_closing else due_s
         return seat
 
     def command(self, slot: int, command: msg.Command) -> None:

@@ -10,17 +10,21 @@ from clonos.core.life import LIFE
 from clonos.core.machine import Table
 from clonos.core.roster import RECOVERY
 from clonos.core.seals import SEAL
+from clonos.nodes.commits import JOURNAL
+from clonos.nodes.driver import DRIVER
+from clonos.nodes.places import PLACE
 
 TABLES: tuple[Table[Any, Any], ...] = (
-    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH,
+    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, PLACE, JOURNAL, DRIVER,
 )  # fmt: skip
 
 HEAD = """\
 # State machines
 
-Made from the tables in `src/clonos/core` by `make machines`; a test holds this page to them.
-An event that a table does not have in some state raises `InvalidTransition`. Each machine keeps its
-last 32 transitions, its *story*; a `ProtocolError` shows the stories of what it concerns.
+Made from the tables of `clonos.core` and `clonos.nodes` by `make machines`; a test holds this
+page to them. An event that a table does not have in some state raises `InvalidTransition`. Each
+machine keeps its last 32 transitions, its *story*; a `ProtocolError` shows the stories of what it
+concerns.
 """
 
 
