@@ -80,7 +80,7 @@ EVERYBODY = {"errors", "version"}
 CIRCLES: dict[frozenset[str], str] = {
     frozenset({"clonos.api.job", "clonos.api.streams", "clonos.api.joins", "clonos.api.windowed"}):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
-    frozenset({"clonos.simulator.invariants", "clonos.simulator.recorder"}):
+    frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset({f"clonos.simulator.{one}" for one in ("cluster", "driver", "slot", "spark")}):
         "processes of the simulated cluster know it, and it makes them",

@@ -15,8 +15,8 @@ from clonos.core.life import Phase
 from clonos.simulator.arrow_jobs import SCHEMA, ArrowJob
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.faults import HOUR_MS
-from clonos.simulator.invariants import Violation
 from clonos.simulator.mutations import MUTATIONS
+from clonos.simulator.violations import Violation
 from clonos.simulator.world import EPOCH_MS
 
 IN_TIME_MS = 500.0

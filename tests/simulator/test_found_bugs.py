@@ -9,12 +9,13 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Reported, SlotReady
-from clonos.core.determinants import Order, Source, encode_record
+from clonos.core.determinants import Order, Source, Timer, encode_record
 from clonos.core.fences import Fences, Trust
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependency, Item, Kind, Run
 from clonos.core.plan import Incarnation
+from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.simulator.programs import Behaviour, Stage, build_job
 from clonos.simulator.world import NoWorld, batch_of
@@ -206,6 +207,28 @@ def test_what_was_forgiven_once_does_not_make_a_receiver_start_over_again():
     task.handle(msg.Fence(0, NEWER))
     task.handle(msg.Resolve(0, NEWER, 3, 2, reset=True))
     assert task.inputs[0].reset_at is None
+
+
+def test_the_clock_does_not_go_back_behind_a_timer():
+    """A timer is due by the slot's clock; the next life may have another one."""
+    world = NoWorld(lambda content: batch_of(JOB.decode(content)))
+    timer, time = Timer(1_000), TaskTime(world)
+    step = RunningStep(1, timer, world, time, clock_ms=900, wake_ms=None, now_ms=1_000)
+    assert step.floor_clock_ms == 1_000
+
+
+def test_a_sender_hears_that_its_receiver_is_live_after_it_has_started_over():
+    """Else it counts as away, and its sender goes on without a bound, until its next step."""
+    task = machine(1)
+    task.handle(ev.Opened(0, 1, OLD))
+    run = Run(0, OLD, 1, (SOURCE, SOURCE, SOURCE))
+    task.handle(ev.Received(0, 1, msg.Data(0, OLD, item(1, {0: Dependency(OLD, 3)}), (run,))))
+    assert task.step() is not None
+    task.handle(msg.Fence(0, NEW))
+    task.handle(msg.Resolve(0, NEW, 2, 1, reset=True))
+    task.handle(ev.Opened(0, 2, NEW))
+    (told,) = task.handle(ev.Received(0, 2, msg.Welcome(0, NEW, 3, 0)))
+    assert told == ev.Reply(2, msg.Credit(0, 2, relaxed=False))
 
 
 def test_of_two_forgiven_losses_both_stay_forgiven():

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from clonos.core import messages as msg
 from clonos.core.decisions import Note
-from clonos.core.determinants import Marker, decode_record
+from clonos.core.determinants import Marker, Order, decode_record
 from clonos.core.life import Phase
+from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import TaskPhase
 from clonos.core.rounds import POISON_DEATHS
@@ -139,18 +141,38 @@ def test_a_task_and_its_only_first_hop_holder_die_while_a_second_hop_survivor_de
     assert play.noted("orphan", 2)
 
 
+def arrivals_from(play, sender, log):
+    """Spies on the network: up to which position a slot's messages have brought a log, each."""
+    found: list[int] = []
+    deliver = play.cluster.network._deliver
+
+    def spy(stream, data):
+        if stream.sender is sender and isinstance(data, msg.Data):
+            found.extend(run.end for run in data.runs if run.task == log)
+        deliver(stream, data)
+
+    play.cluster.network._deliver = spy
+    return found
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_zombie_delivers_a_longer_delta_after_the_prefix_was_fetched(seed):
-    play = Play(CHAIN, seed, depth=FULL_DEPTH)
-    play.at(1, 5)
-    zombie = play.slot(1)
-    play.cluster.suspect(zombie, lives_for=500.0)
-    zombie.slowness = 60.0
-    play.until(lambda: play.noted("fetched", 1)[1:])
-    before = zombie.machine.position
-    play.until(lambda: play.noted("live", 1)[1:])
-    play.finish()
-    assert zombie.machine.position >= before
+    with limits(1024, 16, 1):  # an item per step
+        play = Play(CHAIN, seed, depth=FULL_DEPTH, rows=300, rows_ms=0.2)
+        play.at(1, 5)
+        zombie = play.slot(1)
+        play.cluster.slow[zombie.number] = 6.0
+        play.until(lambda: len(zombie.machine.inputs[0].queue) > 10)
+        arrivals = arrivals_from(play, zombie, 1)
+        play.cluster.suspect(zombie, lives_for=500.0)
+        zombie.slowness = 60.0
+        play.until(lambda: play.noted("fetched", 1)[1:])
+        fetched = play.noted("fetched", 1)[1]
+        arrivals.clear()
+        play.until(lambda: arrivals and max(arrivals) > fetched.value)
+        play.finish()
+        lives = [life for life, _ in play.cluster.recorder.entries(1)]
+        assert max(lives[: fetched.value]) < fetched.incarnation <= min(lives[fetched.value :])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -169,23 +191,49 @@ def test_log_full_of_received_items_while_the_marker_waits_behind(seed):
     with limits(6, 2, 2):
         play = Play(CHAIN, seed, rows_ms=0.2)
         play.all_live()
-        play.cluster.slow[play.slot(3).number] = 3.0
-        play.until(lambda: play.machine(2).outbounds.blocked() and play.coordinator.pending_epoch)
+        play.cluster.slow[play.slot(3).number] = 10.0
+
+        def marker_waits():
+            machine = play.machine(2)
+            kinds = [item.kind for item in machine.inputs[1].queue]
+            return machine.outbounds.blocked() and Kind.MARKER in kinds and kinds[0] is Kind.BATCH
+
+        play.until(marker_waits)
+        epoch = play.coordinator.pending_epoch
         play.kill(2)
         play.finish()
-        assert play.keeper.epoch
+        assert play.keeper.epoch >= epoch
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_full_queue_on_one_side_while_the_other_is_demanded(seed):
-    """X -> A -> T and X -> B -> T: T replays and wants B's items while A's queue is full."""
+    """X -> A -> T and X -> B -> T: T replays and wants B's items, which are being made again, while
+    A's queue is full. A must not wait for T, nor X for A; also not for who replays them anew."""
     diamond = (source(), stage("x", 0), stage("a", 1), stage("b", 1), sink(2, 3))
     with limits(6, 2, 2):
-        play = Play(diamond, seed, rows=200, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
-        play.at(4, 25)
-        play.cluster.slow[play.slot(3).number] = 4.0
-        play.kill(4)
-        play.until(lambda: (m := play.machine(4)) and m.phase is Phase.REPLAYING)
+        play = Play(diamond, seed, rows=400, rows_ms=0.2, epoch_ms=10_000, floors_at_end=0)
+        play.at(4, 40)
+        play.kill(3, 4)
+        play.until(lambda: (m := play.machine(3)) and m.incarnation.n == 1)
+        play.cluster.slow[play.slot(3).number] = 8.0
+        from_a, from_b = play.job.plan.tasks[4].inputs
+
+        def demands_b():
+            machine = play.machine(4)
+            if machine is None or machine.phase is not Phase.REPLAYING:
+                return False
+            cause = decode_record(machine.book.record(4, machine.position + 1))[0]
+            if not isinstance(cause, Order) or cause.channel != from_b:
+                return False
+            queues = [len(machine.inputs[channel].queue) for channel in (from_a, from_b)]
+            return queues[0] > 6 and queues[1] < cause.taken
+
+        play.until(demands_b)
+        x, t = play.machine(1), play.machine(4)
+        made, waits_at = x.position, t.position
+        play.until(lambda: x.position >= made + 10)
+        assert t.phase is Phase.REPLAYING
+        assert t.position < waits_at + 10  # it takes longer than X needs for as much
         play.kill(1)
         play.finish()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from clonos.simulator import command, main
 from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.seeds import simulate
+from clonos.simulator.seeds import Kind, simulate
 
 SEEDS = 2_000
 PARTS = 8
@@ -50,9 +49,7 @@ def test_a_digest_is_the_same_in_every_process(hash_seed):
 
 
 def run(*arguments):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(arguments))
+    return command.run(command.parser().parse_args(arguments))
 
 
 def test_the_command_says_how_to_repeat_a_failure(capsys):
@@ -86,7 +83,7 @@ def test_the_command_says_of_which_kind_a_failing_seed_is(capsys):
 
 
 def test_no_seed_violates_an_invariant_where_neighbourhoods_die_and_orphans_go_on():
-    assert main(300, jobs=1, kind=command.Kind(harsh=True, availability=True)) == 0
+    assert main(300, jobs=1, kind=Kind(harsh=True, availability=True)) == 0
 
 
 def test_one_seed_can_be_traced(capsys):

@@ -9,8 +9,8 @@ import pytest
 
 from clonos.core.reach import MOVES_MAX, Reach
 from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.invariants import Violation
 from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.violations import Violation
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

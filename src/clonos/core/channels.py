@@ -117,6 +117,8 @@ class Inbound:
         A marker was taken, and its epoch is not yet sealed.
     reset_at
         Availability: we start over with what the sender makes after this step of its own.
+    told_relaxed
+        What the sender has heard last: whether we replay or align, so that it need not wait for us.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Inbound:
         self._chain = chain
         self._credited = consumed
         self._uncredited_bytes = 0
-        self._relaxed = True
+        self.told_relaxed = True
 
     @property
     def ended(self) -> bool:
@@ -171,7 +173,7 @@ class Inbound:
         """Say what we have, and so what we need."""
         self.link.on(LinkEvent.GREETED)
         self._credited = self.consumed
-        self._relaxed = True
+        self.told_relaxed = True
         return Hello(
             self.spec.id,
             incarnation,
@@ -272,11 +274,11 @@ class Inbound:
         due = (
             self.consumed - self._credited >= CREDIT_ITEMS or self._uncredited_bytes >= CREDIT_BYTES
         )
-        if not (due or force or relaxed != self._relaxed):
+        if not (due or force or relaxed != self.told_relaxed):
             return None
         self._credited = self.consumed
         self._uncredited_bytes = 0
-        self._relaxed = relaxed
+        self.told_relaxed = relaxed
         return Credit(self.spec.id, self.consumed, relaxed)
 
 

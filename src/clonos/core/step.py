@@ -81,7 +81,7 @@ class RunningStep:
         self.emitted: dict[int, Batch] = {}
         self.watermarks: dict[int, int] = {}
         self.wake_ms = wake_ms
-        self.floor_clock_ms = clock_ms
+        self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
         self._now_ms = now_ms
         self._world, self._time = world, time
         self._replayed = list(logged[::-1]) if logged is not None else None

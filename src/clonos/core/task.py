@@ -125,7 +125,7 @@ class TaskMachine:
     def _make_handlers(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
             ev.Opened: self._on_opened,
-            ev.Received: self.inbounds.received,
+            ev.Received: self._on_received,
             ev.InputClosed: self.inbounds.closed,
             ev.Answered: self.outbounds.answered,
             ev.OutputClosed: self.outbounds.closed,
@@ -289,13 +289,17 @@ class TaskMachine:
         if self.inbounds.opened(event):
             self._greet(self.inputs[event.channel])
 
+    def _on_received(self, event: ev.Received) -> None:
+        self.inbounds.received(event)
+        if isinstance(event.data, msg.Welcome):  # its sender took us for away until now
+            self._credit(self.inputs[event.channel])
+
     def _greet(self, inbound: Inbound) -> None:
         """Answer as soon as restored; but a sender whose log is being cut has to wait."""
-        if not self.inbounds.can_greet(inbound):
-            return
-        self.inbounds.greet(inbound, self.incarnation)
-        if self.is_live:
-            self._credit(inbound, force=True)
+        if self.inbounds.can_greet(inbound):
+            self.inbounds.greet(inbound, self.incarnation)
+            if self.is_live:
+                self._credit(inbound, force=True)
 
     def _credit(self, inbound: Inbound, *, force: bool = False) -> None:
         relaxed = self.phase is Phase.REPLAYING or inbound.aligned
@@ -336,8 +340,7 @@ class TaskMachine:
     # --- floors -----------------------------------------------------------------------------
 
     def _on_inject(self, command: msg.Inject) -> None:
-        if command.epoch > self.epoch:
-            self._inject = max(self._inject, command.epoch)
+        self._inject = max(self._inject, command.epoch)
 
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
@@ -363,11 +366,10 @@ class TaskMachine:
     def _if_acknowledged(self) -> None:
         """A layer counts once it is stored and all the task delivered before it is durable."""
         for seal in self.seals.unacknowledged():
-            outs = seal.layer.outs
-            if self.outbounds.are_settled({c: seq for c, (seq, _) in outs.items()}):
+            layer = seal.layer
+            if self.outbounds.are_settled({c: seq for c, (seq, _) in layer.outs.items()}):
                 ref = seal.acknowledge()
-                generation = seal.layer.generation
-                ack = msg.LayerAck(self.id, self.incarnation, ref.epoch, ref, generation)
+                ack = msg.LayerAck(self.id, self.incarnation, ref.epoch, ref, layer.generation)
                 self._do(ev.Tell(ack))
 
     def _on_throttle(self, command: msg.Throttle) -> None:
@@ -443,9 +445,8 @@ class TaskMachine:
             return None
         self._run(cause, items, logged)
         self._if_replayed()
-        if self.is_live:
-            for outbound in self.outputs.values():
-                self.outbounds.welcome(outbound)
+        for outbound in self.outputs.values() if self.is_live else ():
+            self.outbounds.welcome(outbound)
         return self._take_actions()
 
     def _run(self, cause: Determinant, items: list[Item], logged: list[Determinant] | None) -> None:

@@ -11,13 +11,15 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.program import Batch
+from clonos.core.rounds import POISON_DEATHS
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.driver import ControlLink, Driver
-from clonos.simulator.invariants import Violation
+from clonos.simulator.invariants import few_are_burnt
 from clonos.simulator.network import Network
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
+from clonos.simulator.violations import Violation
 from clonos.simulator.world import MachineClock, Scheduler, Service
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
 
@@ -98,7 +100,7 @@ class Cluster:
         self.service = Service(random)
         self.layers: dict[str, bytes] = {}
         self.journal: list[bytes] = []
-        self.recorder = Recorder(job, self.layers, self.scheduler.digest)
+        self.recorder = Recorder(job, self.layers, self.journal, self.scheduler.digest)
         self.slots: list[Slot] = []
         self.outcome = Outcome()
         self.on_note: list[Callable[[co.Note], None]] = []
@@ -197,6 +199,7 @@ class Cluster:
         self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
         self.deaths += 1
         self.poisonings += why == "poisoned"
+        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, POISON_DEATHS)
         slot.alive = False
         self.slots.remove(slot)
         self.network.host_died(slot, is_silent=is_silent)
@@ -302,8 +305,7 @@ class Cluster:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1
-        if note.what == "fetched":
-            self.recorder.fenced[note.task] = note.incarnation
+        self.recorder.noted(note)
         for listener in self.on_note:
             listener(note)
 

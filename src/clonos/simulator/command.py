@@ -11,28 +11,23 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
 
 from clonos.simulator.coverage import Coverage, table
+from clonos.simulator.detection import HEAD, detect_all, write_seeds
 from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.seeds import Result, simulate
+from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
 from clonos.simulator.world import TraceDigest
 
 CHUNK = 20
 """Seeds that a process runs before it reports."""
 
 
-class Kind(NamedTuple):
-    """Which kind of simulations: what :func:`simulate` is told besides the seed."""
-
-    harsh: bool = False
-    availability: bool | None = None
-
-    def flags(self) -> str:
-        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
-
-
-AS_THE_SEED_SAYS = Kind()
+def parser() -> argparse.ArgumentParser:
+    """Of ``clonos sim`` alone."""
+    result = argparse.ArgumentParser("clonos sim")
+    add_arguments(result)
+    return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,18 +42,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--digest", action="store_true", help="say only one digest of all that happened"
     )
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
+    parser.add_argument("--edge", action="store_true", help="links to the house-keeper break")
     parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
+    )
+    parser.add_argument(
+        "--mutations", action="store_true", help="how often is each deliberate mistake found?"
+    )
+    parser.add_argument(
+        "--enough", type=int, default=10, metavar="N", help="with --mutations: found so often"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="with --mutations: a seed for each, for the tests",
     )
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this mistake built in")
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if no invariant was violated."""
+    if args.mutations:
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        names = [args.mutation] if args.mutation else list(MUTATIONS)
+        return _print_detection(names, seeds, args.enough, args.jobs, args.write)
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(args.harsh, args.availability)
+        kind = Kind(args.harsh, args.availability, args.edge)
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:
@@ -134,6 +146,22 @@ def _print_digest(results: Iterable[Result]) -> int:
         failures += result.verdict == "violation"
     _say(f"digest {digest.value}, violations: {failures}")
     return 1 if failures else 0
+
+
+def _print_detection(
+    names: list[str], seeds: range, enough: int, jobs: int, write: Path | None
+) -> int:
+    """Which invariant finds which mistake, and how often; 0 if each was found by its own."""
+    found: dict[str, int | None] = {}
+    _say(HEAD)
+    for detection in detect_all(names, seeds, enough=enough, jobs=jobs):
+        found[detection.name] = detection.first
+        _say(detection.line())
+    if write is not None:
+        write_seeds(write, found)
+    missing = [name for name, seed in found.items() if seed is None]
+    _say(f"{len(found) - len(missing)} of {len(found)} mutations are caught by their invariant")
+    return 1 if missing else 0
 
 
 def _run_one(seed: int, kind: Kind, *, trace: bool) -> int:

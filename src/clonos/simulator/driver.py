@@ -254,6 +254,7 @@ class ChannelLink:
         self.conn_id = stream.conn
 
     def send(self, message: Any) -> None:
+        self._driver.cluster.recorder.keeper_says(message)
         self._driver.cluster.network.reply(self._stream, message)
 
     def close(self) -> None:

@@ -27,6 +27,11 @@ KINDS = (
 )  # fmt: skip
 """What can happen, and how often."""
 
+EDGE = (
+    ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
+)  # fmt: skip
+"""Between the job and its house-keeper: logs come late there, and their other holders die."""
+
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
 )  # fmt: skip
@@ -160,6 +165,15 @@ class Faults:
         cluster, one, other = self.cluster, self._busy(), self._busy()
         if one is not None and other is not None and one.group != other.group:
             cluster.network.part(one, other, cluster.random.choice((10.0, 60.0, 120.0)))
+
+    def _cut_off(self) -> None:
+        """A task reaches its neighbours, but not the house-keeper; control goes on."""
+        cluster, slot = self.cluster, self._busy()
+        if slot is not None:
+            cluster.network.cut(slot, cluster.driver)
+            pair = frozenset((slot.address, cluster.driver.address))
+            heals_in = 20 + cluster.random.random() * 60
+            cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
 
     def _slow_link(self) -> None:
         slot = self._any()

@@ -1,44 +1,28 @@
-"""What must hold, whatever fails. Each function is one invariant of the protocol."""
+"""What must hold at every moment, whatever fails. Each function checks one invariant.
+
+What must hold when a job is done is in :mod:`clonos.simulator.endings`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core import outbounds as outbounds_module
 from clonos.core.channels import Outbound
-from clonos.core.determinants import Call, Marker, Source, Timer, decode_record
+from clonos.core.cuts import valid_length
+from clonos.core.determinants import Determinant, Marker, Order, Timer, decode_record
+from clonos.core.fences import Cut, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.messages import Item, Kind
-from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.life import Phase
+from clonos.core.messages import Item, Layer
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
-from clonos.simulator.programs import AnyJob
-from clonos.simulator.world import NoWorld, Service
-
-if TYPE_CHECKING:
-    from clonos.simulator.recorder import Recorder
-
+from clonos.simulator.violations import require
 
 LATE_MS = 2
 """A timer's wait is rounded to milliseconds, twice."""
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, invariant: str, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
-        self.invariant = invariant
-
-
-def require(condition: object, invariant: str, what: str) -> None:
-    """Raise a `Violation` unless `condition` holds."""
-    if not condition:
-        raise Violation(invariant, what)
 
 
 def log_before_effect(
@@ -126,13 +110,18 @@ def gap_free_output(last: dict[tuple[int, int], int], deliver: Deliver) -> None:
     last[key] = deliver.item.seq
 
 
-def gap_free_input(machine: TaskMachine, consumed: dict[int, int]) -> None:
+def gap_free_input(machine: TaskMachine, before: Mapping[int, int], cause: Determinant) -> None:
     """Invariant 3 inside the job: what a step has taken of a channel continues where the one
-    before it stopped, and what is queued follows on that."""
+    `before` it stopped, and what is queued follows on that."""
     for channel, end in machine.inputs.items():
-        before = consumed.get(channel, 0)
-        expected = end.consumed
-        require(end.consumed >= before, "gap-free FIFO", f"channel {channel} went back")
+        taken = cause.taken if isinstance(cause, Order) and cause.channel == channel else 0
+        expected = before[channel] + taken
+        require(
+            end.consumed == expected,
+            "gap-free FIFO",
+            f"{machine.spec.name} is at item {end.consumed} of channel {channel} after a step that "
+            f"took {taken}, and was at {before[channel]}",
+        )
         for item in end.queue:
             expected += 1
             require(
@@ -154,14 +143,30 @@ def fencing(
     )
 
 
-def no_early_truncation(output: Outbound, receiver_in: int, task: str) -> None:
+def items_kept(output: Outbound, floor: int, task: str) -> None:
     """Invariant 5 on a channel: everything after the receiver's floor is kept."""
     require(
-        output.log.first <= receiver_in + 1,
+        output.log.first <= floor + 1,
         "no early truncation",
         f"{task} keeps items of channel {output.spec.id} from {output.log.first} on, its "
-        f"receiver's floor is at {receiver_in}",
+        f"receiver's floor is at {floor}",
     )
+
+
+def entries_kept(
+    machine: TaskMachine, floors: Mapping[int, int], stable: Mapping[int, int]
+) -> None:
+    """Invariant 5 in a task: it passes on every log from its floor on, or from where the
+    house-keeper is known to hold it."""
+    for task in machine.plan.distances[machine.id]:
+        base = machine.book.base(task)
+        known = max(floors.get(task, 0), stable.get(task, 0))
+        require(
+            base <= known,
+            "no early truncation",
+            f"{machine.spec.name} has the log of task {task} from {base} on, its floor is "
+            f"{floors.get(task, 0)} and {stable.get(task, 0)} entries are stable",
+        )
 
 
 def logs_kept(keeper: HouseKeeper) -> None:
@@ -210,155 +215,197 @@ def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
         )
 
 
-# --- at the end -----------------------------------------------------------------------------------
+# --- invariant 1, from what has happened in truth -------------------------------------------------
 
 
-def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachine]:
-    """A failure-free run of all automata with the given logs, from the beginning."""
-    first = Incarnation(1, 0)
-    world = NoWorld(lambda content: job.wrap(job.decode(content)))
-    machines: dict[int, TaskMachine] = {}
-    items: dict[int, list[Item]] = {}
-    remaining = [task.id for task in job.plan.tasks]
-    while remaining:
-        ready = next(
-            t
-            for t in remaining
-            if all(job.plan.channels[c].sender in machines for c in job.plan.tasks[t].inputs)
-        )
-        remaining.remove(ready)
-        log = (msg.Run(ready, first, 1, tuple(histories[ready])),)
-        activate = msg.Activate(ready, first, 0, (), log, (), ())
-        machine = TaskMachine(job.plan, activate, job.program(ready), (), world)
-        for action in machine.start():
-            if isinstance(action, ev.NeedRows):
-                start = 0
-                for rows in action.cuts:
-                    machine.handle(ev.SourceRows(job.sources[ready].read(start, rows)))
-                    start += rows
-        for channel in machine.inputs:
-            sender = job.plan.channels[channel].sender
-            machine.handle(ev.Opened(channel, 1, first))
-            for item in items[channel]:
-                clean = Item(
-                    item.seq, item.kind, item.epoch, item.value, item.batch,
-                    {sender: item.dep[sender]}, item.chain, watermark=item.watermark,
-                )  # fmt: skip
-                machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
-        while machine.position < machine.replay_to:
-            require(
-                machine.step() is not None,
-                "equivalence",
-                f"{machine.spec.name} lacks items in a re-run",
-            )
-        for channel, output in machine.outputs.items():
-            log_ = output.log
-            items[channel] = [log_.item(seq) for seq in range(log_.first, log_.last + 1)]
-        machines[ready] = machine
-    return machines
-
-
-def equivalence(job: AnyJob, recorder: Recorder) -> None:
-    """Invariant 6: what was delivered is what a failure-free run with the same determinants
-    delivers."""
-    histories = {task.id: recorder.history(task.id) for task in job.plan.tasks}
-    machines = rerun(job, histories)
-    for task in job.plan.tasks:
-        if not task.is_sink:
-            continue
-        (channel,) = task.outputs
-        log = machines[task.id].outputs[channel].log
-        expected = [log.item(seq) for seq in range(1, log.last + 1)]
-        got = recorder.output(task.id)
+def dependencies_known(machine: TaskMachine, rests_on: Mapping[int, int]) -> None:
+    """Invariant 1: a task knows all that it depends on, over any number of hops."""
+    for task, position in rests_on.items():
+        known = machine.dep.get(task)
         require(
-            len(got) == len(expected),
-            "equivalence",
-            f"{task.name} delivered {len(got)} outputs, a failure-free run {len(expected)}",
+            known is not None and known.position >= position,
+            "log before effect",
+            f"{machine.spec.name} rests on entry {position} of task {task} and knows of {known}",
         )
-        for item, known in zip(expected, got, strict=True):
-            content = (int(item.kind), item.batch.payload if item.batch else None, item.chain)
+
+
+def longest_survives(
+    plan: Plan, task: int, length: int, held: int, next_record: bytes | None, cuts: Cuts
+) -> None:
+    """Invariant 1 in a recovery: all that somebody `held` of a log survives, but what took items
+    that do not exist any more."""
+    if length >= held:
+        return
+    cause = decode_record(next_record)[0] if next_record is not None else None
+    is_void = isinstance(cause, Order) and any(
+        cause.incarnation < incarnation and cause.position > end
+        for incarnation, end in cuts.get(plan.channels[cause.channel].sender, ())
+    )
+    require(
+        is_void,
+        "log before effect",
+        f"the log of task {task} was cut to {length}, somebody held {held} entries",
+    )
+
+
+Cuts = dict[int, list[Cut]]
+"""Of each task: below which incarnation, and where, its log was cut."""
+
+
+def no_void_entries(plan: Plan, task: int, runs: Iterable[msg.Run], cuts: Cuts) -> None:
+    """A log that is to be replayed took only items that exist."""
+    runs = tuple(runs)
+    end = runs[-1].end if runs else 0
+    valid = valid_length(plan, runs, end, cuts)
+    require(valid >= end, "no orphans", f"entry {valid + 1} of task {task} took a lost item")
+
+
+def no_orphan(machine: TaskMachine, cut: msg.Resolve) -> None:
+    """Who lives on after a cut depends on nothing that was lost, neither now nor by what it holds
+    or will replay."""
+    task, incarnation, length = cut.task, cut.incarnation, cut.length
+    kept = [("its state", machine.dep)]
+    kept += [("an item", item.dep) for i in machine.inputs.values() for item in i.queue]
+    for what, dep in kept:
+        require(
+            not depends_on_lost(task, incarnation, length, dep),
+            "no orphans",
+            f"{machine.spec.name}: {what} depends on {dep.get(task)} of task {task}, cut at "
+            f"{length} by {tuple(incarnation)}",
+        )
+    writer = machine.book.writer(task, length + 1)
+    require(
+        writer is None or writer >= incarnation,
+        "no orphans",
+        f"{machine.spec.name} holds entry {length + 1} of task {task}, which is lost",
+    )
+    if machine.phase is Phase.REPLAYING:
+        future = machine.book.runs(machine.id, machine.position + 1)
+        no_void_entries(machine.plan, machine.id, future, {task: [(incarnation, length)]})
+
+
+def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
+    """Invariant 4 in a holder: what it has said that it holds of a fenced log does not grow."""
+    for task, length in promised.items():
+        require(
+            task == machine.id or machine.book.length(task) <= length,
+            "fencing",
+            f"{machine.spec.name} has said it holds {length} entries of task {task}, and took more",
+        )
+
+
+def flow_told(machine: TaskMachine) -> None:
+    """Invariant 7: every sender knows whether its receiver replays or aligns."""
+    for channel, end in machine.inputs.items():
+        relaxed = machine.phase is Phase.REPLAYING or end.aligned
+        require(
+            not end.greeted or end.reset_at is not None or end.told_relaxed == relaxed,
+            "open flow",
+            f"{machine.spec.name} has told the sender of channel {channel} that it is "
+            f"{'' if end.told_relaxed else 'not '}relaxed",
+        )
+
+
+# --- floors and what was acknowledged -------------------------------------------------------------
+
+
+def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """The layers of a floor fit together: what one has sent, the other has taken."""
+    for channel in plan.channels:
+        if channel.receiver != HOUSE_KEEPER:
+            sent, taken = layers[channel.sender].outs, layers[channel.receiver].ins
             require(
-                content == known,
-                "equivalence",
-                f"{task.name} delivered {known} as {item.seq}, a failure-free run {content}",
+                sent[channel.id] == taken[channel.id],
+                "consistent floor",
+                f"channel {channel.id} was at {sent[channel.id]} for its sender, at "
+                f"{taken[channel.id]} for its receiver",
             )
 
 
-def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
-    """The row ids that entered, by source stage: those that the logs know."""
-    result: dict[int, list[int]] = {}
-    for task in job.plan.tasks:
-        if task.is_source:
-            causes = [decode_record(record)[0] for record in recorder.history(task.id)]
-            count = sum(cause.rows for cause in causes if isinstance(cause, Source))
-            ids = [row[0] for row in job.sources[task.id].read(0, count).payload]
-            result.setdefault(job.stage_of[task.id], []).extend(ids)
-    return result
+def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
+    """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
+    for task, layer in layers.items():
+        require(
+            task not in over or layer.incarnation > over[task],
+            "fencing",
+            f"the floor has a layer of task {task} by {tuple(layer.incarnation)}, which is over",
+        )
 
 
-def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
-    """Rows in are rows out: every row arrives at every sink stage, once for each path, and in the
-    store of a stage that writes itself."""
-    arrivals = job.arrivals()
-    entered = rows_in(job, recorder) if arrivals else {}
-    for stage, paths in arrivals.items():
-        expected: Counter[int] = Counter()
-        for source, count in paths.items():
-            for row_id in entered[source]:
-                expected[row_id] += count
-        tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
-        got = _row_ids(content for task in tasks for _, content in recorder.outputs(task.id))
-        missing = expected - got
-        require(not missing, "conservation", f"missing at stage {stage}: {missing}")
-        if not at_least:
-            extra = got - expected
-            require(not extra, "conservation", f"too many at stage {stage}: {extra}")
-        if tasks[0].writes_itself:
-            got = _row_ids(content for task in tasks for _, content in recorder.written_by(task.id))
-            require(not expected - got, "conservation", f"not written: {expected - got}")
+def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
+    """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
+    for task in plan.tasks:
+        if task.is_sink:
+            due = layers[task.id].outs[task.outputs[-1]][0]
+            require(
+                due <= effects[task.id],
+                "no early truncation",
+                f"the floor has {due} outputs of {task.name}, {effects[task.id]} have their effect",
+            )
 
 
-def _row_ids(contents: Iterable[Any]) -> Counter[int]:
-    return Counter(row[0] for kind, payload, _ in contents if kind == Kind.BATCH for row in payload)
+def stable_stays(cuts: Iterable[msg.Resolve], stable: Mapping[int, int]) -> None:
+    """What the house-keeper has called stable is never cut."""
+    for cut in cuts:
+        told = stable.get(cut.task, 0)
+        require(
+            cut.length >= told,
+            "stable log",
+            f"{told} entries of task {cut.task} were called stable; now it is cut to {cut.length}",
+        )
 
 
-def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
-    """Invariant 6 at the service: every answer used was given for those arguments, and no call
-    whose answer is used was made again by a later life."""
-    for task in job.plan.tasks:
-        calls = [
-            (writer, determinant)
-            for writer, record in recorder.entries(task.id)
-            for determinant in decode_record(record)
-            if isinstance(determinant, Call) and determinant.ok
-        ]
-        asked = {a.answer: a for a in service.journal if a.task == task.id}
-        for writer, call in calls:
-            answer = recorder.decode_answer(call.answer)
-            require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
-            known = asked[answer]
-            require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
-            later = [a for a in service.by_arguments[known.arguments] if a.incarnation > writer]
-            require(not later, "calls", f"{known} was asked again: {later}")
-
-
-def floors_of_channels(job: AnyJob, layers: dict[int, msg.Layer | None]) -> dict[int, int]:
-    """For each channel inside the job: how far its receiver's floor has consumed it."""
-    result: dict[int, int] = {}
-    for channel in job.plan.channels:
-        if channel.receiver == HOUSE_KEEPER:
+def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
+    """What was delivered, a new life of the driver knows by number and digest."""
+    for (generation, task, seq), (_, _, chain) in outputs.items():
+        if generation != keeper.generation:
             continue
-        layer = layers.get(channel.receiver)
-        result[channel.id] = layer.ins[channel.id][0] if layer else 0
+        end = keeper.inputs[keeper.plan.tasks[task].outputs[-1]]
+        require(end.consumed >= seq, "durable", f"output {seq} of task {task} is forgotten")
+        require(
+            end.consumed != seq or end.consumed_chain == chain,
+            "durable",
+            f"output {seq} of task {task} has another digest",
+        )
+
+
+def vouches_for_deliveries(task: TaskSpec, next_seq: int, outputs: Mapping[Any, Any]) -> None:
+    """Invariant 1 in what the house-keeper tells a sink: it has what it has delivered."""
+    require(
+        next_seq == 1 or (0, task.id, next_seq - 1) in outputs,
+        "log before effect",
+        f"the house-keeper has all before output {next_seq} of {task.name}, and did not deliver it",
+    )
+
+
+def released_is_delivered(key: tuple[int, int, int], outputs: Mapping[Any, Any]) -> None:
+    """Invariant 1 where a task writes itself: nothing takes effect that is not delivered."""
+    require(key in outputs, "log before effect", f"output {key} is written and not delivered")
+
+
+def few_are_burnt(poisonings: int, deaths: int, terms: int, each: int) -> None:
+    """A poison record kills `each` slots in a row and not many more, whatever else dies."""
+    others = deaths - poisonings
+    require(poisonings <= 2 * each * terms + others, "poison", f"{poisonings} slots were burnt")
+
+
+def right_place(bound: int | None, task: int, tasks_bound: Iterable[int]) -> None:
+    """A task that reads a DataFrame's partition runs in the slot of that partition."""
+    require(
+        bound == (task if task in tasks_bound else None),
+        "placement",
+        f"task {task} came to a slot that cannot run it",
+    )
+
+
+def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:
+    """For each channel: how far the floor of its receiver has consumed it."""
+    result: dict[int, int] = {}
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER:
+            layer = layers.get(channel.sender)
+            result[channel.id] = layer.outs[channel.id][0] if layer else 0
+        else:
+            layer = layers.get(channel.receiver)
+            result[channel.id] = layer.ins[channel.id][0] if layer else 0
     return result
-
-
-def written_once(job: AnyJob, recorder: Recorder) -> None:
-    """Invariant 2 in the store of a task that writes itself: at the end every batch that it has
-    delivered is there, as it was delivered, and nothing else is."""
-    for task in job.plan.tasks:
-        if task.writes_itself:
-            due = [output for output in recorder.outputs(task.id) if output[1][0] == Kind.BATCH]
-            got = recorder.written_by(task.id)
-            for one, other in zip_longest(due, got):
-                require(one == other, "written once", f"{task.name} delivered {one}, wrote {other}")

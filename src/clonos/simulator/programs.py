@@ -319,6 +319,18 @@ def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
     )
 
 
+def chain_job(random: Random) -> Job:
+    """A source, two or three stages and a sink, one task each: most logs take two ways to the
+    house-keeper."""
+    middle = random.choice((2, 3))
+    stages = [
+        Stage("source", 1, ()),
+        *(Stage(f"stage{number}", 1, (number,)) for number in range(middle)),
+        Stage("sink", 1, (middle,), is_sink=True, writes_itself=random.random() < 0.5),
+    ]
+    return build_job(stages, sharing_depth=random.choice((0, 1)), rows=40)
+
+
 def random_job(random: Random, *, with_fused: bool = False) -> Job:
     """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks.
 

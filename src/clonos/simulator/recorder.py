@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.canonical import decode
 from clonos.core.codec import CODEC
-from clonos.core.determinants import Order, decode_record
+from clonos.core.decisions import Note
+from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import open_layer
 from clonos.core.life import Phase
-from clonos.core.messages import Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator import invariants
-from clonos.simulator.invariants import require
+from clonos.simulator import endings, invariants
+from clonos.simulator.invariants import Cuts
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import AnyJob
+from clonos.simulator.violations import require
 from clonos.simulator.world import TraceDigest
 
 NOBODY = Incarnation(0, 0)
@@ -27,28 +29,52 @@ Name = tuple[int, int, int]
 
 
 class Recorder:
-    """The history of one simulation."""
+    """The history of one simulation.
 
-    def __init__(self, job: AnyJob, layers: dict[str, bytes], digest: TraceDigest) -> None:
+    Attributes
+    ----------
+    fenced, newest
+        Of each task: the newest resolved fence, the newest life that runs.
+    cuts
+        Of each task: where its log was cut, by which incarnation.
+    """
+
+    def __init__(
+        self, job: AnyJob, layers: dict[str, bytes], journal: list[bytes], digest: TraceDigest
+    ) -> None:
         self.job = job
         self.digest = digest
         self.fenced: dict[int, Incarnation] = {}
         self.newest: dict[int, Incarnation] = {}
+        self.cuts: Cuts = {}
         self.generation = 0
         self.steps = 0
         self._layers = layers
-        self._entries: dict[int, list[tuple[Incarnation, bytes]]] = {
-            t.id: [] for t in job.plan.tasks
-        }
+        self._journal = journal
+        tasks = [task.id for task in job.plan.tasks]
+        self._entries: dict[int, list[tuple[Incarnation, bytes]]] = {t: [] for t in tasks}
+        self._rests_on: dict[int, list[dict[int, int]]] = {t: [] for t in tasks}
         self._owner: dict[int, Incarnation] = {}
         self._outputs: dict[Name, Any] = {}
         self._written: dict[Name, Any] = {}
         self._last: dict[tuple[int, int], int] = {}
+        self._consumed: dict[tuple[int, Incarnation], dict[int, int]] = {}
+        self._held: dict[int, dict[int, int]] = defaultdict(dict)  # by task, then by holder
+        self._promised: dict[int, dict[int, int]] = defaultdict(dict)  # by holder, then by task
+        self._over: dict[int, Incarnation] = {}
         self._durable: dict[int, int] = {}
+        self._stable: dict[int, int] = {}
+        self._acknowledged: HouseKeeper | None = None
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
+        self._floors: dict[int, int] = {}
+        self._channel_floors = invariants.floors_of_channels(job.plan, {})
         self._paths = invariants.longest_paths(job.plan)
-        self._channel_floors: dict[int, int] = invariants.floors_of_channels(job, {})
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether no loss was forgiven, and there are logs at all."""
+        return self.generation == 0 and self.job.plan.causal_log
 
     # --- what the logs say ------------------------------------------------------------------------
 
@@ -77,17 +103,61 @@ class Recorder:
     # --- control ----------------------------------------------------------------------------------
 
     def ordered(self, slot: int, command: msg.Command) -> None:
+        """The driver sends a command."""
         self.digest.add(slot, CODEC.encode(command))
+        if not isinstance(command, msg.Activate):
+            return
+        self._promised[command.task].clear()
+        if self._is_exact and command.task in self.cuts:
+            incarnation, length = self.cuts[command.task][-1]
+            if incarnation == command.incarnation:
+                known = self._entries[command.task]
+                held = max(self._held[command.task].values(), default=0)
+                record = known[length][1] if len(known) > length else None
+                invariants.longest_survives(
+                    self.job.plan, command.task, length, held, record, self.cuts
+                )
+
+    def commanded(self, machine: TaskMachine, command: msg.Floor | msg.Resolve) -> None:
+        """A task has carried out a command."""
+        if machine.incarnation != self.newest[machine.id] or machine.phase is Phase.FENCED:
+            return
+        if isinstance(command, msg.Resolve) and not command.reset and self._is_exact:
+            invariants.no_orphan(machine, command)
+        if isinstance(command, msg.Floor):
+            invariants.entries_kept(machine, self._floors, self._durable)
 
     def reported(self, slot: int, report: msg.Report) -> None:
+        """The driver hears a report."""
         self.digest.add(slot, CODEC.encode(report))
+        if isinstance(report, msg.FenceAnswer):
+            self._held[report.task][report.holder] = report.length
+            self._promised[report.holder][report.task] = report.length
+
+    def noted(self, note: Note) -> None:
+        """The coordinator has come to something."""
+        if note.what == "fetched":
+            self.fenced[note.task] = note.incarnation
+            self.cuts.setdefault(note.task, []).append((note.incarnation, note.value))
+            for promised in self._promised.values():
+                promised.pop(note.task, None)
+        elif note.what == "detected":
+            self._over[note.task] = note.incarnation
+            self._held[note.task].clear()
+            for held in self._held.values():
+                held.pop(note.task, None)
+            self._promised[note.task].clear()
 
     # --- tasks ------------------------------------------------------------------------------------
 
     def activated(self, machine: TaskMachine, command: msg.Activate) -> None:
         self.newest[machine.id] = max(machine.incarnation, self.newest.get(machine.id, NOBODY))
-        if self.generation or not machine.plan.causal_log:
+        self._consumed[machine.id, machine.incarnation] = {
+            channel: end.consumed for channel, end in machine.inputs.items()
+        }
+        if not self._is_exact or machine.incarnation != self.newest[machine.id]:
             return
+        invariants.no_void_entries(self.job.plan, machine.id, command.log, self.cuts)
         known = self._entries[machine.id]
         for run in command.log:
             for position, record in enumerate(run.records, run.start):
@@ -109,6 +179,18 @@ class Recorder:
             f"{machine.spec.name} goes live at {machine.position}, {len(entries)} are known",
         )
         del entries[machine.position :]
+        del self._rests_on[machine.id][machine.position :]
+
+    def touched(self, machine: TaskMachine) -> None:
+        """A task has heard something, or done a step."""
+        if machine.incarnation != self.newest[machine.id] or machine.phase is Phase.FENCED:
+            return
+        promised = self._promised.get(machine.id)
+        if promised:
+            invariants.promise_kept(machine, promised)
+        for channel, output in machine.outputs.items():
+            invariants.items_kept(output, self._channel_floors[channel], machine.spec.name)
+        invariants.flow_told(machine)
 
     def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
         """A step has ended; `backlogs` are those from before."""
@@ -117,20 +199,44 @@ class Recorder:
         self.digest.add(machine.id, machine.incarnation, machine.position, record)
         if machine.incarnation < self.newest.get(machine.id, NOBODY):
             if machine.incarnation == self._owner.get(machine.id):
-                self._append(machine)
+                self._append(machine, record)
             return
-        self._append(machine)
+        cause = self._append(machine, record)
         if machine.phase is not Phase.FENCED:
-            invariants.log_before_effect(machine, self._durable, self._paths)
-            invariants.gap_free_input(machine, {})
-            invariants.bounded_memory(machine, backlogs)
+            self._check_step(machine, cause, backlogs)
 
-    def _append(self, machine: TaskMachine) -> None:
+    def _append(self, machine: TaskMachine, record: bytes) -> Determinant:
+        cause = decode_record(record)[0]
         owner = self._owner.get(machine.id)
         entries = self._entries[machine.id]
         if owner == machine.incarnation and machine.position == len(entries) + 1:
-            record = machine.book.record(machine.id, machine.position)
             entries.append((machine.incarnation, record))
+            if self._is_exact:
+                self._rests_on[machine.id].append(self._rest_on(machine, cause))
+        return cause
+
+    def _rest_on(self, machine: TaskMachine, cause: Determinant) -> dict[int, int]:
+        """How many entries of each log the newest step of a task rests on, in truth."""
+        before = self._rests_on[machine.id]
+        now = dict(before[-1]) if before else {}
+        if isinstance(cause, Order):
+            made = self._rests_on[self.job.plan.channels[cause.channel].sender]
+            for known in made[cause.position - 1 : cause.position]:  # none: a zombie's of a zombie
+                now.update((t, max(now.get(t, 0), position)) for t, position in known.items())
+        now[machine.id] = machine.position
+        return now
+
+    def _check_step(
+        self, machine: TaskMachine, cause: Determinant, backlogs: dict[int, int]
+    ) -> None:
+        consumed = self._consumed[machine.id, machine.incarnation]
+        if self._is_exact:
+            invariants.dependencies_known(machine, self._rests_on[machine.id][machine.position - 1])
+        if not machine.life.generation:
+            invariants.gap_free_input(machine, consumed, cause)
+        consumed.update((channel, end.consumed) for channel, end in machine.inputs.items())
+        invariants.log_before_effect(machine, self._durable, self._paths)
+        invariants.bounded_memory(machine, backlogs)
 
     def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:
         if isinstance(data, msg.Data) and data.item is not None:
@@ -152,6 +258,8 @@ class Recorder:
     def written(self, task: int, action: ev.Release) -> None:
         key = (action.generation, task, action.item.seq)
         self.digest.add(*key, action.item.chain)
+        if self._is_exact:
+            invariants.released_is_delivered(key, self._outputs)
         invariants.stable_output(self._written, key, action.item, "written")
 
     # --- the house-keeper -------------------------------------------------------------------------
@@ -164,44 +272,65 @@ class Recorder:
             sender = inbound.spec.sender
             invariants.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
 
+    def keeper_says(self, message: msg.ChannelMessage) -> None:
+        """The house-keeper answers a sender."""
+        if isinstance(message, msg.Hello) and message.reset_at is None and self._is_exact:
+            task = self.job.plan.tasks[self.job.plan.channels[message.channel].sender]
+            if task.is_sink and message.channel == task.outputs[-1]:
+                invariants.vouches_for_deliveries(task, message.next_seq, self._outputs)
+
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
+        self._held.clear()
+        self._promised.clear()
         for deliver in delivered:
             self._take_output(deliver)
-        for (generation, task, seq), (_, _, chain) in self._outputs.items():
-            if generation != keeper.generation:
-                continue
-            (channel,) = (c for c in self.job.plan.tasks[task].outputs)
-            inbound = keeper.inputs[channel]
-            require(inbound.consumed >= seq, "stable output", "a delivery was forgotten")
-            if inbound.consumed == seq:
-                require(inbound.consumed_chain == chain, "stable output", "another digest")
+        invariants.nothing_forgotten(keeper, self._outputs)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def committed(self, keeper: HouseKeeper) -> None:
+        """A group of records is durable; nobody has heard of it yet."""
+        if self.job.plan.causal_log:
+            new = [cut for cut in keeper.resolved if self._is_new(cut)]
+            invariants.stable_stays(new, self._stable)
+        self._acknowledged = keeper
+        self._stable = dict(keeper.stable)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
         self.generation = max(self.generation, keeper.generation)
         if keeper.epoch > self._floor_epoch:
             self._floor_epoch = keeper.epoch
-            newest: dict[int, Layer | None] = {
-                task: open_layer(self._layers[refs[-1].path], refs[-1]) if refs else None
-                for task, refs in keeper.layers.items()
-            }
-            self._channel_floors = invariants.floors_of_channels(self.job, newest)
-            invariants.logs_kept(keeper)
+            self._new_floor(keeper)
 
-    def kept(self, machine: TaskMachine) -> None:
-        """Called after a floor has reached a task."""
-        if machine.incarnation != self.newest[machine.id]:
-            return
-        for channel, floor in self._channel_floors.items():
-            output = machine.outputs.get(channel)
-            if output is not None:
-                invariants.no_early_truncation(output, floor, machine.spec.name)
+    def _is_new(self, cut: msg.Resolve) -> bool:
+        return (cut.incarnation, cut.length) not in self.cuts.get(cut.task, ())
+
+    def _new_floor(self, keeper: HouseKeeper) -> None:
+        plan = self.job.plan
+        layers = {
+            t: open_layer(self._layers[refs[-1].path], refs[-1])
+            for t, refs in keeper.layers.items()
+        }
+        self._floors = dict(keeper.positions)
+        self._channel_floors = invariants.floors_of_channels(plan, layers)
+        invariants.logs_kept(keeper)
+        invariants.floor_of_the_living(layers, self._over)
+        invariants.consistent_floor(plan, layers)
+        if self._is_exact:
+            effects = {task.id: self._effects(task.id) for task in plan.tasks if task.is_sink}
+            invariants.floor_has_effect(plan, layers, effects)
+
+    def _effects(self, task: int) -> int:
+        """How many outputs of a sink have their effect in the world."""
+        outputs = self.outputs(task)
+        if self.job.plan.tasks[task].writes_itself:
+            for name, (kind, _, _) in outputs:
+                if kind == msg.Kind.BATCH and name not in self._written:
+                    return name[2] - 1
+        return len(outputs)
 
     def delivered(self, keeper: HouseKeeper, deliver: Deliver) -> None:
         invariants.log_before_output(keeper, deliver)
-        if not self.generation and keeper.plan.causal_log:
+        if self._is_exact:
             self._cover(deliver.task, deliver.item.dep[deliver.task].position)
         self._take_output(deliver)
 
@@ -234,13 +363,13 @@ class Recorder:
 
     def check_end(self, service: Any) -> None:
         """After the job is done."""
-        for task in self.job.plan.tasks:
-            if task.is_sink:
-                kinds = [kind for kind, _, _ in self.output(task.id)]
-                require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
-        exact = self.generation == 0 and self.job.plan.causal_log
-        if exact:
-            invariants.equivalence(self.job, self)
-            invariants.calls_once(self.job, self, service)
-            invariants.written_once(self.job, self)
-        invariants.conservation(self.job, self, at_least=not exact)
+        endings.sinks_have_ended(self.job, self)
+        if self._acknowledged is not None:
+            again = endings.journal_says_so(self.job, self._acknowledged, self._journal)
+            invariants.nothing_forgotten(again, self._outputs)
+        if self._is_exact:
+            endings.equivalence(self.job, self)
+            endings.calls_once(self.job, self, service)
+            endings.clock_goes_on(self.job, self)
+            endings.written_once(self.job, self)
+        endings.conservation(self.job, self, at_least=not self._is_exact)

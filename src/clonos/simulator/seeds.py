@@ -7,33 +7,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
+from clonos.core.machine import InvalidTransition
 from clonos.core.plan import Plan
 from clonos.core.rounds import POISON_DEATHS
-from clonos.errors import ClonosError
+from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
-from clonos.simulator.faults import HARSH, KINDS, Faults
-from clonos.simulator.invariants import Violation
-from clonos.simulator.programs import AnyJob, Job, random_job
+from clonos.simulator.faults import EDGE, HARSH, KINDS, Faults
+from clonos.simulator.programs import AnyJob, Job, chain_job, random_job
+from clonos.simulator.violations import Violation
 
 PATIENCE_MS = 30_000.0
 """After all faults have healed, the job has so long to finish."""
 
 
+class InternalError(AssertionError):
+    """Something in clonos has raised what it should not."""
+
+
+CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
+"""What a job fails with if clonos itself is wrong; no invariant has found it."""
+
+
+class Kind(NamedTuple):
+    """Which kind of simulations: what :func:`simulate` is told besides the seed."""
+
+    harsh: bool = False
+    availability: bool | None = None
+    edge: bool = False
+
+    def flags(self) -> str:
+        """As ``clonos sim`` wants them."""
+        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
+
+
+AS_THE_SEED_SAYS = Kind()
+
+
 @dataclass
 class Result:
-    """What became of one seed. ``digest``: of all that happened, in its order."""
+    """What became of one seed.
+
+    ``invariant``, ``check``: which one is violated (or the kind of a crash), and the function that
+    has found it; ``digest``: of all that happened, in its order.
+    """
 
     seed: int
     verdict: str
     failure: str = ""
     invariant: str = ""
+    check: str = ""
     coverage: Coverage = field(default_factory=Counter)
     steps: int = 0
     events: int = 0
@@ -115,6 +145,7 @@ def simulate(
     arrow: bool | None = None,
     harsh: bool = False,
     availability: bool | None = None,
+    edge: bool = False,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
@@ -122,7 +153,10 @@ def simulate(
     fifth has tasks that are source and sink at once.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
+    `edge`: a chain whose links to the house-keeper are slow, and break.
     """
+    if edge:
+        return _simulate_edge(seed, trace=trace)
     if arrow is None:
         arrow = seed % 50 == 49
     random = Random(seed)
@@ -149,6 +183,19 @@ def simulate(
     )[0]
 
 
+def _simulate_edge(seed: int, *, trace: bool) -> Result:
+    random = Random(seed)
+    job = chain_job(random)
+    options = Options(
+        slots=len(job.plan.tasks) + 3,
+        standbys=0,
+        epoch_ms=random.choice((5.0, 20.0, 1000.0)),
+        commit_ms=random.choice((1.0, 5.0)),
+        rows_ms=0.5,
+    )
+    return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=EDGE)[0]
+
+
 def simulate_job(
     seed: int,
     job: AnyJob,
@@ -158,6 +205,7 @@ def simulate_job(
     trace: bool = False,
     harsh: bool = False,
     is_poisoned: bool = False,
+    kinds: tuple[tuple[str, int], ...] | None = None,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it."""
     small = random.random() < 0.3
@@ -170,7 +218,7 @@ def simulate_job(
             begins_at=random.choice((3.0, 3.0, 100.0, 200.0)),
             lasts=random.choice((30.0, 80.0, 200.0)),
             eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
-            kinds=HARSH if harsh else KINDS,
+            kinds=kinds or (HARSH if harsh else KINDS),
         )
         cluster.heals_at = faults.ends_at
         try:
@@ -183,7 +231,12 @@ def simulate_job(
                 cluster.recorder.check_end(cluster.service)
         except Violation as violation:
             result.verdict, result.invariant = "violation", violation.invariant
-            result.failure = str(violation)
+            result.failure, result.check = str(violation), violation.check
+            if trace:
+                raise
+        except Divergence as error:  # what the protocol itself has to find
+            result.verdict, result.invariant = "violation", "divergence"
+            result.failure, result.check = f"divergence: {error}", "simulate_job"
             if trace:
                 raise
         except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -202,9 +255,9 @@ def _judge_failure(cluster: Cluster, *, is_poisoned: bool) -> None:
     """The only honest reason to give up is a record that kills its readers."""
     outcome = cluster.outcome
     is_poison = outcome.error == "PoisonRecord"
+    if outcome.error == "Divergence":
+        raise Violation("divergence", outcome.message)
+    if outcome.error in CRASHES:
+        raise CRASHES[outcome.error](outcome.message)
     if not is_poison or (not is_poisoned and cluster.deaths < POISON_DEATHS):
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
-    terms = cluster.driver.coordinator.term
-    burnt = 2 * POISON_DEATHS * terms + cluster.deaths - cluster.poisonings
-    if cluster.poisonings > burnt:
-        raise Violation("poison", f"{cluster.poisonings} slots were burnt")

@@ -20,7 +20,7 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
 from clonos.simulator.invariants import backlogs as backlogs_of
-from clonos.simulator.invariants import log_leaves, require, timer_in_time
+from clonos.simulator.invariants import log_leaves, right_place, timer_in_time
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import Poisoned
 from clonos.simulator.recorder import Recorder
@@ -58,8 +58,9 @@ class WatchedMachine(TaskMachine):
         if isinstance(event, ev.Received):
             self._recorder.receives(self, event)
         actions = self._watch(super().handle(event))
-        if isinstance(event, msg.Floor):
-            self._recorder.kept(self)
+        self._recorder.touched(self)
+        if isinstance(event, (msg.Floor, msg.Resolve)):
+            self._recorder.commanded(self, event)
         elif isinstance(event, ev.Tick) and self.is_live:
             log_leaves(self)
         return actions
@@ -71,6 +72,7 @@ class WatchedMachine(TaskMachine):
             return None
         if self.position > before:
             self._recorder.stepped(self, backlogs)
+            self._recorder.touched(self)
         return self._watch(actions)
 
     def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
@@ -149,12 +151,7 @@ class Slot:
 
     def command(self, command: msg.Command) -> None:
         if isinstance(command, msg.Activate):
-            is_bound = command.task in self.cluster.options.bound
-            require(
-                self.bound == (command.task if is_bound else None),
-                "placement",
-                f"task {command.task} came to a slot that cannot run it",
-            )
+            right_place(self.bound, command.task, self.cluster.options.bound)
         self.post((CONTROL, command))
 
     def _turn_by(self, time: float) -> None:

@@ -14,6 +14,7 @@ import xxhash
 from clonos.core.digest import content_digest
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.simulator.violations import Violation
 
 EPOCH_MS = 1_700_000_000_000
 """Processing time at the start of every simulation."""
@@ -164,13 +165,13 @@ class NoWorld:
         self._decode_rows = decode_rows
 
     def clock_ms(self) -> int:
-        raise AssertionError("a replay reads the clock")
+        raise Violation("equivalence", "a replay reads the clock")
 
     def ticks_ms(self) -> int:
-        raise AssertionError("a replay reads the clock")
+        raise Violation("equivalence", "a replay reads the clock")
 
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        raise AssertionError("a replay makes a call")
+        raise Violation("calls", "a replay makes a call")
 
     def decode_rows(self, content: bytes) -> Batch:
         return self._decode_rows(content)

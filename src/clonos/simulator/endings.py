@@ -1,0 +1,200 @@
+"""What must hold when a job is done: everything that was delivered, against everything logged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.determinants import Call, Clock, Source, Timer, decode_record
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Item, Kind
+from clonos.core.plan import Incarnation
+from clonos.core.task import TaskMachine
+from clonos.errors import Divergence
+from clonos.simulator.programs import AnyJob
+from clonos.simulator.violations import Violation, require
+from clonos.simulator.world import NoWorld, Service
+
+if TYPE_CHECKING:
+    from clonos.simulator.recorder import Recorder
+
+
+def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachine]:
+    """A failure-free run of all automata with the given logs, from the beginning."""
+    first = Incarnation(1, 0)
+    world = NoWorld(lambda content: job.wrap(job.decode(content)))
+    machines: dict[int, TaskMachine] = {}
+    items: dict[int, list[Item]] = {}
+    remaining = [task.id for task in job.plan.tasks]
+    while remaining:
+        ready = next(
+            t
+            for t in remaining
+            if all(job.plan.channels[c].sender in machines for c in job.plan.tasks[t].inputs)
+        )
+        remaining.remove(ready)
+        log = (msg.Run(ready, first, 1, tuple(histories[ready])),)
+        activate = msg.Activate(ready, first, 0, (), log, (), ())
+        machine = TaskMachine(job.plan, activate, job.program(ready), (), world)
+        for action in machine.start():
+            if isinstance(action, ev.NeedRows):
+                start = 0
+                for rows in action.cuts:
+                    machine.handle(ev.SourceRows(job.sources[ready].read(start, rows)))
+                    start += rows
+        for channel in machine.inputs:
+            sender = job.plan.channels[channel].sender
+            machine.handle(ev.Opened(channel, 1, first))
+            for item in items[channel]:
+                clean = Item(
+                    item.seq, item.kind, item.epoch, item.value, item.batch,
+                    {sender: item.dep[sender]}, item.chain, watermark=item.watermark,
+                )  # fmt: skip
+                machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
+        while machine.position < machine.replay_to:
+            require(
+                machine.step() is not None,
+                "equivalence",
+                f"{machine.spec.name} lacks items in a re-run",
+            )
+        for channel, output in machine.outputs.items():
+            log_ = output.log
+            items[channel] = [log_.item(seq) for seq in range(log_.first, log_.last + 1)]
+        machines[ready] = machine
+    return machines
+
+
+def equivalence(job: AnyJob, recorder: Recorder) -> None:
+    """Invariant 6: what was delivered is what a failure-free run with the same determinants
+    delivers."""
+    histories = {task.id: recorder.history(task.id) for task in job.plan.tasks}
+    try:
+        machines = rerun(job, histories)
+    except Divergence as error:
+        raise Violation("equivalence", f"a failure-free run: {error}") from error
+    for task in job.plan.tasks:
+        if not task.is_sink:
+            continue
+        (channel,) = task.outputs
+        log = machines[task.id].outputs[channel].log
+        expected = [log.item(seq) for seq in range(1, log.last + 1)]
+        got = recorder.output(task.id)
+        require(
+            len(got) == len(expected),
+            "equivalence",
+            f"{task.name} delivered {len(got)} outputs, a failure-free run {len(expected)}",
+        )
+        for item, known in zip(expected, got, strict=True):
+            content = (int(item.kind), item.batch.payload if item.batch else None, item.chain)
+            require(
+                content == known,
+                "equivalence",
+                f"{task.name} delivered {known} as {item.seq}, a failure-free run {content}",
+            )
+
+
+def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
+    """The row ids that entered, by source stage: those that the logs know."""
+    result: dict[int, list[int]] = {}
+    for task in job.plan.tasks:
+        if task.is_source:
+            causes = [decode_record(record)[0] for record in recorder.history(task.id)]
+            count = sum(cause.rows for cause in causes if isinstance(cause, Source))
+            ids = [row[0] for row in job.sources[task.id].read(0, count).payload]
+            result.setdefault(job.stage_of[task.id], []).extend(ids)
+    return result
+
+
+def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
+    """Rows in are rows out: every row arrives at every sink stage, once for each path, and in the
+    store of a stage that writes itself."""
+    arrivals = job.arrivals()
+    entered = rows_in(job, recorder) if arrivals else {}
+    for stage, paths in arrivals.items():
+        expected: Counter[int] = Counter()
+        for source, count in paths.items():
+            for row_id in entered[source]:
+                expected[row_id] += count
+        tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
+        got = _row_ids(content for task in tasks for _, content in recorder.outputs(task.id))
+        missing = expected - got
+        require(not missing, "conservation", f"missing at stage {stage}: {missing}")
+        if not at_least:
+            extra = got - expected
+            require(not extra, "conservation", f"too many at stage {stage}: {extra}")
+        if tasks[0].writes_itself:
+            got = _row_ids(content for task in tasks for _, content in recorder.written_by(task.id))
+            require(not expected - got, "conservation", f"not written: {expected - got}")
+
+
+def _row_ids(contents: Iterable[Any]) -> Counter[int]:
+    return Counter(row[0] for kind, payload, _ in contents if kind == Kind.BATCH for row in payload)
+
+
+def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
+    """Invariant 6 at the service: every answer used was given for those arguments, and no call
+    whose answer is used was made again by a later life."""
+    for task in job.plan.tasks:
+        calls = [
+            (writer, determinant)
+            for writer, record in recorder.entries(task.id)
+            for determinant in decode_record(record)
+            if isinstance(determinant, Call) and determinant.ok
+        ]
+        asked = {a.answer: a for a in service.journal if a.task == task.id}
+        for writer, call in calls:
+            answer = recorder.decode_answer(call.answer)
+            require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
+            known = asked[answer]
+            require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
+            later = [a for a in service.by_arguments[known.arguments] if a.incarnation > writer]
+            require(not later, "calls", f"{known} was asked again: {later}")
+
+
+def written_once(job: AnyJob, recorder: Recorder) -> None:
+    """Invariant 2 in the store of a task that writes itself: at the end every batch that it has
+    delivered is there, as it was delivered, and nothing else is."""
+    for task in job.plan.tasks:
+        if task.writes_itself:
+            due = [output for output in recorder.outputs(task.id) if output[1][0] == Kind.BATCH]
+            got = recorder.written_by(task.id)
+            for one, other in zip_longest(due, got):
+                require(one == other, "written once", f"{task.name} delivered {one}, wrote {other}")
+
+
+def clock_goes_on(job: AnyJob, recorder: Recorder) -> None:
+    """The time that a task sees never goes back, whoever's clock it is."""
+    for task in job.plan.tasks:
+        times = [
+            determinant.now_ms
+            for record in recorder.history(task.id)
+            for determinant in decode_record(record)
+            if isinstance(determinant, (Clock, Timer))
+        ]
+        for one, other in pairwise(times):
+            require(one <= other, "monotonic clock", f"{task.name} sees {one}, then {other}")
+
+
+def sinks_have_ended(job: AnyJob, recorder: Recorder) -> None:
+    """A job is done when every sink has delivered its END."""
+    for task in job.plan.tasks:
+        if task.is_sink:
+            kinds = [kind for kind, _, _ in recorder.output(task.id)]
+            require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
+
+
+def journal_says_so(job: AnyJob, acknowledged: HouseKeeper, journal: list[bytes]) -> HouseKeeper:
+    """The journal says what the house-keeper has acknowledged. Returns its next life."""
+    again = HouseKeeper(job.plan, job.encode, job.decode)
+    again.recover(journal)
+    for task in job.plan.tasks:
+        ours, theirs = acknowledged.length(task.id), again.length(task.id)
+        require(ours <= theirs, "durable", f"{task.name}: {theirs} entries, not {ours}")
+    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
+    missing = [cut for cut in acknowledged.resolved if cut not in again.resolved]
+    require(not missing, "durable", f"the journal lacks {missing}")
+    return again

@@ -1,0 +1,356 @@
+"""The wrong functions of :mod:`clonos.simulator.mutations`: each is made of the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from clonos.core import messages as msg
+from clonos.core.channels import Inbound, Outbound
+from clonos.core.checkpoints import Checkpoints, EpochState
+from clonos.core.coordinator import Coordinator, TaskState
+from clonos.core.determinants import Clock, Determinant, Timer
+from clonos.core.fences import Fences, Trust
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.inbounds import Inbounds
+from clonos.core.inflight import InFlightLog
+from clonos.core.log import LogBook
+from clonos.core.messages import Dependencies, Item
+from clonos.core.outbounds import Outbounds
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.rounds import Rounds
+from clonos.core.step import RunningStep, TaskTime
+from clonos.core.task import TaskMachine
+from clonos.nodes.commits import Commits, Group
+from clonos.simulator.programs import Toy
+from clonos.simulator.world import NoWorld
+
+
+def constant(value: Any) -> Callable[[Any], Any]:
+    """Whatever is asked, the answer is `value`."""
+    return lambda _: lambda *_, **__: value
+
+
+def without_delta(original: Any) -> Any:
+    def take(self: Inbound, data: msg.Data, book: LogBook) -> Any:
+        is_task = self.spec.receiver != HOUSE_KEEPER
+        return original(self, replace(data, runs=()) if is_task else data, book)
+
+    return take
+
+
+def enqueue_anything(_: Any) -> Any:
+    def enqueue(self: Inbound, item: Item) -> None:
+        self._next_seq = max(self._next_seq, item.seq + 1)
+        self._chain = item.chain
+        self.queue.append(item)
+
+    return enqueue
+
+
+def start_over(original: Any) -> Any:
+    def resume(self: InFlightLog, next_seq: int, known_chain: int) -> None:
+        original(self, next_seq, known_chain)
+        self.cursor = min(self.first, next_seq)
+
+    return resume
+
+
+def fence_without_effect(_: Any) -> Any:
+    return lambda self, task, *_: self.length(task)
+
+
+def first_answer(original: Any) -> Any:
+    def read(self: Rounds, task: TaskState) -> None:
+        answers = task.answers
+        task.answers = dict(list(answers.items())[:1])
+        original(self, task)
+        task.answers = answers
+
+    return read
+
+
+def truncate_when_stored(original: Any) -> Any:
+    def stored(self: TaskMachine, event: Any) -> None:
+        seal = self.seals.get(event.ref.epoch)
+        if seal is not None:
+            for channel, (seq, _) in seal.layer.outs.items():
+                self.outputs[channel].log.truncate(seq)
+        original(self, event)
+
+    return stored
+
+
+def nearly_complete(original: Any) -> Any:
+    def complete(self: Checkpoints) -> None:
+        acks, tasks = self.acks.get(self.next_epoch, {}), self._roster.tasks
+        missing = tasks.keys() - acks.keys()
+        if self.pending_epoch and len(missing) == 1 and len(tasks) > 2:
+            (task,) = missing
+            if self._keeper.layers[task]:
+                acks[task] = self._keeper.layers[task][-1]
+        original(self)
+
+    return complete
+
+
+def live_without_inject(original: Any) -> Any:
+    def live(self: Coordinator, slot: int, report: msg.Live) -> None:
+        epoch = self.checkpoints.machine
+        state, epoch.state = epoch.state, EpochState.IDLE
+        original(self, slot, report)
+        epoch.state = state
+
+    return live
+
+
+def live_clock(original: Any) -> Any:
+    def clock_ms(self: RunningStep) -> int:
+        logged: int = original(self)
+        if self._replayed is not None and not isinstance(self.record[0], Timer):
+            self._now_ms = self.floor_clock_ms = logged + 1
+            return logged + 1
+        return logged
+
+    return clock_ms
+
+
+def standing_clock(_: Any) -> Any:
+    def now_ms(self: TaskTime) -> int:
+        self._last_ms = max(self._world.clock_ms(), self._last_ms)
+        return self._last_ms
+
+    return now_ms
+
+
+def timer_of_now(original: Any) -> Any:
+    def run(
+        self: TaskMachine, cause: Determinant, items: list[Item], logged: list[Determinant] | None
+    ) -> None:
+        if logged is not None and isinstance(cause, Timer):
+            cause = Timer(cause.now_ms + 7)
+        original(self, cause, items, logged)
+
+    return run
+
+
+def unlogged_clock(original: Any) -> Any:
+    return lambda determinants: original([d for d in determinants if not isinstance(d, Clock)])
+
+
+def call_again(original: Any) -> Any:
+    def call(self: RunningStep, fn: Any, args: Any, kwargs: Any) -> Any:
+        if self._replayed is not None:
+            with suppress(ValueError):
+                self._world.call(fn, args, kwargs)
+        return original(self, fn, args, kwargs)
+
+    return call
+
+
+def direct_dependency_only(original: Any) -> Any:
+    def take(self: TaskMachine, step: Any, channel: int, items: list[Item]) -> Any:
+        sender = self.plan.channels[channel].sender
+        direct = [replace(item, dep={sender: item.dep[sender]}) for item in items]
+        return original(self, step, channel, direct)
+
+    return take
+
+
+def never_unknown(original: Any) -> Any:
+    def judge(self: Fences, dep: Dependencies) -> Trust:
+        trust: Trust = original(self, dep)
+        return Trust.VALID if trust is Trust.UNKNOWN else trust
+
+    return judge
+
+
+def lengths_only(_: Any) -> Any:
+    return lambda _plan, _logs, fences, *_: {t: fence[1] for t, fence in fences.items()}
+
+
+def acknowledge_unsettled(original: Any) -> Any:
+    def acknowledge(self: TaskMachine) -> None:
+        settled = {c: o.settled for c, o in self.outputs.items()}
+        for output in self.outputs.values():
+            output.settled = output.log.last
+        original(self)
+        for channel, value in settled.items():
+            self.outputs[channel].settled = value
+
+    return acknowledge
+
+
+def release_at_once(original: Any) -> Any:
+    def settle(self: Outbounds, output: Any) -> None:
+        if not self._life.spec.writes_itself:
+            original(self, output)
+            return
+        processed, output.log.processed = output.log.processed, output.log.last
+        original(self, output)
+        output.log.processed = processed
+
+    return settle
+
+
+def wait_for_the_journal(_: Any) -> Any:
+    def gate_closed(self: Outbounds, _: Any, item: Any) -> bool:
+        task, stable = self._life.id, self._stable
+        return self._life.spec.is_gated and item.dep[task].position > stable.get(task, 0)
+
+    return gate_closed
+
+
+def keep_the_log(original: Any) -> Any:
+    def tick(self: Outbounds) -> None:
+        sinks = [o for o in self.ends.values() if o.to_world and o.carries_items]
+        logs = [output.logs for output in sinks]
+        for output in sinks:
+            output.logs = ()
+        original(self)
+        for output, kept in zip(sinks, logs, strict=True):
+            output.logs = kept
+
+    return tick
+
+
+def count_no_death(original: Any) -> Any:
+    def note(self: Rounds, task: TaskState, length: int) -> None:
+        original(self, task, length)
+        task.deaths = min(task.deaths, 2)
+
+    return note
+
+
+def answer_before_commit(original: Any) -> Any:
+    def write(self: Commits, group: Group, *rest: Any) -> None:
+        self._let_out(replace(group, actions=[]))
+        original(self, replace(group, reactions=[], outputs=[]), *rest)
+
+    return write
+
+
+def deaf_while_away(original: Any) -> Any:
+    def connect(self: Outbounds, peer: msg.Peer) -> None:
+        if not self.ends[peer.channel].attempt:
+            original(self, peer)
+
+    return connect
+
+
+def floor_of_next(original: Any) -> Any:
+    def floor(self: TaskMachine, command: msg.Floor) -> None:
+        positions = {t: p + 1 for t, p in command.positions.items() if t != self.id}
+        original(self, replace(command, positions={**command.positions, **positions}))
+
+    return floor
+
+
+def cut_nothing(original: Any) -> Any:
+    def resolve(self: LogBook, task: int, incarnation: Any, length: int) -> None:
+        log = self._logs.pop(task, None)
+        original(self, task, incarnation, length)
+        if log is not None:
+            self._logs[task] = log
+
+    return resolve
+
+
+def continue_at_the_end(_: Any) -> Any:
+    return lambda self, *_: (self.last, self.chain)
+
+
+def forget_what_was_forgiven(original: Any) -> Any:
+    def needed(self: HouseKeeper) -> list[msg.Resolve]:
+        newest = {cut.task: cut for cut in self.resolved}
+        return [
+            cut
+            for cut in original(self)
+            if cut is newest[cut.task] or cut.length > self.positions[cut.task]
+        ]
+
+    return needed
+
+
+def newest_layer(_: Any) -> Any:
+    return staticmethod(lambda deltas, **_: deltas[-1])
+
+
+def never_opened(_: Any) -> Any:
+    def on_throttle(self: TaskMachine, _: msg.Throttle) -> None:
+        self.intake.is_closed = True
+
+    return on_throttle
+
+
+def never_relaxed(original: Any) -> Any:
+    return lambda self, *, relaxed, force=False: original(self, relaxed=False, force=force)  # noqa: ARG005
+
+
+def other_rows_on_replay(original: Any) -> Any:
+    """User code that behaves otherwise when it is run again (not in the re-run at the end)."""
+
+    def process(self: Toy, step: Any, rows: Any) -> None:
+        is_replay = step._replayed is not None and not isinstance(step._world, NoWorld)
+        original(self, step, [(row_id, value + is_replay) for row_id, value in rows])
+
+    return process
+
+
+def forget_what_is_expected(_: Any) -> Any:
+    def verify(self: InFlightLog, _: int) -> None:
+        self._expected = None
+
+    return verify
+
+
+def cut_elsewhere(original: Any) -> Any:
+    def cuts(causes: Any) -> tuple[int, ...]:
+        first, *others = original(causes) or (0,)
+        return (first + 1, *others) if first else ()
+
+    return cuts
+
+
+def finish_unwritten(original: Any) -> Any:
+    return property(lambda self: self._life.spec.writes_itself or original.fget(self))
+
+
+def delivered_is_written(original: Any) -> Any:
+    def greet(self: Outbound, hello: msg.Hello) -> None:
+        original(self, hello)
+        if self.to_world and self.carries_items:
+            self.released = self.settled = max(self.settled, hello.next_seq - 1)
+
+    return greet
+
+
+def without_dialling_again(original: Any) -> Any:
+    def cut(self: Outbounds, task: int, length: int) -> None:
+        ends, self.ends = self.ends, {}
+        original(self, task, length)
+        self.ends = ends
+        for end in ends.values():
+            end.cut(task, length)
+
+    return cut
+
+
+def wall_clock(_: Any) -> Any:
+    return lambda self: self._world.clock_ms()
+
+
+def first_marker_counts(_: Any) -> Any:
+    return lambda self, epoch: epoch if any(i.aligned for i in self.inputs.values()) else 0
+
+
+def past_the_marker(original: Any) -> Any:
+    def available(self: Inbounds, inbound: Inbound) -> int:
+        aligned, inbound.aligned = inbound.aligned, False
+        count: int = original(self, inbound)
+        inbound.aligned = aligned
+        return count
+
+    return available

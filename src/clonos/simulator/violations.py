@@ -1,0 +1,45 @@
+"""The names of all invariants, and what is raised when one does not hold."""
+
+from __future__ import annotations
+
+import sys
+
+INVARIANTS = {
+    "log before effect": "what anybody depends on is in a log that survives, or below a floor",
+    "no orphans": "nobody goes on who depends on what was lost",
+    "stable log": "what was called stable is never cut, and no log says what nobody wrote",
+    "stable output": "(generation, task, seq) names one content for ever",
+    "written once": "what a sink that writes itself delivered is in the store, and nothing else",
+    "gap-free FIFO": "items 1, 2, 3, ... of a channel, once each",
+    "fencing": "at most one life of a task affects anybody",
+    "no early truncation": "what a recovery may ask for is kept",
+    "consistent floor": "the layers of a floor fit together",
+    "durable": "what was acknowledged is in the journal",
+    "divergence": "a task that does something else on replay is found out",
+    "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
+    "conservation": "rows in are rows out",
+    "calls": "no call is made again whose answer was used",
+    "monotonic clock": "the time that a task sees never goes back",
+    "bounded memory": "who is far ahead of a live receiver waits",
+    "open flow": "who replays or aligns holds up nobody",
+    "placement": "a task runs where it can",
+    "poison": "a record that kills its readers kills few",
+    "liveness": "when faults have healed, the job gets done",
+}
+"""All invariants. The functions that check them say for which one they speak."""
+
+
+class Violation(BaseException):  # nothing between the check and the verdict may take it for its own
+    """An invariant does not hold. ``check``: the function that has found it."""
+
+    def __init__(self, invariant: str, what: str, check: str = "") -> None:
+        super().__init__(f"{invariant}: {what}")
+        assert invariant in INVARIANTS, invariant
+        self.invariant = invariant
+        self.check = check or sys._getframe(1).f_code.co_name  # noqa: SLF001 - as loggers do
+
+
+def require(condition: object, invariant: str, what: str) -> None:
+    """Raise a `Violation` unless `condition` holds."""
+    if not condition:
+        raise Violation(invariant, what, sys._getframe(1).f_code.co_name)  # noqa: SLF001
