@@ -1,0 +1,47 @@
+"""Every code block of the tutorial runs, in the order of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```python( spark)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def run_blocks(*, with_spark: bool) -> dict[str, Any]:
+    """Run the blocks as one script; with or without those that are marked as Spark's."""
+    text = PAGE.read_text()
+    names: dict[str, Any] = {"__name__": "__main__"}  # functions travel to slots by value
+    try:
+        for block in BLOCK.finditer(text):
+            if with_spark or block[1] is None:
+                # Blank lines before it: a traceback shows the line of the page.
+                lines = "\n" * text[: block.start(2)].count("\n")
+                exec(compile(lines + block[2], str(PAGE), "exec"), names)  # noqa: S102
+    finally:
+        if "server" in names:
+            names["server"].shutdown()
+            names["server"].server_close()
+    return names
+
+
+def test_each_block_is_run():
+    text = PAGE.read_text()
+    assert len(BLOCK.findall(text)) == text.count("```python") > 8
+
+
+def test_without_spark():
+    names = run_blocks(with_spark=False)
+    assert "spark" not in names
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("default")
+def test_with_spark(new_jvm: None):
+    names = run_blocks(with_spark=True)
+    names["spark"].stop()
