@@ -359,7 +359,7 @@ def test_a_circle_is_found():
     assert circles(graph) == [frozenset("bc"), frozenset("d")]
 
 
-TESTS_OF = {"bench", "nexmark", "demo"}
+TESTS_OF = {"bench", "nexmark", "demo", "docs"}
 """Folders of tests of what lies beside the package."""
 
 

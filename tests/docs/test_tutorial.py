@@ -21,7 +21,7 @@ def run_blocks(*, with_spark: bool) -> dict[str, Any]:
             if with_spark or block[1] is None:
                 # Blank lines before it: a traceback shows the line of the page.
                 lines = "\n" * text[: block.start(2)].count("\n")
-                exec(compile(lines + block[2], str(PAGE), "exec"), names)  # noqa: S102
+                exec(compile(lines + block[2], str(PAGE), "exec"), names)
     finally:
         if "server" in names:
             names["server"].shutdown()
