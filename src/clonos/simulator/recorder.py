@@ -64,6 +64,7 @@ class Recorder:
         self._over: dict[int, Incarnation] = {}
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
+        self._recovered: list[msg.Resolve] = []  # cuts in the journal: not all were heard of
         self._acknowledged: HouseKeeper | None = None
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
@@ -286,6 +287,7 @@ class Recorder:
         for deliver in delivered:
             self._take_output(deliver)
         invariants.nothing_forgotten(keeper, self._outputs)
+        self._recovered = list(keeper.resolved)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def committed(self, keeper: HouseKeeper) -> None:
@@ -302,7 +304,8 @@ class Recorder:
             self._new_floor(keeper)
 
     def _is_new(self, cut: msg.Resolve) -> bool:
-        return (cut.incarnation, cut.length) not in self.cuts.get(cut.task, ())
+        known = self.cuts.get(cut.task, ())
+        return cut not in self._recovered and (cut.incarnation, cut.length) not in known
 
     def _new_floor(self, keeper: HouseKeeper) -> None:
         plan = self.job.plan
