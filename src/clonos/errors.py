@@ -6,11 +6,11 @@ import re
 from typing import Any, Final
 
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
-"""A secret may hold a slash that nobody has escaped; a name without one is no secret."""
+"""A secret may contain an unescaped slash; a user name without a secret is not masked."""
 
 
 def masked(text: str) -> str:
-    """A text without the keys in its URIs, and without the users whose they are.
+    """Return a text without the keys and user names in its URIs.
 
     Examples
     --------
@@ -60,11 +60,11 @@ def _rebuild(cls: type[ClonosError], what: str, where: str, remedy: str, trace: 
 
 
 class StepTooLarge(ClonosError):
-    """What one step puts into the log, or one batch that it makes, is more than can be moved."""
+    """A step's log entry, or a batch that it makes, is too large to be sent."""
 
 
 class ProtocolError(ClonosError):
-    """A peer or our own code broke the protocol; a bug in clonos, never in user code.
+    """A peer or clonos itself broke the protocol: a bug in clonos, never in user code.
 
     ``stories``: the last transitions of the state machines it concerns.
     """
@@ -79,8 +79,8 @@ class ProtocolError(ClonosError):
 
 
 class Divergence(ClonosError):
-    """A replay did something else than the log says: user code is nondeterministic outside the
-    services of its context."""
+    """A replay did something other than the log says: user code is nondeterministic outside
+    ``ctx``."""
 
 
 class MalformedMessage(ProtocolError):
@@ -88,15 +88,15 @@ class MalformedMessage(ProtocolError):
 
 
 class DefinitionError(ClonosError):
-    """The job is written wrongly; raised where it is defined, before anything runs."""
+    """The job is defined incorrectly; raised where it is defined, before anything runs."""
 
 
 class UnknownColumn(DefinitionError):
-    """A column is named that the stream does not have."""
+    """The stream has no column of this name."""
 
 
 class WrongType(DefinitionError):
-    """A value or column is of a type that cannot be used there."""
+    """A value or column has a type that cannot be used there."""
 
 
 class BadSchema(DefinitionError):
@@ -112,11 +112,11 @@ class BadGraph(DefinitionError):
 
 
 class Unbounded(DefinitionError):
-    """All rows are asked for of a stream that need not end."""
+    """All rows of a stream are requested, but the stream may never end."""
 
 
 class OperatorError(ClonosError):
-    """A user function raised, or what it returned does not fit its schema."""
+    """A user function raised, or its result does not fit the schema."""
 
 
 class BrokenLine(ClonosError):
@@ -124,11 +124,11 @@ class BrokenLine(ClonosError):
 
 
 class SourceError(ClonosError):
-    """A source cannot be reached or does not have the rows that are asked of it again."""
+    """A source cannot be reached, or no longer has rows that are needed again."""
 
 
 class StateMismatch(ClonosError):
-    """A layer was written by other operators than the ones that are to read it."""
+    """A layer was written by operators other than those that read it."""
 
 
 class UnencodableValue(ClonosError):
@@ -136,7 +136,7 @@ class UnencodableValue(ClonosError):
 
 
 class CallError(ClonosError):
-    """What a call in ``ctx.call`` raised, if the exception itself cannot be kept in the log.
+    """Stands for an exception raised in ``ctx.call`` that cannot itself be kept in the log.
 
     Parameters
     ----------
@@ -160,8 +160,8 @@ class TaskFailed(ClonosError):
 
 
 class PoisonRecord(ClonosError):
-    """A task dies again and again at the same place; the job stops before every standby is lost."""
+    """A task dies repeatedly at the same record; the job stops before every standby is lost."""
 
 
 class OrphanedOutput(ClonosError):
-    """Output is in the world that depends on something nobody knows any more."""
+    """Delivered output depends on log entries that no process holds any more."""

@@ -1,4 +1,4 @@
-"""What can go wrong with causal services in a Spark job; each says what to do."""
+"""Errors of causal services in a Spark job; each says what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clonos.errors import ClonosError
 
 
 class CausalError(ClonosError):
-    """Base of what the causal services of plain Spark jobs raise."""
+    """Base of the errors of causal services."""
 
 
 class OutsideTask(CausalError):
@@ -22,11 +22,11 @@ class NotConnected(CausalError):
 
 
 class LogUnreachable(CausalError):
-    """The log does not answer, so nothing can be asked: the answer could not be kept."""
+    """The log does not answer, so no call is made: its answer could not be kept."""
 
 
 class LogFull(CausalError):
-    """The log holds as many bytes as it may."""
+    """The log has reached its limit of bytes."""
 
 
 class LogBroken(CausalError):
@@ -38,7 +38,7 @@ class Fenced(CausalError):
 
 
 class BelowFloor(CausalError):
-    """The batch has been committed, and its answers are gone."""
+    """The batch was committed, and its answers were deleted."""
 
 
 class OperatorUsedTwice(CausalError):
@@ -46,7 +46,7 @@ class OperatorUsedTwice(CausalError):
 
 
 class ServiceTooSlow(CausalError, TimeoutError):
-    """A call did not end within its time."""
+    """A call did not end within its time limit."""
 
 
 class UnsupportedSession(CausalError):
@@ -54,15 +54,15 @@ class UnsupportedSession(CausalError):
 
 
 class UnsupportedQuery(CausalError):
-    """A streaming query is set up so that what was promised about its answers cannot be kept."""
+    """A streaming query's options rule out the guarantees about its answers."""
 
 
 class OtherRows(CausalError):
-    """An attempt of a batch has other rows than the one before it had."""
+    """An attempt of a batch has other rows than the previous attempt."""
 
 
 def named(name: str) -> type[CausalError]:
-    """The class of an error that the log has told by its name."""
+    """Return the class of an error that the log reported by name."""
     kind = globals().get(name)
     return kind if isinstance(kind, type) and issubclass(kind, CausalError) else CausalError
 
@@ -97,6 +97,6 @@ def full(key: object, more: int, used: int, bytes_max: int) -> LogFull:
     """The error of an answer for which there is no room."""
     return LogFull(
         f"{key} has {more} bytes more, and {used} of {bytes_max} bytes are in use",
-        remedy="let batches be smaller, end finished runs (log.done()), give more "
+        remedy="make batches smaller, end finished runs (log.done()), raise the limit "
         "(causal.start(bytes_max=...)) or use a PostgreSQL store",
     )

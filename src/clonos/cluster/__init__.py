@@ -1,1 +1,1 @@
-"""The driver's side of a job: coordinator and house-keeper in one loop, slots from Spark."""
+"""The driver's adapters: its loop, the journal, slots from Spark, listeners."""

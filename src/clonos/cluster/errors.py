@@ -1,4 +1,4 @@
-"""What can go wrong in the driver of a job."""
+"""Errors in the driver of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clonos.errors import ClonosError, DefinitionError
 
 
 class BadDirectory(DefinitionError):
-    """The folders that are given for a job do not suffice for it."""
+    """A job's folders are missing, not local, or cannot be written."""
 
 
 class OtherJob(ClonosError):
@@ -14,4 +14,4 @@ class OtherJob(ClonosError):
 
 
 class UnreadableCheckpoint(ClonosError):
-    """What a checkpoint says about its job cannot be read."""
+    """A checkpoint's description of its job cannot be read."""

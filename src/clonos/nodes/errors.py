@@ -1,4 +1,4 @@
-"""What the driver may conclude about its slots."""
+"""Errors that the driver raises about its slots."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from clonos.errors import ClonosError
 
 
 class SlotsLost(ClonosError):
-    """A slot ends again and again before it has registered."""
+    """A slot ended repeatedly before it registered."""
 
 
 class OtherVersion(ClonosError):
-    """An executor runs other versions than the driver: a replay would not be bit-exact."""
+    """An executor's versions differ from the driver's: a replay might not be bit-exact."""

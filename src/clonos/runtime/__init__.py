@@ -1,1 +1,1 @@
-"""What runs in a slot: the loop that feeds a task's automaton and carries out its actions."""
+"""A slot's adapters: the loop that feeds its node with events and carries out its actions."""

@@ -2,7 +2,7 @@
 
 Rows are delivered once, in order per sink task, as soon as they are durable.
 
-What they are made of lies beside: their description (``spec``), what a task writes with
+Their parts are modules of this package: their description (``spec``), what a task writes with
 (``file_buffer``, ``writers``, ``tables``), what the driver does with rows (``delivered``,
 ``outputs``), and how Spark reads them (``data_source``).
 """

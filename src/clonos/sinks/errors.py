@@ -1,4 +1,4 @@
-"""What can go wrong with a sink that writes itself."""
+"""Errors of sinks whose tasks write files themselves."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class OutputExists(ClonosError):
 
 
 class SinkFailed(ClonosError):
-    """A sink could not put its rows where they belong."""
+    """A sink could not write its rows."""

@@ -1,6 +1,6 @@
 """Sources: where rows come from. Give one to ``job.source(...)``.
 
-What they are made of lies beside: their description (``spec``), what a task reads with (the
+Their parts are modules of this package: their description (``spec``), what a task reads with (the
 readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queries``, ``versions``,
 ``spool``).
 """

@@ -1,4 +1,4 @@
-"""What can go wrong with a source that Spark feeds."""
+"""Errors of sources that Spark feeds."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class FeedFailed(ClonosError):
 
 
 class TableFailed(ClonosError):
-    """A table that rows are looked up in cannot be read."""
+    """A ``look_up`` table is too large or cannot be read."""

@@ -1,4 +1,4 @@
-"""What can go wrong between clonos and the Spark application it runs in."""
+"""Errors between clonos and the Spark application that it runs in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clonos.errors import ClonosError
 
 
 class SparkSetup(ClonosError):
-    """The Spark session cannot run slots as it is configured."""
+    """This Spark session's configuration does not allow slots to run."""
 
 
 class NotEnoughSlots(SparkSetup):

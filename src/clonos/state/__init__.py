@@ -1,1 +1,1 @@
-"""What operators remember: facts, keyed state, pieces, rows by key, timers; and its layers."""
+"""Operators' state: facts, keyed values, pieces, rows by key, timers; and its layers."""

@@ -1,4 +1,4 @@
-"""What can go wrong between two processes."""
+"""Errors between two processes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ OPEN_PORTS: Final = (
 
 
 class AuthenticationFailed(ClonosError):
-    """A peer does not hold the job's secret, or repeats somebody else's greeting."""
+    """A peer does not hold the job's secret, or replays another peer's greeting."""
 
 
 class PlaintextRefused(ClonosError):
-    """The address is not a loopback one (or not one at all), and plaintext was not asked for."""
+    """The address is not a loopback address, and plaintext was not requested."""
 
 
 class TlsUnavailable(ClonosError):
-    """Streams are to be encrypted, and the certificates for that cannot be made."""
+    """Streams must be encrypted, but their certificates cannot be made."""
 
 
 class SchemaMismatch(ProtocolError):
-    """A batch has another schema than the one pinned for its channel."""
+    """A batch's schema differs from the one pinned for its channel."""
 
 
 class PeerUnreachable(ClonosError):
-    """A stream could not be opened or broke; the peer or the network between is gone."""
+    """A stream could not be opened, or broke: the peer, or the network to it, is gone."""
 
 
 class CannotConnect(PeerUnreachable):
-    """Nothing that is sent to that address comes back: it, or what lies between, drops it."""
+    """No reply comes from that address: the peer, or something in between, drops packets."""
