@@ -6,7 +6,7 @@ from clonos.errors import ClonosError
 
 
 class SparkSetup(ClonosError):
-    """This Spark session's configuration does not allow slots to run."""
+    """Slots cannot run with the configuration of this Spark session."""
 
 
 class NotEnoughSlots(SparkSetup):
