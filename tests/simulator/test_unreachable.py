@@ -45,7 +45,7 @@ def part(cluster: Cluster) -> tuple[Any, Any]:
 
 def finish(cluster: Cluster) -> None:
     cluster.heals_at = cluster.scheduler.now
-    outcome = cluster.run(cluster.scheduler.now + 5_000)
+    outcome = cluster.run(cluster.scheduler.now + 30_000)  # slots that do not leave are waited for
     assert outcome.state == "done", outcome
     cluster.recorder.check_end(cluster.service)
 
