@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 from clonos.errors import ClonosError, ProtocolError
 
 FRAMES_MAX: Final = 20
-"""Of one exception; of more, the first and the last are told."""
+"""Frames reported per exception; of more, the first and the last."""
 CAUSES_MAX: Final = 4
-"""Exceptions that led to each other; of more, the last are told."""
+"""Exceptions reported of a chain of causes; of more, the last."""
 TEXT_MAX: Final = 1000
-"""Letters of one exception's message, or of one frame."""
+"""Characters of one exception's message, or of one frame."""
 
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _PATHS: Final = sysconfig.get_paths()

@@ -21,7 +21,7 @@ from clonos.causal.messages import AnswerKey
 from clonos.errors import MalformedMessage
 
 CHUNK_OVERHEAD: Final = 64
-"""Bytes that the budget is charged for a chunk besides its own."""
+"""Bytes charged to the budget for each chunk, besides its content."""
 
 SEED_BYTES: Final = 16
 

@@ -23,7 +23,7 @@ from clonos.core.determinants import Cause
 from clonos.errors import CallError, MalformedMessage
 
 DIGEST_BYTES: Final = 16
-"""Whoever writes the rows must not find two questions with one digest: no xxhash here."""
+"""A user must not be able to construct two questions with one digest: no xxhash here."""
 
 CALL: Final = int(Cause.CALL)
 CLOCK: Final = int(Cause.CLOCK)

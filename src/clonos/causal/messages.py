@@ -153,4 +153,4 @@ ANSWERS: Final = WIRE.extended(
         164: Failed,
     }
 )
-"""Everything that is said. Numbers from 128 on are those of causal services."""
+"""All messages between clients and the log. Causal services own the numbers from 128 on."""

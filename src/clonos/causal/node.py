@@ -21,22 +21,22 @@ from clonos.errors import ClonosError
 from clonos.transport.events import ClientClosed, ClientOpened, Connection
 
 ROTATE_BYTES: Final = 64 << 20
-"""A journal is replaced by a snapshot when it has grown by this, and to twice what is held."""
+"""A snapshot replaces the journal once it has grown by this, and to twice what is held."""
 
 READ_BYTES_MAX: Final = 16 << 20
-"""A reply with chunks holds little more than this (one chunk in any case)."""
+"""Soft limit of a reply with chunks; it always holds at least one."""
 
 SILENT_S: Final = 15.0
-"""An owner that says nothing for this long is taken for dead, if somebody waits for its log."""
+"""If somebody waits for its log, an owner silent for this long is presumed dead."""
 
 WAIT_MAX_S: Final = 10.0
-"""No request waits longer for news."""
+"""Longest time that a request waits for news."""
 
 MEND_S: Final = 1.0
-"""A disk that has failed is tried again after this time, if somebody waits for it."""
+"""Time before a failed disk is tried again, if somebody waits for it."""
 
 TURN_S: Final = 1.0
-"""A turn at least this often: what the loop sleeps longer, the plane's clock does not count."""
+"""Longest time between turns: the plane's clock does not count longer sleeps of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class JournalPort(Protocol):
 
 
 JudgePort = Callable[[str, int], None]
-"""Is asked about a scope's batch; answered by ``Judged``."""
+"""Asked about a scope's batch; the answer is ``Judged``."""
 
 
 class Disk(Enum):

@@ -23,7 +23,7 @@ from clonos.causal.entries import Entry, decode_chunk
 from clonos.errors import DefinitionError
 
 POLL_S: Final = 0.05
-"""How often an attempt that follows another one looks for news."""
+"""How often an attempt that follows another one polls for news."""
 
 READ_BYTES_MAX: Final = 16 << 20
 
@@ -44,7 +44,7 @@ create table if not exists clonos_chunks (
     primary key (log, number));
 """
 _LOCKS: Final = 0x436C << 48  # "Cl"
-"""Our advisory locks are this and the number of a log; log 0 stands for the tables."""
+"""Key of our advisory locks: this plus the log's number; log 0 stands for the tables."""
 
 T = TypeVar("T")
 

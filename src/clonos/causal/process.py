@@ -31,7 +31,7 @@ RUN_PROPERTY: Final = "clonos.causal.run"
 """Local properties of Spark's threads, which its tasks inherit; the last is ours."""
 
 DRIVER: Final = -1
-"""Instead of a partition."""
+"""In place of a partition: the driver."""
 
 _PYSPARK: Final = str(os.path.dirname(pyspark.__file__)) + os.sep  # noqa: PTH120 - as in frames
 _HERE: Final = str(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - see above

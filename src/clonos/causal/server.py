@@ -33,10 +33,10 @@ QUICK_S: Final = 0.02
 a processor per group, so it has to be worth that."""
 
 CLOSE_S: Final = 3.0
-"""A disk that hangs is not waited for when the log is closed."""
+"""Grace period for a disk that hangs while the log is closed."""
 
 HANG_UP_S: Final = 0.05
-"""For the last replies to go out. Clients that are idle read nothing, and would never leave."""
+"""Time for the last replies to go out. Idle clients read nothing, and would never leave."""
 
 Judge = Callable[[str, int], None]
 

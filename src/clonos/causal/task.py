@@ -24,19 +24,19 @@ from clonos.causal.messages import AnswerKey, Opened
 
 LINGER_S: Final = 0.02
 LINGER_MAX_S: Final = 0.25
-"""What a killed task may have to ask again is what came in so short a time."""
+"""Longest time that answers are held back: what a killed task may have to ask again."""
 
 SENDING_SHARE: Final = 1 / 40
-"""So much of its time a task may spend on sending early; where sending is slow it lingers."""
+"""Share of its time that a task may spend on sending early; if sending is slow, it lingers."""
 
 BEAT_S: Final = 3.0
-"""A task that has nothing to say says so, this often."""
+"""Heartbeat interval of a task that has nothing else to send."""
 
 CHUNK_BYTES_MAX: Final = 4 << 20
-"""Answers are appended in pieces of about this size."""
+"""Approximate size of the pieces in which answers are appended."""
 
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""No single answer is larger."""
+"""Size limit of a single answer."""
 
 REOPEN_S: Final = 10.0
 """How long a task tries to reach its log again."""

@@ -26,9 +26,9 @@ from clonos.nodes.views import (
 _LOGGER: Final = logging.getLogger("clonos")
 
 EVENTS_MAX: Final = 1000
-"""A listener that has not heard so many events misses the oldest of them."""
+"""Events queued per listener; a slow one misses the oldest."""
 SAMPLES_MAX: Final = 100_000
-"""An hour of four samples a second for seven tasks; older ones go."""
+"""An hour of four samples a second for seven tasks; older ones are dropped."""
 
 _METHODS: Final[dict[type[Any], str]] = {
     JobStarted: "on_started",

@@ -28,7 +28,7 @@ from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 
 NICENESS: Final = 10
-"""Of the process that merges."""
+"""Niceness of the process that merges layers."""
 
 
 def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool, term: int) -> LayerRef:

@@ -21,9 +21,9 @@ from clonos.storage.files import Durability
 LOGGER: Final = logging.getLogger("clonos")
 
 STOP_S: Final = 30.0
-"""How long stopping may take before its caller goes on."""
+"""Longest time that a caller waits for a job to stop."""
 LISTENERS_S: Final = 1.0
-"""Who waits for a job's end waits for slow listeners, too, up to this time."""
+"""Grace period for slow listeners when a job has ended."""
 
 
 class RunningJob:

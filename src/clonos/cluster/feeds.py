@@ -28,7 +28,7 @@ from clonos.transport.inbox import Inbox
 LOGGER: Final = logging.getLogger("clonos")
 
 TABLE_BACKLOG_BYTES: Final = 256 << 20
-"""Versions of a table that a recovery may ask for take up to so much; newer ones wait."""
+"""Limit on the versions of a table kept for recovery; newer ones wait."""
 
 
 @dataclass(frozen=True)

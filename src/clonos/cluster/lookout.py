@@ -12,7 +12,7 @@ from clonos.errors import ClonosError
 from clonos.storage.terms import superseded
 
 LOOK_S: Final = 3.0
-"""How often it is looked for a later term. Looking is a request to the checkpoint's file system."""
+"""How often to look for a later term. Each look is a request to the checkpoint's file system."""
 
 _LOG: Final = logging.getLogger("clonos")
 

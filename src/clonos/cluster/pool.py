@@ -17,7 +17,7 @@ from clonos.spark.slots import SPARK_ERRORS, SlotHandle, SlotLauncher, in_short
 from clonos.transport.inbox import Inbox
 
 _OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
-"""Found in what ends a slot that never began."""
+"""Found in the errors of slots that never began."""
 
 
 class SlotPool:

@@ -11,10 +11,10 @@ from clonos.core.canonical import register
 from clonos.core.program import Batch
 
 _PINNED_RATIO_MAX = 2
-"""A batch may keep this many times its own size alive; beyond, it is copied."""
+"""A batch may keep alive this many times its own size; beyond that it is copied."""
 
 _PINNED_SLACK_BYTES = 4096
-"""Padding of small batches is no reason to copy them."""
+"""Padding that is no reason to copy a small batch."""
 
 
 def seal(batch: pa.RecordBatch, *, digests: bool = True) -> Batch:

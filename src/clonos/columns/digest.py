@@ -82,7 +82,7 @@ _UPDATES: Final[dict[int, Callable[[Any, pa.Array], None]]] = {
     pa.large_string().id: _update_large,
     pa.large_binary().id: _update_large,
 }
-"""By kind of type; fixed-size lists and what else is rare goes the long way."""
+"""By kind of type; fixed-size lists and other rare types take the slow path."""
 
 
 def _update_variable(state: Any, column: pa.Array, dtype: np.dtype[Any]) -> None:

@@ -24,7 +24,7 @@ highest parallelism of a keyed operator."""
 _NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 _SPARSE = 8
-"""Integers that lie in a range of so many times their number are found by a table, not by hash."""
+"""If integers span at most this many times their number, a table finds them, not a hash."""
 
 _SMALL = 4096
 

@@ -18,10 +18,10 @@ from clonos.errors import ClonosError
 
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
-"""The years from 1 to 9999, in microseconds: what Python's datetimes can hold."""
+"""Years 1 to 9999, in microseconds: the range of Python's datetimes."""
 
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What Arrow says of a value that is none of a column's type."""
+"""What Arrow raises for a value that is not of its column's type."""
 
 
 class Row(tuple[Any, ...]):

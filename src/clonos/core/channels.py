@@ -19,9 +19,9 @@ from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan
 from clonos.errors import ProtocolError
 
 CREDIT_ITEMS = 16
-"""A receiver reports progress every so many items: rarely enough to cost nothing."""
+"""A receiver reports progress once per this many items: rarely enough to cost nothing."""
 CREDIT_BYTES = 256 << 10
-"""... or bytes: a few large items must not exhaust what a sender may have under way."""
+"""The same in bytes: a few large items must not exhaust what a sender may have in flight."""
 
 
 class Verdict(Enum):

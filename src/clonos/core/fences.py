@@ -14,7 +14,7 @@ from clonos.core.messages import Dependencies, Dependency
 from clonos.core.plan import Incarnation
 
 Cut = tuple[Incarnation, int]
-"""(incarnation, length): what lives below the incarnation wrote after `length` is lost."""
+"""(incarnation, length): what incarnations below this one wrote after `length` is lost."""
 
 
 def still_needed(cuts: list[Cut], floor: int) -> list[Cut]:

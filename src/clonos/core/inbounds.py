@@ -17,7 +17,7 @@ from clonos.core.messages import Kind
 from clonos.core.plan import Incarnation
 
 COALESCE_BATCHES = 64
-"""At most so many batches of a channel are handled as one: bounds the latency of a step."""
+"""Batches of a channel handled as one, at most: bounds the latency of a step."""
 COALESCE_BYTES = 4 << 20
 """The same in bytes."""
 COALESCE_ROWS = 4096

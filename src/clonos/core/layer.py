@@ -31,7 +31,7 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _PATH: Final = re.compile(
     r"\d+/\.?\d{12}-(\d+)-\d+(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
 )
-"""A layer's path, or that of one which was never finished: the terms of who has made it."""
+"""A layer's path, finished or not; it holds the terms of those who made it."""
 
 
 class UnreadableLayer(ClonosError):

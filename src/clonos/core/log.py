@@ -96,7 +96,7 @@ class Log:
 
 
 PIECE_BYTES: Final = 1 << 20
-"""Logs travel in pieces of about this size: nothing waits for long behind one of them, and however
+"""Approximate size of the pieces in which logs travel: nothing waits long behind one, and however
 long a log is, no message becomes too long for it."""
 
 

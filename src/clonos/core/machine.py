@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from clonos.errors import ProtocolError
 
 STORY_LENGTH: Final = 32
-"""A machine keeps its last transitions: enough for several failures, and a few kilobytes."""
+"""Transitions kept per machine: enough for several failures, and a few kilobytes."""
 
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)

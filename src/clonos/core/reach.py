@@ -19,11 +19,11 @@ from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.roster import ACTIVE, Roster
 
 GATHER_MS: Final = 300
-"""How long complaints are gathered before somebody is moved."""
+"""How long complaints are gathered before a task is moved."""
 MOVES_MAX: Final = 3
-"""A task that has been moved so often, in vain, is not moved again."""
+"""A task that was moved this often in vain is not moved again."""
 FORGET_MS: Final = 600_000
-"""Networks are mended: after this time two executors may be neighbours again, and moves are
+"""Networks get repaired: after this time executors may be neighbours again, and moves are
 forgotten."""
 
 

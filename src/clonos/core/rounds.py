@@ -25,11 +25,11 @@ from clonos.core.reach import Reach
 from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
 
 POISON_DEATHS = 4
-"""A task that dies so often in a row, at nearly the same place, dies of its input."""
+"""A task that dies this often in a row, at nearly the same place, is killed by its input."""
 POISON_STEPS = 8
 """Nearly the same place: timers and other inputs may add some log entries before each death."""
 POISON_WINDOW_MS = 30_000
-"""... if each death came so soon after its activation (an idle task may be killed at leisure)."""
+"""... if each death came this soon after activation (an idle task may be killed at leisure)."""
 
 
 class Rounds:

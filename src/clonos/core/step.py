@@ -13,7 +13,7 @@ from clonos.core.program import Batch
 from clonos.errors import Divergence, ProtocolError, StepTooLarge, UnencodableValue
 
 RECORD_BYTES_MAX: Final = 64 << 20
-"""What the calls of one step may answer, together. It travels as one and is kept until a floor."""
+"""Limit on the answers of all calls of one step. They travel as one, and are kept until a floor."""
 BATCH_BYTES_MAX: Final = 1 << 30
 """A batch travels as one, too."""
 

@@ -8,14 +8,14 @@ from clonos.core import messages as msg
 from clonos.core.roster import Roster, TaskState
 
 INFLIGHT_BYTES_HIGH: Final = 512 << 20
-"""A task that keeps so much for its receivers (one is away, or replays) makes the sources wait."""
+"""Sources wait while a task keeps more than this for its receivers (one is away, or replays)."""
 LOG_BYTES_HIGH: Final = 256 << 20
-"""So does one that holds so much of the logs: only a floor takes log entries away."""
+"""Sources wait while a task holds more of the logs: only a floor takes log entries away."""
 KEEPER_BYTES_HIGH: Final = 1 << 30
 """The same for the house-keeper, which holds them all."""
 RELIEVED: Final = 0.5
-"""Sources go on when every process is down to this share of its limit; above it a floor is asked
-for, whatever the checkpoint interval."""
+"""Sources resume once every process is down to this share of its limit; above it a floor is
+requested, whatever the checkpoint interval."""
 
 
 class Throttle:

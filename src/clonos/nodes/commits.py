@@ -24,11 +24,11 @@ from clonos.errors import ClonosError
 from clonos.nodes.ports import Journal, Outputs
 
 ROTATE_BYTES: Final = 64 << 20
-"""A journal is begun anew at the first floor after it has grown so large."""
+"""A journal is rewritten at the first floor after it has grown to this size."""
 VOUCH_S: Final = 0.1
-"""When nothing has come for this time, an empty group vouches for the last one."""
+"""After this much silence, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0
-"""Time between two attempts to begin a broken journal anew."""
+"""Time between two attempts to rewrite a broken journal."""
 
 
 class State(Enum):

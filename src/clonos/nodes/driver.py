@@ -44,17 +44,17 @@ from clonos.transport.events import (
 TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
 SLEEP_MIN_S: Final = 0.0005
-"""The shortest time that is worth waiting for."""
+"""Shorter waits are not worth a sleep."""
 PAUSE_MAX_S: Final = 1.0
-"""A longer time between two looks was a sleep of the driver."""
+"""If two looks are further apart than this, the driver was asleep."""
 LEAVE_S: Final = 5.0
-"""Grace period for slots to exit; then Spark is told to end them, and has as long for it."""
+"""Grace period for slots to exit; then Spark is told to end them, and has the same time for it."""
 CLOSE_S: Final = 30.0
-"""How long a disk that refuses may hold up the end of a job."""
+"""How long a failing disk may hold up the end of a job."""
 VIEW_S: Final = 0.02
-"""What has changed is to be seen after this time ..."""
+"""Interval at which changes are published ..."""
 RATES_S: Final = 0.25
-"""... and how fast tasks are, and what was delivered, after this."""
+"""... and at which rates and delivered outputs are."""
 
 
 class Phase(Enum):

@@ -73,10 +73,10 @@ Event = (
     | WorkFailed
     | RowsReady
 )
-"""What a slot's node hears, besides messages."""
+"""What a slot's node receives, besides messages."""
 
 Heard = Event | tuple[int, Any]
-"""An event, or ``(conn_id, message)``: what a peer has said on a connection."""
+"""An event, or ``(conn_id, message)``: what a peer sent on a connection."""
 
 # --- of the driver ----------------------------------------------------------------------------
 
@@ -151,4 +151,4 @@ DriverEvent = (
     | OutsideFailed
     | StopAsked
 )
-"""What the driver's node hears, besides messages."""
+"""What the driver's node receives, besides messages."""

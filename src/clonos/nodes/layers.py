@@ -15,13 +15,13 @@ from clonos.nodes.events import Merged, MergeFailed
 from clonos.nodes.ports import Merger
 
 CHAIN_MAX: Final = 32
-"""A task's layers are merged when there are more."""
+"""A task with more layers than this has them merged."""
 SHARE: Final = 0.5
-"""A layer takes part when those above it together reach this share of its size."""
+"""A layer is merged, too, if those above it together reach this share of its size."""
 GARBAGE_S: Final = 30.0
-"""Grace period of layers that were merged away: a slot may have been told to read them."""
+"""Grace period before merged layers are removed: a slot may have been told to read them."""
 AGAIN_S: Final = 30.0
-"""A merge that failed is not tried again before: the store may be away."""
+"""Time before a failed merge is tried again: the store may be away."""
 
 
 def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clonos.transport.events import Connection
 
 ANSWERED: Final = 3
-"""So many times longer a peer may be tried where an answer comes back, if only a refusal."""
+"""How many times longer to try a peer that answers, even if only with a refusal."""
 
 
 @dataclass

@@ -25,16 +25,16 @@ from clonos.nodes.versions import check_versions
 from clonos.transport.events import Connection, ControlOpened, Register
 
 SETTLE_S: Final = 1.0
-"""A lost slot is launched again after this time, if there are slots to spare: what starting a
-process takes, the recovery of what it ran needs first."""
+"""Delay before a lost slot is relaunched if there are slots to spare: the recovery of
+what it ran needs the processor first."""
 RELAUNCH_S: Final = 0.5
-"""A place that fails again at once is launched again only after this time, doubled each time ..."""
+"""Delay before a place that failed at once is relaunched; doubled each time ..."""
 RELAUNCH_MOST_S: Final = 10.0
 """... up to this."""
 RELAUNCH_MAX: Final = 6
-"""The job ends if a place ends more often than this in a row without ever registering."""
+"""The job fails if a place ends more often than this in a row without ever registering."""
 ASKED_S: Final = 30.0
-"""A slot that has not registered this long after its launch is worth a warning."""
+"""A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
 """Grace period for an expelled slot to exit; then Spark is told to kill its process."""
 

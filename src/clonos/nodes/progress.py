@@ -30,10 +30,10 @@ from clonos.nodes.views import (
 )
 
 RECENT_MAX: Final = 100
-"""So many progresses are kept, as by a streaming query."""
+"""Progress reports kept, as by a streaming query."""
 REASONS: Final = ("bad_records", "late_rows")
 TRAFFIC: Final = (": rows_in", ": rows_out")
-"""Counters of operators, of which only the newest are kept."""
+"""Counters of operators of which only the newest value is kept."""
 
 
 @dataclass

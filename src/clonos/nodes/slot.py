@@ -41,19 +41,19 @@ from clonos.transport.events import (
 )
 
 STEPS_PER_TURN: Final = 32
-"""After so many steps a turn ends, however much there is to do: something may have come."""
+"""Steps per turn, however many are ready: a message may be waiting."""
 TURN_S: Final = 0.01
 """The same in time: a fence waits for one long step, not for many."""
 STATISTICS_S: Final = 0.25
-"""How often a running task says how it is doing."""
+"""How often a running task reports its statistics."""
 FLUSH_S: Final = 0.002
-"""What steps send is handed to the network after this time, while there are more steps to do."""
+"""While there are more steps to do, their output is flushed to the network this often."""
 IDLE_S: Final = 0.25
-"""The longest time from one turn to the next."""
+"""Longest time between two turns."""
 SLEEP_MIN_S: Final = 0.0005
-"""The shortest time that is worth waiting for."""
+"""Shorter waits are not worth a sleep."""
 _NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
-"""Reasons why the driver never heard of us: the process has to end with them, to tell Spark."""
+"""Errors that keep us from the driver: the process has to end with them, to tell Spark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ CPU: Final = "CPU features of NumPy"
 AVX-512 and without, `exp`, `log`, `tan`, `power` and others do. Arrow chooses, too (`simd_level`),
 but its sums, means, variances and products have the same bits at every level."""
 OF_SLOTS: Final = frozenset({HASH_SEED, MACHINE, CPU})
-"""What must be the same in all slots; the driver replays nothing, its own does not matter."""
+"""What must be the same in all slots. The driver replays nothing: its own does not matter."""
 SAME_ENVIRONMENT: Final = (
     "use the same environment everywhere (spark.pyspark.python, or spark.archives with a packed"
     " environment)"

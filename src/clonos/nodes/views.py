@@ -13,7 +13,7 @@ from typing import Final
 from clonos.core.plan import Incarnation
 
 STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
-"""Of a recovery, in order."""
+"""Stages of a recovery, in order."""
 
 
 class Told:

@@ -147,4 +147,4 @@ class Operator:
 
 
 OperatorFactory = Callable[[], Operator]
-"""Makes an operator, wherever its task runs."""
+"""Makes an operator where its task runs."""

@@ -27,7 +27,7 @@ Int64 = npt.NDArray[np.int64]
 _TIME: Final = "~time"
 _FROM: Final = "~from"
 _FIRST_ORDERS: Final = (0, 1 << 62)
-"""Each side numbers its rows on its own; the numbers tell the sides apart in layers."""
+"""Each side numbers its own rows; in layers the numbers tell the sides apart."""
 
 
 class Always(NamedTuple):

@@ -21,7 +21,7 @@ VERSIONS: Final = pa.schema(
         pa.field("table", pa.large_binary(), nullable=False),
     ]
 )
-"""A version of a table is one row: it comes whole, or not yet."""
+"""A version of a table is one row: it arrives whole or not at all."""
 
 
 class SideTable:

@@ -12,7 +12,7 @@ from clonos.operators.base import Operator
 _PER_MS: Final = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 IDLE: Final = -(2**62)
-"""Instead of a watermark: nothing is to be expected from here for now, do not wait for it."""
+"""In place of a watermark: nothing is expected from here for now, do not wait for it."""
 
 
 class WatermarkOperator(Operator):

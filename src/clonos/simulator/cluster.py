@@ -47,21 +47,21 @@ class Options:
     step_ms: float = 0.3
     floors_at_end: int = 0
     bound: frozenset[int] = frozenset()
-    """Tasks that only slots of their own can run, as many as their copies need."""
+    """Tasks that run only in slots of their own, one per copy."""
     merges: float = 0.0
-    """How often a floor is followed by merging layers ..."""
+    """How often a floor is followed by a merge of layers ..."""
     pressures: float = 0.0
-    """... or by somebody's memory being full."""
+    """... or by memory pressure in some process."""
     steps_per_turn: int = 1
-    """How many steps a process does before it looks at what has come."""
+    """Steps that a process does before it looks at its input."""
     rows_at_once: int = 1
-    """What a source reads, at least."""
+    """Fewest rows that a source reads at once."""
     silence_ms: float = 10_000.0
-    """A slot that has not been heard of for so long is given up."""
+    """A slot that is silent for this long is given up."""
     retries: float = 0.0
-    """How often Spark starts a process again by itself."""
+    """How often Spark restarts a process by itself."""
     launch_faults: float = 0.0
-    """How often a launched process comes late, twice, or not at all."""
+    """How often a launched process starts late, twice, or never."""
 
 
 @dataclass

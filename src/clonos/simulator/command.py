@@ -20,7 +20,7 @@ from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
 from clonos.simulator.world import TraceDigest
 
 CHUNK = 20
-"""Seeds that a process runs before it reports."""
+"""Seeds that a process runs per report."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from clonos.storage.files import Info, Locked
 
 SECTOR: Final = 16
-"""Bytes that are written together. Real ones are larger; small ones tear small files."""
+"""Bytes written atomically. Real sectors are larger; small ones tear small files."""
 
 
 class Died(BaseException):
@@ -31,9 +31,9 @@ class _File:
     data: bytearray = field(default_factory=bytearray)
     """As processes see it."""
     durable: bytes = b""
-    """As it is on the disk for sure."""
+    """What is certain to be on the disk."""
     dirty: list[tuple[int, bytes]] = field(default_factory=list)
-    """What was written since, and where; a negative offset: the file was cut there."""
+    """What was written since, and where; a negative offset: the file was truncated there."""
     mtime_s: float = 0.0
 
     def write(self, offset: int, content: bytes) -> None:
@@ -80,7 +80,7 @@ class _Folder:
     names: dict[str, _File | _Folder] = field(default_factory=dict)
     durable: dict[str, _File | _Folder] = field(default_factory=dict)
     changes: list[tuple[str, _File | _Folder | None]] = field(default_factory=list)
-    """Names that were given or taken since the last sync."""
+    """Names added or removed since the last sync."""
 
     def set(self, name: str, node: _File | _Folder | None) -> None:
         if node is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clonos.simulator.slot import Slot
 
 SURVEY_MS: Final = 1.0
-"""How long it takes to look what is in the store."""
+"""Time that it takes to list the store."""
 
 
 class WatchedKeeper(HouseKeeper):

@@ -30,7 +30,7 @@ KINDS = (
 EDGE = (
     ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
 )  # fmt: skip
-"""Between the job and its house-keeper: logs come late there, and their other holders die."""
+"""Between the job and its house-keeper: logs arrive late there, and their other holders die."""
 
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),

@@ -249,7 +249,7 @@ def longest_survives(
 
 
 Cuts = dict[int, list[Cut]]
-"""Of each task: below which incarnation, and where, its log was cut."""
+"""Per task: below which incarnation, and where, its log was cut."""
 
 
 def no_void_entries(plan: Plan, task: int, runs: Iterable[msg.Run], cuts: Cuts) -> None:

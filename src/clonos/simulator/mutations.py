@@ -38,7 +38,7 @@ from clonos.simulator.programs import Job, Toy
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
-"""The owner and the name of a function, and what makes the wrong function of the right one."""
+"""Owner and name of a function, and what turns it into the wrong one."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from clonos.core.plan import Incarnation
 from clonos.simulator.world import Scheduler
 
 SILENCE_MS = 40.0
-"""After so long a process knows that the other end of a connection does not answer."""
+"""Time until a process notices that the other end of a connection does not answer."""
 
 
 class Host(Protocol):

@@ -25,7 +25,7 @@ from clonos.simulator.world import TraceDigest
 
 NOBODY = Incarnation(0, 0)
 Name = tuple[int, int, int]
-"""Of an output: generation, task, seq."""
+"""Name of an output: generation, task, seq."""
 
 
 class Recorder:

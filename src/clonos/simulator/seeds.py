@@ -25,7 +25,7 @@ from clonos.simulator.programs import AnyJob, Job, chain_job, random_job
 from clonos.simulator.violations import Violation
 
 PATIENCE_MS = 30_000.0
-"""After all faults have healed, the job has so long to finish."""
+"""Time for the job to finish after all faults have healed."""
 
 
 class InternalError(AssertionError):
@@ -33,7 +33,7 @@ class InternalError(AssertionError):
 
 
 CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
-"""What a job fails with if clonos itself is wrong; no invariant has found it."""
+"""Failures of a job that mean a fault of clonos itself which no invariant has found."""
 
 
 class Kind(NamedTuple):

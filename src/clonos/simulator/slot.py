@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
 
 SHARE_MS = 2.0
-"""Log entries that no batch has taken along for so long travel by themselves."""
+"""Log entries that no batch has carried for this long travel by themselves."""
 UNREACHABLE_S = 0.03
 """How long a task tries to connect before it complains."""
 CONTROL = 0
-"""The connection with the driver."""
+"""The connection to the driver."""
 READY_MAX = 2
-"""What a source reads ahead, in batches."""
+"""Batches that a source reads ahead."""
 
 
 class WatchedMachine(TaskMachine):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from clonos.simulator.slot import Slot
 
 NEVER_MS = 1_500.0
-"""Long enough to be given up."""
+"""Long enough for a slot to be given up."""
 TWICE_MS = 20.0
-"""A second process of one attempt comes about so much later."""
+"""Delay of a second process of the same attempt."""
 
 
 @dataclass

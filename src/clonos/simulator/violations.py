@@ -26,7 +26,7 @@ INVARIANTS = {
     "poison": "a record that kills its readers kills few",
     "liveness": "when faults have healed, the job gets done",
 }
-"""All invariants. The functions that check them say for which one they speak."""
+"""All invariants. Each check names the one that it stands for."""
 
 
 class Violation(BaseException):  # nothing between the check and the verdict may take it for its own

@@ -48,11 +48,11 @@ from clonos.sinks.tables import (
 )
 
 Offset = dict[str, str]
-"""By task the position of the newest file that was read; ``"table"``: of which table."""
+"""Per task, the position of the newest file read; ``"table"``: the table it belongs to."""
 
 FORMAT: Final = "clonos"
 PARTITION_BYTES: Final = 32 << 20
-"""A partition of Spark's gets more of a task's files only until it has so much."""
+"""A Spark partition takes more files of a task only until it has this much."""
 _TABLE: Final = "table"
 _LOOK_S: Final = 0.05
 
@@ -61,7 +61,7 @@ _SIZES: Final[Mapping[str, tuple[str, Callable[[Segment], int]]]] = {
     "maxFilesPerTrigger": ("max_files", lambda _: 1),
     "maxBytesPerTrigger": ("max_bytes", lambda segment: segment.nbytes),
 }
-"""Option -> how Spark's limit calls it, and what it counts."""
+"""Option -> what Spark calls that limit, and what it counts."""
 
 
 class Files(InputPartition):

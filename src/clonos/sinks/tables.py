@@ -31,7 +31,7 @@ from clonos.storage.files import Durability, Files, Info, files_of
 from clonos.storage.folder import Folder
 
 _BLOCK: Final = 256
-"""So many numbers of a channel share a folder."""
+"""Segments of a channel per folder."""
 _ABOUT: Final = "_table.json"
 _REMOVED: Final = re.compile(r"_removed(-[0-9a-f]+)?\.json")
 _ENDED: Final = "_ended"
@@ -76,7 +76,7 @@ START: Final = Position(-1, -1)
 """Before the first segment."""
 
 Positions = Mapping[int, Position]
-"""By task; one that is not named is at :data:`START`."""
+"""Per task; one that is missing is at :data:`START`."""
 
 
 class Segment(NamedTuple):

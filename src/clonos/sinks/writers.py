@@ -148,7 +148,7 @@ class Folders:
 
 
 _OWNER: Final = "_owner"
-"""A name that readers of Parquet folders leave out."""
+"""A name that readers of Parquet folders ignore."""
 
 
 class ParquetWriter:

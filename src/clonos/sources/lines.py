@@ -20,7 +20,7 @@ from clonos.errors import BrokenLine
 from clonos.operators.base import Operator
 
 LINES = pa.schema([pa.field("value", pa.binary())])
-"""What line readers deliver; null stands for a line that was too long to keep."""
+"""What line readers deliver; null stands for a line that was too long."""
 
 TEXT = pa.schema([pa.field("value", pa.string())])
 

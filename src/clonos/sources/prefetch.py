@@ -20,11 +20,11 @@ from clonos.sources.readers import EndOfInput, Reader
 READY_MAX: Final = 2
 """Batches read ahead: one being handled, one ready."""
 AHEAD_BYTES: Final = 16 << 20
-"""A replay may have many cuts to read again: no further one is read while so much is ready."""
+"""A replay may have many cuts to read; it reads no further while this much is ready."""
 AHEAD_BATCHES: Final = 64
-"""The same in batches: each costs something, however few its rows."""
+"""The same in batches: each has a cost, however few its rows."""
 SKIP_ROWS: Final = 65_536
-"""A standby that follows its task reads over so many rows at a time."""
+"""Rows that a standby skips at a time while it follows its task."""
 
 
 USUAL_ROWS: Final = 8192

@@ -39,7 +39,7 @@ from clonos.storage.retry import Retry
 LOGGER: Final = logging.getLogger("clonos")
 
 STOP_S: Final = 15.0
-"""So long Spark may take to stop a query; then we go on without it: it can do no harm any more."""
+"""Grace period for Spark to stop a query; after that we go on, since it can do no harm."""
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _PART: Final = "path string, rows long, nbytes long"

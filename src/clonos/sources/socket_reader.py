@@ -11,7 +11,7 @@ from clonos.sources.lines import LINES
 from clonos.sources.readers import BaseReader, EndOfInput
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line is a bad record: it must not fill the memory of the task."""
+"""A longer line is a bad record: it must not fill the task's memory."""
 
 _RECEIVE_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0

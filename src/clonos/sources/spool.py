@@ -37,21 +37,21 @@ from clonos.storage.retry import Retry
 from clonos.storage.terms import Superseded
 
 FILE_BYTES: Final = 4 << 20
-"""A file is closed when it has so many bytes: one of them is in memory at either end."""
+"""A file of this size is closed: either end holds one of them in memory."""
 FIRST_PAUSE_S: Final = 0.002
-"""A reader that has found nothing new looks again after so long, then after twice as long, ..."""
+"""Delay before a reader that found nothing looks again; doubled each time ..."""
 PAUSE_MAX_S: Final = 0.01
 """... up to this on a local file system"""
 REMOTE_PAUSE_MAX_S: Final = 0.25
-"""... and to this elsewhere, where looking costs money."""
+"""... and to this elsewhere, where each look costs money."""
 
 CLOSE_S: Final = 0.5
-"""So long the closing of a spool waits for one who is just writing to it."""
+"""How long closing a spool waits for a write under way."""
 
 _FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
 _WAITS: Final = "rows between Spark and a source"
-"""What a store that is away keeps waiting."""
+"""What waits while a store is away."""
 
 
 class OtherQuery(ClonosError):

@@ -28,9 +28,9 @@ from clonos.storage.files import Durability, folder_name
 from clonos.storage.layers import LayerStore
 
 TABLE_BYTES_MAX: Final = 128 << 20
-"""A side input is in the memory of every task that looks up in it, and a version is one message."""
+"""Every task that looks up holds a side input in memory, and a version is one message."""
 STOP_S: Final = 5.0
-"""So long reading a table may hold up the end of a job."""
+"""How long a read of a table may hold up the end of a job."""
 FIRST: Final = "first"
 
 Operators = tuple[tuple[str, OperatorFactory], ...]

@@ -100,7 +100,7 @@ _REPORTED_BY_US: Final = (
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.scheduler.TaskSchedulerImpl",
 )
-"""Spark prints a page about every slot that dies. That is in our events, in one line."""
+"""Spark logs a page about every slot that dies. Our events say it in one line."""
 
 
 def _quieten(spark: SparkSession) -> None:

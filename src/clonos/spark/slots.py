@@ -46,22 +46,22 @@ EXECUTORS_WAIT_S: Final = 15.0
 has ended, to be counted no more: Spark is sure to look again with a heartbeat, every 10 s."""
 
 UNBOUNDED_EXECUTORS: Final = 10_000
-"""A maximum above this is Spark's way to say that there is none."""
+"""A higher maximum is Spark's way to say that there is none."""
 
 _KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
-"""Slots say nothing to Spark as long as they live, which is what this setting kills."""
+"""Kills workers that send nothing to Spark; slots never do."""
 
 _SETTINGS_LOCK: Final = threading.Lock()
 
 _SLOT: Final = "clonos.slot"
-"""The local property that tells a task which slot it is."""
+"""Local property that tells a task which slot it is."""
 
 CANCELLED: Final = "SPARK_JOB_CANCELLED"
-"""The condition of what Spark throws when a job was cancelled."""
+"""Condition of the error that Spark raises for a cancelled job."""
 
 _GROUP: Final = "spark.jobGroup.id"
 _INHERITED: Final = (_GROUP, "spark.scheduler.pool")
-"""Local properties of the thread that starts a job which its slots' Spark jobs have, too."""
+"""Local properties that a job's Spark jobs inherit from the thread that starts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SlotInfo:
 
 
 SPARK_ERRORS: Final = (Py4JError, PySparkException, OSError)
-"""What PySpark raises when something in the JVM goes wrong, or the JVM is gone."""
+"""What PySpark raises when something fails in the JVM, or the JVM is gone."""
 
 Batches = Iterator[pa.RecordBatch]
 Body = Callable[[SlotInfo, "Batches | None"], None]

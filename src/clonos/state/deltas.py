@@ -20,7 +20,7 @@ FACTS = -1
 """In place of a key group: this row is one of the operator's :class:`Facts`."""
 
 WHOLE_TASK = 0
-"""Key group of state that belongs to no key."""
+"""Key group of state that has no key."""
 
 CHAIN = -1
 """Operator number of the chain's own state."""
@@ -45,7 +45,7 @@ class Changes(NamedTuple):
 
 
 Frozen = Callable[[], Sequence[Changes]]
-"""Changes that are worked out later, in another thread perhaps: out of what does not change."""
+"""Changes computed later, perhaps in another thread, from data that no longer changes."""
 
 
 def both(first: Frozen, second: Frozen) -> Frozen:

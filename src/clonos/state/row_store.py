@@ -27,10 +27,10 @@ from clonos.state.pieces import ORDER, columns_of, groups_of, numbers, orders_of
 DUE: Final = "~due"
 
 _MERGED: Final = 8
-"""So many chunks of like size become one: few copies of each row, and few chunks."""
+"""This many chunks of similar size are merged: few copies of each row, and few chunks."""
 
 _INDEX_SLACK: Final = 4096
-"""Numbers of dead rows in the index that are not worth cleaning up."""
+"""Dead row numbers in the index that are not worth removing."""
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]

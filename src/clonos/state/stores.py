@@ -11,7 +11,7 @@ from clonos.state.deltas import FACTS, Changes
 _INT_BITS = 64
 
 PLAIN = frozenset({bool, int, float, str})
-"""Exactly these, no subclasses: what comes back from bytes as it went in, and cannot change."""
+"""Exactly these, no subclasses: immutable, and they survive serialization unchanged."""
 
 
 class Facts:

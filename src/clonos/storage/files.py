@@ -56,9 +56,9 @@ class Files(Protocol):
     """
 
     is_local: bool
-    """Whether syncing does anything. Others look after that themselves."""
+    """Whether syncing has an effect. Other stores take care of it themselves."""
     refuses: bool
-    """Whether :meth:`name` tells two that come at once apart."""
+    """Whether :meth:`name` can tell two simultaneous callers apart."""
 
     def read(self, path: str) -> pa.Buffer:
         """What is in a file."""
@@ -229,7 +229,7 @@ class LocalFiles:
 
 
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""What file systems say that know no second name of a file."""
+"""Errors of file systems that have no hard links."""
 
 
 class _Descriptor:

@@ -22,7 +22,7 @@ from clonos.storage.files import Durability, Files, Info
 _LOG: Final = logging.getLogger("clonos")
 
 UNFINISHED: Final = ".tmp"
-"""How the name of a file ends while it is being written."""
+"""Suffix of a file that is still being written."""
 
 
 class OtherContent(ClonosError):

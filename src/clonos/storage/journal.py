@@ -52,7 +52,7 @@ from clonos.storage.files import Disk, Durability, LocalFiles, Lock, Locked, Tai
 from clonos.storage.folder import Folder
 
 RECORD_BYTES_MAX: Final = (1 << 32) - 1
-"""The length of a record is written as 32 bits."""
+"""A record's length is written in 32 bits."""
 
 _MAGIC: Final = b"CLONJRNL"
 _VERSION: Final = 2

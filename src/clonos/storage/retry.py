@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from clonos.errors import ClonosError
 
 FIRST_PAUSE_S: Final = 0.1
-"""Between the first attempt and the second; each later pause is twice as long ..."""
+"""Time between the first two attempts; doubled each time ..."""
 PAUSE_MAX_S: Final = 10.0
 """... up to this: how long a store that is back may go unnoticed."""
 

@@ -23,7 +23,7 @@ from clonos.errors import ClonosError
 from clonos.storage.folder import Folder
 
 _KEPT: Final = 2
-"""Terms whose files stay: who was the driver before is worth knowing."""
+"""Terms whose files are kept: it is useful to know who the previous driver was."""
 
 
 class OtherJournal(ClonosError):

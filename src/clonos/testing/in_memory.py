@@ -79,7 +79,7 @@ class InMemoryRun:
                 self._readers[code.task.id] = reader
         self._delivered: dict[str, list[pa.RecordBatch]] = {}
         self.events: dict[int, list[tuple[int, Event]]] = {task: [] for task in self._tasks}
-        """By task, what it was given, and when (in ms)."""
+        """Per task, what it was given, and when (in ms)."""
 
     def run(self) -> dict[str, pa.Table]:
         """Run until all input has ended; the rows of each sink by its name."""

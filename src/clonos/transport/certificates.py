@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import CertificateBuilder
 
 SKEW: Final = timedelta(days=1)
-"""So much may the executors' clocks be behind the driver's."""
+"""How far the executors' clocks may be behind the driver's."""
 LIFE: Final = timedelta(days=3650)
 
 

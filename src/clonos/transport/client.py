@@ -33,10 +33,10 @@ from clonos.transport.streams import Outgoing, State, Stream, Thing
 from clonos.transport.tls import Identity, Keys
 
 REPLY_S: Final = 30.0
-"""A reply that takes longer is not waited for."""
+"""How long to wait for a reply."""
 
 LOOK_S: Final = 1.0
-"""Nobody waits longer without looking whether the stream is still the one to wait for."""
+"""Longest wait before checking that the stream is still the current one."""
 
 _NOBODY: Final = Incarnation(0, 0)
 

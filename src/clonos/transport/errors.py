@@ -10,7 +10,7 @@ OPEN_PORTS: Final = (
     "let the machines of the job's executors and driver connect to one another on any port above "
     "1023 (net.ipv4.ip_local_port_range): see docs/deploy.md"
 )
-"""What to do if two machines cannot connect."""
+"""Remedy if two machines cannot connect."""
 
 
 class AuthenticationFailed(ClonosError):

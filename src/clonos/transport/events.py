@@ -82,7 +82,7 @@ class Refused:
 
 
 WIRE: Final = CODEC.extended({66: Register, 67: Heartbeat, 68: TaskStatistics, 69: Refused})
-"""Everything that travels on a stream. Numbers from 64 on are the transport's."""
+"""Everything that travels on a stream. The transport owns the numbers from 64 on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,19 +21,19 @@ from clonos.errors import MalformedMessage
 
 HEAD: Final = struct.Struct("<II")
 RECEIVE_BYTES: Final = 256 << 10
-"""Read at once, at most: one peer must not keep the others waiting."""
+"""Limit of one read: no peer must keep the others waiting."""
 APART_BYTES: Final = 64 << 10
-"""A larger batch is received where it stays; a smaller one is copied out of what came with it."""
+"""Larger batches are received in place; smaller ones are copied out of the read buffer."""
 
 BODY_BYTES_MAX: Final = BATCH_BYTES_MAX + (64 << 20)
 """A batch in Arrow's format is a little longer than its columns."""
 
 ALIGNMENT: Final = 64
-"""Of a batch's bytes in memory."""
+"""Alignment of a batch's bytes in memory."""
 
 IN_PLACE_BYTES: Final = 64 << 10
-"""The columns of a larger batch are sent from where they lie; those of a smaller one cost less to
-copy than to handle one by one."""
+"""The columns of a larger batch are sent from where they lie; those of a smaller one are cheaper
+to copy than to handle one by one."""
 
 Frame = tuple[bytes, pa.Buffer | None]
 Piece: TypeAlias = bytes | pa.Buffer

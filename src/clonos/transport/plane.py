@@ -55,28 +55,28 @@ HEARTBEAT_S: Final = 1.0
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
 
 LINGER_S: Final = 5.0
-"""How long a stream that was left waits for the other side to read, and then to leave, too."""
+"""Grace period for the other side of a closed stream to read the rest, and to close, too."""
 
 STRANGERS_MAX: Final = 256
-"""So many clients that have not shown yet who they are, are let in; the others wait outside."""
+"""Connections accepted that are not authenticated yet; further ones wait outside."""
 
 STRANGER_S: Final = 10.0
-"""Who has not shown it for so long makes room for one of these."""
+"""Time to authenticate; after that a connection makes room if others wait."""
 
 CONNECT_S: Final = 2.0
-"""A machine that has not answered by then will not: it, or what lies between, is silent."""
+"""Connect timeout: a machine silent for this long will not answer, or something blocks it."""
 
 LOOK_S: Final = 0.5
 """How often the kernel is asked who has fallen silent."""
 
 OPEN_S: Final = 60.0
-"""A process that has said nothing for so long is asked anew. No error: it may be in a long call."""
+"""A process silent for this long is asked anew. Not an error: it may be in a long call."""
 
 PAUSE_MAX_S: Final = 1.0
-"""A longer time between two looks was a long step of this process: no delay of its peers."""
+"""A longer time between two looks is this process's own delay, not its peers'."""
 
 SHUTDOWN_S: Final = 3.0
-"""How long a shutdown waits for peers to leave, before it hangs up."""
+"""Grace period for peers to leave at shutdown, before it hangs up."""
 
 _NOBODY: Final = Incarnation(0, 0)
 _UNDER_WAY: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)

@@ -33,7 +33,7 @@ from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
 from clonos.transport.tls import Keys
 
 CONNECT_S: Final = 5.0
-"""A coordinator that does not answer for so long is asked again."""
+"""A coordinator that does not answer within this time is asked again."""
 
 _CLONE_FILES: Final = 0x400
 _FIRST_FILE: Final = 3  # behind standard input, output and error

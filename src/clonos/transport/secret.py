@@ -25,7 +25,7 @@ from clonos.transport.errors import AuthenticationFailed
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 16
 GREETING_BYTES_MAX: Final = 4096
-"""Checked before anything else: who sends it is not known yet."""
+"""Checked before anything else: the sender is not known yet."""
 
 _CLIENT, _SERVER = b"clonos client 1:", b"clonos server 1:"
 

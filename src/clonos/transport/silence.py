@@ -14,14 +14,14 @@ import struct
 from typing import Final
 
 KEEPALIVE_S: Final = 1
-"""An idle connection is probed after this time, and then as often ..."""
+"""An idle connection is probed after this time, and then at this interval ..."""
 PROBES: Final = 3
-"""... until so many probes have not been answered."""
+"""... until this many probes went unanswered."""
 RETRIES: Final = 3
-"""Sent so often again without an answer: some 1.5 seconds on a network that answers in less than
+"""Retransmissions without an answer: some 1.5 seconds on a network that answers in less than
 0.2."""
 SILENT_MS: Final = 1_000
-"""... and nothing else has been heard for at least this long."""
+"""... and nothing else was heard for at least this long."""
 
 _INFO: Final = struct.Struct("=8B13I")
 """The beginning of Linux's ``struct tcp_info``."""

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BUFFERS_MAX: Final = 64
-"""Handed to the system in one call."""
+"""Buffers handed to the system in one call."""
 
 Thing = Event | tuple[int, Any]
-"""What the loop gets: an event, or ``(conn_id, message)``."""
+"""What the loop receives: an event, or ``(conn_id, message)``."""
 
 
 class State(Enum):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 RECORD_BYTES: Final = 16 << 10
-"""The most that TLS puts into one record, and that is read out of it at once."""
+"""Size limit of a TLS record, and of one read from it."""
 
 
 DRIVER_NAME: Final = "driver"
