@@ -1,4 +1,4 @@
-"""Whoever wants to hear of a job: listeners, warnings, and what tests and benchmarks look at."""
+"""Observers of a job: listeners, warnings, and what tests and benchmarks read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Post:
         self._thread: threading.Thread | None = None
 
     def put(self, method: str, event: Any) -> None:
-        """Have a method of the listener called, later."""
+        """Queue a call of a listener's method."""
         with self._news:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -73,13 +73,13 @@ class Post:
             self._warn(f"the listener {self._name} is too slow: it misses events")
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End after what is queued."""
         with self._news:
             self._closed = True
             self._news.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has heard everything, if that does not take longer."""
+        """Wait until everything is delivered, up to a limit."""
         if self._thread not in {None, threading.current_thread()}:
             self._thread.join(timeout_s)
 
@@ -108,7 +108,7 @@ class Post:
 
 
 class Warnings:
-    """What is not as good as it could be, in words; any thread may say something."""
+    """Warnings, in words; any thread may add one."""
 
     def __init__(self) -> None:
         self.said: tuple[str, ...] = ()
@@ -182,11 +182,11 @@ class JobAudience:
         self._posts = tuple(Post(listener, warn) for listener in listeners)
 
     def add(self, listener: Listener) -> None:
-        """One more, who hears what comes from now on."""
+        """Add a listener, for events from now on."""
         self._posts = (*self._posts, Post(listener, self.warned))
 
     def remove(self, listener: Listener) -> None:
-        """It hears no more; what it has been sent it still gets."""
+        """Remove a listener; it still gets what is queued."""
         for post in [p for p in self._posts if p.listener is listener]:
             self._posts = tuple(p for p in self._posts if p is not post)
             post.close()

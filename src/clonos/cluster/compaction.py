@@ -96,7 +96,7 @@ class Compactor:
         return self._process
 
     def close(self) -> None:
-        """End the process, whatever it does: what it has not finished is not missed."""
+        """End the process, whatever it does: an unfinished merge is not missed."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -121,7 +121,7 @@ def _unpack(packed: str) -> LayerRef:
 
 
 def serve(orders: Any, answers: Any) -> None:
-    """Merge what is asked for, until there is nobody who asks."""
+    """Merge on request, until the other end is closed."""
     first = orders.readline()
     if not first:
         return

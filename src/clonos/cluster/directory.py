@@ -101,13 +101,13 @@ class JobDirectory:
         self._folder = Folder(LocalFiles(), str(self.journal.absolute()), "fsync", 0o600)
 
     def keep(self) -> None:
-        """Something else reads the folder now: a temporary one stays until the process ends."""
+        """Others read the folder now: if temporary, keep it until the process ends."""
         if self._temporary is not None and (found := self._temporary.detach()) is not None:
             atexit.register(found[1])
 
     @property
     def terms_uri(self) -> str:
-        """Where it is written down which driver goes on with the job."""
+        """Where the current driver of the job is recorded."""
         return f"{self._base}/terms"
 
     @property
@@ -224,7 +224,7 @@ class JobDirectory:
         return sink in self._written
 
     def set_written(self, sink: str, compiled: CompiledJob) -> None:
-        """Remember it."""
+        """Record that they have."""
         self._written.append(sink)
         self.claim(compiled)
 

@@ -149,11 +149,11 @@ class RunningJob:
             LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
 
     def add_listener(self, listener: Listener) -> None:
-        """Let it hear of the job from now on."""
+        """Add a listener, for events from now on."""
         self._setup.audience.add(listener)
 
     def remove_listener(self, listener: Listener) -> None:
-        """Let it hear no more."""
+        """Remove a listener."""
         self._setup.audience.remove(listener)
 
     def on_event(self, listener: Callable[[JobEvent], Any]) -> None:
@@ -171,7 +171,7 @@ class RunningJob:
 
     @property
     def last_progress(self) -> JobProgress | None:
-        """The newest progress; None before the first one. After the end, the last word."""
+        """The newest progress; None before the first one."""
         recent = self._view.recent
         return recent[-1] if recent else None
 
@@ -182,7 +182,7 @@ class RunningJob:
 
     @property
     def status(self) -> JobStatus:
-        """In short how the job is."""
+        """A summary of the job's state."""
         return self._view.status
 
     def tasks(self) -> list[TaskView]:
@@ -213,7 +213,7 @@ class RunningJob:
 
     @property
     def warnings(self) -> list[str]:
-        """What is not as good as it could be, in words."""
+        """Warnings about the job, in words."""
         return list(self._setup.warn.said)
 
     @property
@@ -235,7 +235,7 @@ def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> Runni
 def run_job(
     compiled: CompiledJob, spark: Any = None, *, timeout_s: float | None = None, **options: Any
 ) -> JobResult:
-    """Start a job and wait for its end; if the wait is broken off, so is the job."""
+    """Start a job and wait for its end; interrupting the wait stops the job."""
     running = start_job(compiled, spark, **options)
     try:
         return running.wait(timeout_s)

@@ -46,7 +46,7 @@ class JournalFile:
         self._inbox = inbox
 
     def recover(self, plan: Plan) -> tuple[HouseKeeper, list[Deliver]]:
-        """Make a house-keeper of what is in the file; and the outputs that are still there."""
+        """Return the house-keeper rebuilt from the file, and the outputs that remain."""
         keeper = HouseKeeper(plan, _encode, _decode)
         return keeper, keeper.recover(self._journal.replay())
 
@@ -56,7 +56,7 @@ class JournalFile:
 
     @property
     def next_seq(self) -> int:
-        """How many records it has ever had."""
+        """How many records were ever written."""
         return self._journal.next_seq
 
     def append(self, records: Sequence[bytes]) -> bool:
@@ -80,7 +80,7 @@ class JournalFile:
         return True
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         self._journal.close()
 
 

@@ -167,7 +167,7 @@ class Feeds:
     # --- floors ---
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
-        """A floor is complete with these layers: what it has passed may go."""
+        """A floor is complete with these layers: rows below it may be deleted."""
         is_busy = self._looking is not None and self._looking.is_alive()
         if self._spools and not is_busy:
             self._looking = threading.Thread(
@@ -208,7 +208,7 @@ class Feeds:
                 spool.end()
 
     def close(self) -> None:
-        """Feed no more. Whatever hangs, this takes no longer than stopping one query may."""
+        """Stop feeding. Whatever hangs, this takes no longer than stopping one query."""
         until = time.monotonic() + STOP_S
         for feed in self._working:  # all at once
             feed.leave()

@@ -61,7 +61,7 @@ class BackgroundMerger:
             _LOG.warning("what earlier drivers have left stays: %s", error)
 
     def close(self) -> None:
-        """Break off what has begun."""
+        """Abort merges under way."""
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._compactor.close()
         self._worker.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""Who wants to hear of a running job; modelled on PySpark's ``StreamingQueryListener``."""
+"""Listeners of a running job; modelled on PySpark's ``StreamingQueryListener``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery
 
 
 class Listener:
-    """Hears of a job; override what is of interest, as with PySpark's ``StreamingQueryListener``.
+    """Receives a job's events; override what you need, as in PySpark's ``StreamingQueryListener``.
 
     Each listener has a thread and a bounded queue of its own: if it is slow it misses the oldest
     events, if it raises it is called again with the next one, and the job is warned once of

@@ -18,7 +18,7 @@ _LOG: Final = logging.getLogger("clonos")
 
 
 class Lookout:
-    """Looks now and then whether another driver has begun a later term.
+    """Checks periodically whether another driver has begun a later term.
 
     A folder that is out of reach for a while ends nothing: nobody knows then, and it is looked
     again.
@@ -39,7 +39,7 @@ class Lookout:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more. One who is just looking may hang: nobody waits for it."""
+        """Stop looking. A look under way may hang: nobody waits for it."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -49,7 +49,7 @@ class Lookout:
                 return
 
     def look(self) -> ClonosError | None:
-        """What is wrong, if something is."""
+        """Return what is wrong, if anything is."""
         try:
             rival = self._directory.rival()
         except ClonosError as error:

@@ -1,4 +1,4 @@
-"""The driver's thread: gives the node what comes, until it is over; then lets everything go."""
+"""The driver's thread: feeds the node with events until it is done, then releases everything."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DriverLoop:
             self._node.fail(_as_ours(error, what))
 
     def _finish(self) -> None:
-        """Let everything go; even if a part of that fails, the rest and the waiting user follow."""
+        """Release everything; if a part fails, still release the rest and wake the waiting user."""
         setup = self._setup
         for act in (self._unfeed, setup.break_off, self._publish, setup.close, self._say_so):
             try:

@@ -62,7 +62,7 @@ class SlotPool:
 
     @staticmethod
     def count(compiled: CompiledJob, standby_slots: int | None = None) -> int:
-        """How many cores of Spark a job needs: one per slot, and one for queries that feed it."""
+        """Spark cores that a job needs: one per slot, and one for queries that feed it."""
         return len(places(compiled, standby_slots)) + query_cores(compiled)
 
     # --- launching ------------------------------------------------------------------------------
@@ -138,11 +138,11 @@ class SlotPool:
         self._launcher.show(text)
 
     def label(self, text: str) -> None:
-        """Let Spark's UI say what this thread has Spark do."""
+        """Describe this thread's Spark jobs in Spark's UI."""
         self._launcher.describe(f"{self._compiled.name}: {text}")
 
     def close(self) -> None:
-        """Nothing more is to be shown."""
+        """Stop updating Spark's UI."""
         self._launcher.close()
 
 

@@ -1,4 +1,4 @@
-"""What a job leaves when it has ended."""
+"""What remains of a job when it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a job's driver needs before it can begin, and what is left to do after it."""
+"""Setting up a job's driver, and cleaning up after it."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class DriverSetup:
         self.plane.shutdown()
 
     def publish(self) -> None:
-        """The job is complete: put its output where its user wants it."""
+        """The job is complete: move its output to where the user wants it."""
         self._folders.end()
         for operator, sink in self.sinks.items():
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
@@ -222,7 +222,7 @@ class DriverSetup:
                 self.directory.set_written(operator, self.compiled)
 
     def close(self) -> None:
-        """Let go of the lock and the port."""
+        """Release the lock and the port."""
         self._undo.close()
 
 

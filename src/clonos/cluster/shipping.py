@@ -1,4 +1,4 @@
-"""From a compiled job to what its slots get."""
+"""Makes what slots are sent out of a compiled job."""
 
 from __future__ import annotations
 

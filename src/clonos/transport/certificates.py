@@ -1,8 +1,8 @@
 """The certificates of one job, made where its driver runs.
 
-The authority lives in the driver's memory and nobody else trusts it: its certificates are worth
-nothing outside of the job, and nothing after it. So they need no list of withdrawn ones, and they
-must not run out either, for a task may be recovered, with new handshakes, after a year.
+The authority lives in the driver's memory and nobody else trusts it: its certificates are
+worthless outside the job and after it. So no revocation list is needed. They must not expire
+either: a task may be recovered, with new handshakes, after a year.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Authority:
         self._certificate = _pem(self._signed(own.add_extension(constraints, critical=True)))
 
     def issue(self, name: str) -> Identity:
-        """A new key, with a certificate that it is `name`."""
+        """Return a new key with a certificate for `name`."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec

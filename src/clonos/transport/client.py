@@ -1,4 +1,4 @@
-"""The end of those who ask: requests and replies, for threads that wait.
+"""The client's end of requests and replies, for threads that block.
 
 A process with a loop has a plane; a Python worker of Spark has none, and asks now and then from
 whatever thread runs there. A :class:`Client` is the same stream (greeting, secret, TLS, frames)
@@ -95,10 +95,10 @@ class Client:
         Raises
         ------
         PeerUnreachable
-            There is none: the peer, or the network between, is gone or too slow. Whether the
-            request has arrived is not known.
+            No reply: the peer, or the network between, is gone or too slow. Whether the request
+            arrived is unknown.
         AuthenticationFailed
-            What listens there is not of this job.
+            What listens there does not belong to this job.
         """
         if os.getpid() != self._pid:
             self._leave_to_parent()
@@ -124,13 +124,13 @@ class Client:
     # --- the stream (all of it holding the lock) ----------------------------------------------
 
     def _leave_to_parent(self) -> None:
-        """Forget what came along with a fork: the stream is the parent's, and so are its locks."""
+        """Drop what a fork inherited: the stream and its locks are the parent's."""
         if self._stream is not None:
             self._stream.connection.close()  # this process's number for it, nothing else
         self._begin()
 
     def _current(self) -> Outgoing:
-        """The stream to ask on: the one there is, if it has not ended while nobody looked."""
+        """The current stream, or a new one if it ended while nobody looked."""
         if self._stream is not None and not self._is_read:
             self._take(self._stream.read())
         if self._stream is None:
@@ -176,7 +176,7 @@ class Client:
         return self._replies[ticket]
 
     def _wait(self, stream: Outgoing, seconds: float) -> None:
-        """Until something comes, or what is queued can go; the lock is free meanwhile."""
+        """Wait until the stream can be read or written; the lock is released meanwhile."""
         reads = not self._is_read
         events = select.POLLIN if reads else 0
         if stream.wants_to_write:

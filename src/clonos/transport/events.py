@@ -1,4 +1,4 @@
-"""What the transport says to the loop of its process.
+"""What the transport reports to its process's loop.
 
 Two forms: one of the events below, or a pair ``(conn_id, message)`` for every
 message that a peer sent. A connection's messages come between its opening and its closing event.
@@ -19,7 +19,7 @@ class Connection(Protocol):
 
     @property
     def conn_id(self) -> int:
-        """What messages and events of this connection are marked with."""
+        """Identifies the connection in its messages and events."""
 
     @property
     def stood(self) -> bool:
@@ -29,7 +29,7 @@ class Connection(Protocol):
         """Queue a message; never blocks. Lost if the connection is over."""
 
     def close(self) -> None:
-        """Send what is queued, then end the connection. Nothing more is heard of it."""
+        """Send what is queued, then close the connection. It produces no more events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """A slot to the coordinator, now and then: how its task is doing (for display only)."""
+    """A slot to the coordinator, periodically: statistics of its task (for display only)."""
 
     task: int
     now_ms: int
@@ -75,7 +75,7 @@ class TaskStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The last thing said on a stream whose peer made a mistake: which."""
+    """The last message on a stream whose peer made a mistake: which one."""
 
     error: str
     message: str
@@ -98,7 +98,7 @@ class ChannelOpened:
 
 @dataclass(frozen=True, slots=True)
 class ChannelClosed:
-    """A channel's stream is over at this side; `error` says why if it was not asked for."""
+    """A channel's stream has ended on this side; `error` says why, unless it was asked for."""
 
     channel: int
     conn_id: int

@@ -1,4 +1,4 @@
-"""How messages and batches lie in a stream of bytes.
+"""The wire format of messages and batches.
 
 A *frame* is one message: the lengths of its two parts (little-endian, 32 bits each), the message
 (msgpack), and the batch that belongs to it as Arrow's IPC format has it, or nothing. The schema is
@@ -40,7 +40,7 @@ Piece: TypeAlias = bytes | pa.Buffer
 
 
 class FrameReader:
-    """Cuts what arrives into frames.
+    """Splits incoming bytes into frames.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class FrameReader:
 
 
 class _Apart:
-    """A large frame that is received where it stays."""
+    """A large frame, received in place."""
 
     def __init__(self, message_size: int, body_size: int, first: bytes) -> None:
         # Arrow wants the body aligned, so the message begins where that makes it begin.
@@ -193,7 +193,7 @@ class _InPlace:
 
 
 class _Pieces:
-    """As much of a file as Arrow needs."""
+    """The part of a file's interface that Arrow needs."""
 
     closed = False
 
@@ -205,7 +205,7 @@ class _Pieces:
         return len(piece)
 
     def flush(self) -> None:
-        """Everything is where it shall be."""
+        """Nothing is buffered."""
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:

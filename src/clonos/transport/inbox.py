@@ -1,4 +1,4 @@
-"""What other threads hand to a loop that sleeps on its sockets."""
+"""A queue from other threads to a loop that sleeps on its sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Inbox:
             self._bell.send(b"!")
 
     def take(self) -> list[Any]:
-        """Everything there is; for the loop's thread."""
+        """Return everything queued; for the loop's thread."""
         things = []
         while self._things:
             things.append(self._things.popleft())
@@ -56,11 +56,11 @@ class Inbox:
         return not self._things
 
     def awake(self) -> None:
-        """The sleep is over."""
+        """End the sleep."""
         self._asleep = False
 
     def silence(self) -> None:
-        """Take what rang."""
+        """Clear the wake-up."""
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
 

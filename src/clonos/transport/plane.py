@@ -180,7 +180,7 @@ class Plane:
 
     @property
     def address(self) -> str:
-        """Where peers connect to, and what the certificate that they find there has to say."""
+        """Where peers connect, and the name that they expect in our certificate."""
         return f"{self._name}:{self._listener.getsockname()[1]}"
 
     @property
@@ -191,7 +191,7 @@ class Plane:
     # --- the loop -----------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Any]:
-        """Write what waits, then return what has come: wait for something at most `timeout_s`.
+        """Flush what is queued, then return what arrived; wait for it at most `timeout_s`.
 
         Returns
         -------
@@ -231,7 +231,7 @@ class Plane:
         return things + self._inbox.take()
 
     def flush(self) -> None:
-        """Hand to the system what was sent since the last time."""
+        """Hand the system what was sent since the last flush."""
         while self._to_flush:
             stream = self._to_flush.popleft()
             stream.is_listed = False
@@ -262,7 +262,7 @@ class Plane:
         self._selector.unregister(stream.connection)
 
     def _end_silent(self) -> None:
-        """A network that drops everything is not noticed by waiting: TCP would wait for long."""
+        """End streams on which nobody answers: TCP itself would take a quarter of an hour."""
         for stream in [s for s in self._streams if is_silent(s.connection)]:
             self._things += stream.end(
                 CannotConnect(
@@ -413,7 +413,7 @@ class Plane:
     # --- serving streams ----------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        """For one more stranger: there is, or the oldest one makes some."""
+        """Make room for one more stranger, if need be by dropping the oldest."""
         if len(self._strangers) < STRANGERS_MAX:
             return True
         oldest, since = next(iter(self._strangers.items()))
@@ -530,7 +530,7 @@ class Plane:
     # --- the end ------------------------------------------------------------------------------
 
     def shutdown(self, deadline_s: float = SHUTDOWN_S) -> None:
-        """Leave all streams, wait for their peers to leave (not for ever), stop listening."""
+        """Close all streams, wait for the peers to close theirs (up to a limit), stop listening."""
         if self._closing:
             return
         self._closing = True
@@ -552,7 +552,7 @@ class Plane:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said there stays on this machine.
+    """Whether `host` is a loopback address.
 
     Raises
     ------

@@ -74,11 +74,11 @@ class Pulse:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin (and end at once, if it was stopped already)."""
+        """Start (and end at once, if already stopped)."""
         threading.Thread(target=self._run, name="clonos-pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread soon; does not wait."""
+        """Ask the thread to end; does not wait."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -121,7 +121,7 @@ class JobSecret:
 
 
 def refused() -> AuthenticationFailed:
-    """Return the one thing a peer without the secret gets to know."""
+    """Return the only error that a peer without the secret gets to see."""
     return AuthenticationFailed(
         "the peer does not hold this job's secret",
         remedy="see that no process of an earlier job still uses this address",

@@ -1,4 +1,4 @@
-"""What the kernel knows of a connection: whether the other machine still answers.
+"""What the kernel knows about a connection: whether the other machine still answers.
 
 The kernel of a machine acknowledges what arrives even while the process there computes or is
 stopped. So silence at this level says something about the network (or the machine), never about a
@@ -29,7 +29,7 @@ _RETRANSMITS, _UNACKED, _LAST_ACK_MS = 2, 12, 20
 
 
 def watch(connection: socket.socket) -> None:
-    """Have the kernel find out when nobody is at the other end of an idle connection."""
+    """Have the kernel probe an idle connection for a peer that is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with contextlib.suppress(AttributeError):  # Linux's names
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
@@ -38,7 +38,7 @@ def watch(connection: socket.socket) -> None:
 
 
 def is_silent(connection: socket.socket) -> bool:
-    """Whether the other machine does not acknowledge what was sent, again and again.
+    """Whether the other machine has stopped acknowledging, retransmissions included.
 
     Where the kernel does not tell (only Linux does), nobody is silent: TCP's own limits hold.
     """

@@ -48,7 +48,7 @@ Thing = Event | tuple[int, Any]
 
 
 class State(Enum):
-    """How far a stream is."""
+    """The state of a stream."""
 
     OPENING = "opening"  # the one side is not sure of the other yet
     OPEN = "open"
@@ -60,14 +60,14 @@ class Host(Protocol):
     """What a stream needs of its plane."""
 
     def changed(self, stream: Stream) -> None:
-        """The stream has something to write, or stands otherwise than before."""
+        """The stream has something to write, or its state has changed."""
 
     def gone(self, stream: Stream) -> None:
         """The stream's connection is about to be closed."""
 
 
 class Stream:
-    """One end: a connection, what is to be written to it, and how far it is."""
+    """One end of a stream: its connection, what is queued for it, and its state."""
 
     def __init__(
         self, host: Host, conn_id: int, connection: socket.socket, peer: str, tls: Tls | None
@@ -93,7 +93,7 @@ class Stream:
 
     @property
     def unsent_bytes(self) -> int:
-        """How much of what was sent has not been handed to the network yet."""
+        """Bytes that were sent but not handed to the network yet."""
         return self._unsent_bytes
 
     # --- writing ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Stream:
         self._unsent_bytes += len(piece)
 
     def flush(self) -> None:
-        """Hand to the system what it takes now."""
+        """Write as much as the system takes now."""
         out = self._out
         try:
             while out:
@@ -238,7 +238,7 @@ class Stream:
     # --- the end ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Hear nothing more; end the stream when what is queued is written. Does not wait."""
+        """Read nothing more; end the stream once its queue is written. Does not wait."""
         if self.state in (State.LEAVING, State.ENDED):
             return
         self.state = State.LEAVING
@@ -255,7 +255,7 @@ class Stream:
                 self._forget_unsent()
 
     def _wrong(self, error: ClonosError) -> list[Thing]:
-        """The peer said something wrong: tell it, and leave."""
+        """The peer broke the protocol: tell it, and close."""
         self._put_frame(WIRE.encode(Refused(type(error).__name__, error.what)))
         Stream.close(self)  # now, whatever is held back
         return self._say_so(error)
@@ -319,7 +319,7 @@ class Outgoing(Stream):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the other machine has answered (the process there may not have, yet)."""
+        """Whether the other machine has accepted the connection (its process may not have, yet)."""
         try:
             self.connection.getpeername()
         except OSError:
@@ -429,7 +429,7 @@ class Incoming(Stream):
         return self._deliver(self._message(encoded, body))
 
     def _not_admitted(self, error: ClonosError | None) -> list[Thing]:
-        """Of a client that was never admitted, the loop does not know."""
+        """The loop knows nothing of a client that was never admitted."""
         if error is not None:
             self._refused()
         return []

@@ -1,4 +1,4 @@
-"""TLS for one stream: what is said becomes what travels, and back. Does no I/O of its own.
+"""TLS for one stream: encrypts and decrypts, and does no I/O of its own.
 
 OpenSSL works on two buffers in memory, so the plane's loop stays the only one that waits, and a
 stream's queue holds what travels, encrypted or not: nothing else of it changes. Both sides present
@@ -23,7 +23,7 @@ CLIENT_NAME: Final = "client"
 
 
 def slot_name(slot: int) -> str:
-    """What a slot's certificate says."""
+    """The name in a slot's certificate."""
     return f"slot-{slot}"
 
 
@@ -63,7 +63,7 @@ class Keys:
         return Tls(lambda i, o: self._client.wrap_bio(i, o, server_hostname=peer_name))
 
     def server(self) -> Tls:
-        """For a stream that somebody has opened."""
+        """For a stream that a peer has opened."""
         return Tls(lambda i, o: self._server.wrap_bio(i, o, server_side=True))
 
     def wrap(self, connection: socket.socket, peer_name: str) -> ssl.SSLSocket:
@@ -97,7 +97,7 @@ class Tls:
         self.is_open = False
 
     def arrived(self, came: bytes) -> None:
-        """Take what the network brought; shake hands as far as that goes.
+        """Take bytes from the network; continue the handshake as far as they allow.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Tls:
             self.shake_hands()
 
     def shake_hands(self) -> None:
-        """Go on with the handshake; what it has to say is in :meth:`said`."""
+        """Continue the handshake; :meth:`said` returns its output."""
         try:
             self._object.do_handshake()
             self.is_open = True
@@ -117,11 +117,11 @@ class Tls:
             pass
 
     def said(self) -> bytes:
-        """What is to travel now."""
+        """Return the bytes to send now."""
         return self._said.read()
 
     def seal(self, pieces: Iterable[Any]) -> bytes:
-        """Encrypt: what comes back is to travel."""
+        """Encrypt, and return the bytes to send."""
         for piece in pieces:
             left = memoryview(piece)
             while left:
@@ -129,14 +129,14 @@ class Tls:
         return self._said.read()
 
     def recv(self, size: int) -> bytes:
-        """Something that the peer said; BlockingIOError if there is nothing."""
+        """Return decrypted bytes; BlockingIOError if there are none."""
         try:
             return self._object.read(min(size, RECORD_BYTES))
         except ssl.SSLWantReadError:
             raise BlockingIOError from None
 
     def recv_into(self, place: memoryview) -> int:
-        """The same, put into its place; how much it was."""
+        """Like :meth:`recv`, but into `place`; return the number of bytes."""
         try:
             # It gives the number if it has a place; the stubs know only the other form.
             return self._object.read(len(place), place)  # type: ignore[return-value]
