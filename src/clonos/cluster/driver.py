@@ -44,9 +44,9 @@ class RunningJob:
         Encrypt all streams of the job (TLS 1.3, with certificates made for this job alone).
         Default: if they leave this machine. False lets them leave it unencrypted.
     batch_rows_max, linger_ms
-        A source cuts a batch at so many rows at most, or waits no longer for more of them.
+        Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
-        A slot that has not been heard of for so long is given up, though its connection stands.
+        A slot that is silent for this long is given up, though its connection stands.
     answer_s
         How long a slot may stay in one call of user code while others wait for its answer in a
         recovery; then it is given up, too.
@@ -141,7 +141,7 @@ class RunningJob:
         return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
 
     def stop(self) -> None:
-        """End the job now; with a checkpoint directory it can be started again where it was."""
+        """End the job now; with a checkpoint directory it can be resumed later."""
         self._setup.inbox.put(StopAsked())
         if self._loop.over.wait(STOP_S):
             self._setup.audience.join(LISTENERS_S)

@@ -90,7 +90,7 @@ DRIVER: Final = Table(
 
 @dataclass(frozen=True)
 class DriverSettings:
-    """What a driver is told of its job.
+    """A driver's settings for its job.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class DriverSettings:
     versions
         What slots have to run on.
     silence_s
-        A slot that has not been heard of for so long is given up, though its connection stands.
+        A slot that is silent for this long is given up, though its connection stands.
     answer_s
         How long a slot may stay in one call of user code while others wait for its answer in a
         recovery; then it is given up, too.

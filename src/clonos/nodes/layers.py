@@ -1,4 +1,4 @@
-"""When layers are merged, and when those that were merged away are deleted.
+"""Decides when layers are merged, and when merged ones are deleted.
 
 Size-tiered, as in a log-structured merge tree: small layers become one; an older one takes part
 when what lies on it has grown to a good part of its size. So state is written again a few times,
@@ -61,7 +61,7 @@ class LayerCare:
         self._garbage: list[tuple[float, str]] = []
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
-        """A floor is complete with these layers: look for work."""
+        """A floor is complete with these layers: look for merges."""
         old = [path for since, path in self._garbage if since < now_s - GARBAGE_S]
         if old:
             self._garbage = [(since, path) for since, path in self._garbage if path not in old]
@@ -82,11 +82,11 @@ class LayerCare:
         self._garbage += [(now_s, ref.path) for ref in refs if ref.path not in used]
 
     def left(self, paths: Sequence[str], now_s: float) -> None:
-        """What earlier drivers have left may go, as late as anything else."""
+        """Delete what earlier drivers left behind, after the same grace period."""
         self._garbage += [(now_s, path) for path in paths]
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
-        """It is tried another time; what to warn of, once."""
+        """Retry later; return a warning the first time."""
         self._merging.discard(event.task)
         is_new = event.task not in self._not_before
         self._not_before[event.task] = now_s + AGAIN_S

@@ -28,7 +28,7 @@ ANSWERED: Final = 3
 
 @dataclass
 class _Trial:
-    """A peer that has not answered yet, however often it was dialled; by the network's clock."""
+    """A peer that has not answered any dial yet; times are by the network's clock."""
 
     peer: tuple[Incarnation, str]
     since: float
@@ -41,11 +41,11 @@ class Links:
     Parameters
     ----------
     unreachable_s
-        A peer that cannot be connected to for so long, and is not given up by the coordinator
-        meanwhile, may be alive behind something that lets nothing through.
+        A peer that cannot be reached for this long, and that the coordinator has not given up
+        meanwhile, may be alive behind something that drops packets.
     complain
-        Told then: the channel, the life of its receiver, and why. Again after the same time, if
-        nothing has changed.
+        Called then with the channel, the life of its receiver, and why; again after the same time,
+        if nothing has changed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Links:
         self._early: list[ChannelOpened] = []
 
     def reset(self) -> None:
-        """The slot becomes another task (or another life of it): end all its connections."""
+        """The slot becomes another task (or life): close all its connections."""
         for _, outgoing in self._out.values():
             outgoing.close()
         for _, incoming in self._in.values():
@@ -114,7 +114,7 @@ class Links:
             known[1].close()
 
     def opened(self, event: ChannelOpened, machine: TaskMachine | None) -> ev.Opened | None:
-        """A sender has come; early ones wait, late ones go."""
+        """A sender has connected; early ones wait, late ones are closed."""
         incarnation = machine.incarnation if machine else None
         if machine is None or incarnation is None or event.receiver_incarnation > incarnation:
             self._early.append(event)
@@ -131,7 +131,7 @@ class Links:
         return early
 
     def closed(self, event: ChannelClosed) -> ev.InputClosed | ev.OutputClosed | None:
-        """A connection is over."""
+        """A connection has ended."""
         self._early = [e for e in self._early if e.conn_id != event.conn_id]
         if event.side == "receiver":
             known = self._in.pop(event.conn_id, None)

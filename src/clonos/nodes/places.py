@@ -1,4 +1,4 @@
-"""The slots that a job wants: which are asked for, which are there, and what becomes of the rest.
+"""The slots that a job wants: which are requested, which are there, and what happens to the others.
 
 A *place* is a slot that the job wants to have. When its process dies it is launched again and
 registers as a new slot: its control stream's number is its name from then on. Spark may also start
@@ -107,7 +107,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Pace:
-    """How soon, and how often, slots are launched again."""
+    """How soon, and how often, slots are relaunched."""
 
     settle_s: float = SETTLE_S
     relaunch_s: float = RELAUNCH_S
@@ -169,7 +169,7 @@ class Places:
         self._launcher.launch(place.number, place.attempt)
 
     def ended(self, event: Ended, now_s: float) -> ClonosError | None:
-        """A slot's Spark job is over: launch it again, later. Returns what ends the job."""
+        """A slot's Spark job has ended: relaunch it later. Returns an error that ends the job."""
         place = self.places[event.place]
         if event.attempt != place.attempt or place.state is State.EMPTY:
             return None
@@ -196,9 +196,9 @@ class Places:
         return self._pace.settle_s if self._spare else 0.0
 
     def tick(self, now_s: float) -> list[str]:
-        """Launch what is to be launched again; cancel what was expelled and has not left.
+        """Relaunch what is due; cancel expelled slots that have not exited.
 
-        Returns what there is to warn of: slots that do not come.
+        Returns warnings: slots that do not register.
         """
         late = []
         for place in self.places:
@@ -219,7 +219,7 @@ class Places:
         ]
 
     def close(self) -> None:
-        """Nothing is launched any more."""
+        """Stop launching."""
         self._is_closing = True
         for place in self.places:
             place.due_s = None
@@ -230,7 +230,7 @@ class Places:
         return all(place.state is State.EMPTY for place in self.places)
 
     def cancel_all(self) -> None:
-        """Have Spark end whatever still runs."""
+        """Have Spark cancel whatever still runs."""
         for place in self.places:
             if place.state is not State.EMPTY:
                 self._launcher.cancel(place.attempt)
@@ -269,7 +269,7 @@ class Places:
         self._leave(slot, Change.LOSE, now_s + ASKED_S)
 
     def expel(self, slot: int, now_s: float) -> None:
-        """Cut off a slot that does not answer: it leaves when it sees its stream end.
+        """Cut off a slot that does not answer: it exits when it sees its stream end.
 
         If it does not see even that, Spark has to end its process, so that another can be started
         in its place.
@@ -295,14 +295,14 @@ class Places:
             seat.link.send(command)
 
     def show(self, task: str, incarnation: Incarnation, slot: int | None) -> None:
-        """Let Spark's UI say what a slot runs now."""
+        """Show in Spark's UI what a slot runs now."""
         seat = self.seats.get(slot) if slot is not None else None
         if seat is not None:
             life = f"incarnation {incarnation.term}.{incarnation.n}"
             self._launcher.describe(f"{task}, {life}, runs in slot {seat.place}")
 
     def check(self) -> None:
-        """Assertions over the whole state."""
+        """Assert the invariants of the whole state."""
         for place in self.places:
             is_seated = place.slot is not None and place.slot in self.seats
             assert place.state is not State.SEATED or is_seated, place

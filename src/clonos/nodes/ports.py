@@ -34,11 +34,11 @@ class Network(Protocol):
 
     @property
     def address(self) -> str:
-        """Where others reach this process."""
+        """The address at which others reach this process."""
 
     @property
     def listened_s(self) -> float:
-        """For how long this process has been listening: by this clock it is patient."""
+        """How long this process has been listening: the clock for its timeouts."""
 
     def connect(
         self,
@@ -57,7 +57,7 @@ class Clock(Protocol):
     """Time as this process sees it."""
 
     def ticks_s(self) -> float:
-        """Seconds since some moment; never goes back, whoever sets the clock."""
+        """Monotonic seconds, unaffected by changes of the system clock."""
 
 
 class WallClock(Clock, Protocol):
@@ -85,10 +85,10 @@ class Prefetch(Protocol):
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has been told where the task stands."""
+        """Whether the reader has been given a position."""
 
     def advance(self, rows_consumed: int) -> None:
-        """Stand behind the first `rows_consumed` rows; never goes back."""
+        """Seek past the first `rows_consumed` rows; never goes back."""
 
     def take(self) -> SourceRows | SourceEnded | None:
         """The next rows, if any are ready. Asking starts reading ahead.
@@ -100,13 +100,13 @@ class Prefetch(Protocol):
         """
 
     def ask(self, cuts: Sequence[int]) -> None:
-        """Replay: read exactly so many rows, one cut after the other."""
+        """Replay: read cuts of exactly these numbers of rows."""
 
     def taken(self) -> SourceRows | SourceEnded | None:
         """The next of what :meth:`ask` has asked for, if it is there; raises like :meth:`take`."""
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class Sources(Protocol):
@@ -158,7 +158,7 @@ class Journal(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How large it is."""
+        """The journal's size."""
 
     def append(self, records: Sequence[bytes]) -> bool:
         """Write a group, all or nothing. An empty one vouches for those before it: damage to them
@@ -176,7 +176,7 @@ class Outputs(Protocol):
     """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``."""
 
     def take(self, output: Deliver) -> None:
-        """An output that is durable: the world may have it."""
+        """Deliver an output that is durable."""
 
     def flush(self) -> ClonosError | None:
         """Put what was taken where it survives a rotation of the journal; what is in the way?"""
@@ -187,42 +187,42 @@ class Launcher(Protocol):
     until ``Ended``."""
 
     def launch(self, place: int, attempt: int) -> None:
-        """Ask for a process."""
+        """Request a process."""
 
     def cancel(self, attempt: int) -> None:
         """Have Spark end an attempt, with its processes; no error if it is over."""
 
     def describe(self, text: str) -> None:
-        """Say in Spark's UI what is going on."""
+        """Show in Spark's UI what is going on."""
 
 
 class Merger(Protocol):
     """Works on stored layers in the background."""
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
-        """Make one layer of those chosen. Answered by ``Merged`` or ``MergeFailed``."""
+        """Merge the chosen layers. Answered by ``Merged`` or ``MergeFailed``."""
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Nobody reads these any more."""
+        """Delete these: nobody reads them any more."""
 
     def survey(self) -> None:
-        """Look what is in the store. Answered by ``Surveyed``, unless that cannot be said."""
+        """List the store. Answered by ``Surveyed``, unless that fails."""
 
 
 class Audience(Protocol):
-    """Whoever wants to hear of the job. Nothing here is waited for."""
+    """Observers of the job. Nobody waits for them."""
 
     def noted(self, note: Note, at_s: float) -> None:
         """Something has happened, and is let out."""
 
     def sampled(self, sample: Sample) -> None:
-        """A task has said how it is doing."""
+        """A task has sent its statistics."""
 
     def told(self, what: JobStarted | JobProgress | Recovery | JobTerminated) -> None:
-        """What listeners hear."""
+        """An event for listeners."""
 
     def warned(self, text: str) -> None:
-        """Something is not as good as it could be."""
+        """Warn of something."""
 
     def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         """A checkpoint is complete with these layers: what it has passed is not read again."""

@@ -1,6 +1,6 @@
-"""Makes what is told of a job out of what its driver knows anyway.
+"""Builds progress reports from what the driver knows anyway.
 
-Slots tell how their task is doing four times a second, listeners or not
+Slots send their task's statistics four times a second, listeners or not
 (:class:`~clonos.transport.events.TaskStatistics`); everything else here is known to the driver's
 coordinator and house-keeper. So nothing is sent for it, and nothing is computed per row.
 """
@@ -38,7 +38,7 @@ TRAFFIC: Final = (": rows_in", ": rows_out")
 
 @dataclass
 class _Counted:
-    """What one task has said of itself."""
+    """What one task has reported."""
 
     now: Mapping[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class _Counted:
 
 
 class Chronicle:
-    """The history of one run of a job, as far as it is shown.
+    """The history of one run of a job, as far as it is reported.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Chronicle:
     # --- what the driver tells ------------------------------------------------------------------
 
     def heard(self, sample: Sample, *, is_current: bool) -> None:
-        """A task has said how it is doing (or an earlier life of it has)."""
+        """A task (or an earlier life of it) has sent its statistics."""
         counted = self._tasks[sample.task]
         if is_current:
             self._reports += 1
@@ -115,7 +115,7 @@ class Chronicle:
         self._began_s = now_s
 
     def noted(self, note: Note, now_s: float) -> Recovery | None:
-        """The coordinator has said what happened; returns a recovery that is over."""
+        """Take a notice of the coordinator; return the recovery that it completes, if any."""
         if note.what == "floor":
             self._floor = note.value
             self._floor_s = now_s
@@ -150,11 +150,11 @@ class Chronicle:
     # --- a progress -----------------------------------------------------------------------------
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
-        """Whether it is time for a progress."""
+        """Whether a progress report is due."""
         return self._looked_s is None or now_s >= self._looked_s + interval_s
 
     def progress(self, now_s: float, wall_s: float) -> JobProgress:
-        """How the job is doing since the progress before."""
+        """Return a report on the time since the last one."""
         seconds = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
         self._number += 1
@@ -218,7 +218,7 @@ class Chronicle:
     # --- a view ---------------------------------------------------------------------------------
 
     def view(self, *, is_running: bool) -> DriverView:
-        """All that other threads may see, as of now."""
+        """Return an immutable view for other threads."""
         states = list(self._coordinator.tasks.values())
         return DriverView(
             tasks=tuple(self._task_view(state.id) for state in states),
@@ -303,7 +303,7 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
 
 
 def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
-    """Every operator once: the sums over its tasks."""
+    """Each operator once, summed over its tasks."""
     found: dict[str, OperatorProgress] = {}
     for task in tasks:
         for one in task.operators:

@@ -58,7 +58,7 @@ _NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
 
 @dataclass(frozen=True, slots=True)
 class _Restoring:
-    """A task whose layers are being fetched. What comes for it meanwhile waits."""
+    """A task whose layers are being fetched. Its messages wait meanwhile."""
 
     command: msg.Activate
     standby: Standby
@@ -76,7 +76,7 @@ class SlotNode:
     ports
         The world.
     share_s
-        Log entries that no batch has taken along for so long travel by themselves.
+        Log entries that no batch has carried for this long travel by themselves.
     unreachable_s
         How long a task tries to connect to a peer before it complains to the coordinator.
     steps_per_turn
@@ -176,7 +176,7 @@ class SlotNode:
         self._control = control
 
     def turn(self, events: Iterable[Heard]) -> float:
-        """Hear what has come, then let the task go on for a while.
+        """Handle what has arrived, then let the task run for a while.
 
         Returns
         -------
@@ -198,7 +198,7 @@ class SlotNode:
         return self._wait_s()
 
     def close(self) -> None:
-        """The process ends: read no more."""
+        """The process ends: stop reading."""
         for prefetch in (self._source, *self._warm.values()):
             if prefetch is not None:
                 prefetch.close()
@@ -349,12 +349,12 @@ class SlotNode:
             raise event.error
 
     def _on_rows_ready(self, event: node_events.RowsReady) -> None:
-        """Every turn looks whether there are rows."""
+        """Nothing to do: every turn checks for rows."""
 
     # --- standbys -----------------------------------------------------------------------------
 
     def _on_follow(self, command: msg.Follow) -> None:
-        """Follow a task's floor, one after the other; of one task only the newest counts."""
+        """Follow a task's floor, one task at a time; per task only the newest request counts."""
         self._to_follow[command.task] = command
         self._follow_next()
 
@@ -391,7 +391,7 @@ class SlotNode:
         return known
 
     def _warm_up(self, task: int, standby: Standby) -> None:
-        """A standby of a source has it open and in place, too."""
+        """Keep a source's standby open at the right position, too."""
         spec = self._plan.tasks[task]
         if spec.is_source and not spec.is_gated:
             if task not in self._warm:
@@ -454,7 +454,7 @@ class SlotNode:
             self._restored(())
 
     def _cannot_restore(self, error: Exception) -> None:
-        """Whatever it is, the coordinator waits for us."""
+        """Report any failure: the coordinator waits for us."""
         assert self._restoring is not None
         command, self._restoring, self.machine = self._restoring.command, None, None
         self._send(_task_error(command.task, command.incarnation, error, position=0))

@@ -28,7 +28,7 @@ class Standby:
         return self.floor.epoch if self.floor is not None else 0
 
     def missing(self, refs: Sequence[LayerRef]) -> tuple[LayerRef, ...]:
-        """Which of a task's layers are still to be applied, in order."""
+        """Return those of a task's layers that remain to be applied, in order."""
         if refs and 0 < self.epoch < refs[0].epoch:
             # The bottom layers were merged past us: what was deleted meanwhile is not in them.
             self.program = self._make()
@@ -36,7 +36,7 @@ class Standby:
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
     def apply(self, layers: Iterable[Layer]) -> None:
-        """Follow, by the layers that were missing."""
+        """Apply the layers that were missing."""
         for layer in layers:
             self.program.apply(layer.delta)
             self.floor = layer

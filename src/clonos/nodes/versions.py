@@ -1,4 +1,4 @@
-"""What has to be the same in all processes of a job, or a replay is not bit-exact."""
+"""What must be the same in all processes of a job for a replay to be bit-exact."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_versions(register: Register, first: Register, driver: Mapping[str, str
 
 
 def _remedy(what: str, theirs: str, version: str) -> str:
-    """How an executor gets what the others have."""
+    """The remedy: how an executor gets the same versions as the others."""
     if what == CPU:
         apart = sorted(set(theirs.split()) ^ set(version.split()))
         return f'set spark.executorEnv.NPY_DISABLE_CPU_FEATURES to "{" ".join(apart)}"'

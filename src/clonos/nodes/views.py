@@ -1,4 +1,4 @@
-"""What a driver's node shows: values that never change, so that any thread may read them.
+"""What a driver's node publishes: immutable values that any thread may read.
 
 Modelled on PySpark's ``StreamingQueryProgress``.
 """
@@ -114,7 +114,7 @@ class CheckpointProgress(Told):
 
 @dataclass(frozen=True)
 class JobProgress(Told):
-    """A job at a moment.
+    """A job at one moment.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class JobProgress(Told):
 
 @dataclass(frozen=True)
 class JobStatus(Told):
-    """In short how a job is."""
+    """A summary of a job's state."""
 
     message: str
     is_running: bool
@@ -214,7 +214,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a task said of itself at a moment (s since the epoch)."""
+    """Statistics that a task sent at some time (s since the epoch)."""
 
     at_s: float
     task: int
@@ -265,7 +265,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class DriverView:
-    """A job as its driver sees it at a moment.
+    """A job as its driver sees it at one moment.
 
     Attributes
     ----------

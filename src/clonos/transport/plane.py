@@ -413,7 +413,7 @@ class Plane:
     # --- serving streams ----------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        """Make room for one more stranger, if need be by dropping the oldest."""
+        """Whether there is room for one more stranger; drops the oldest if its time is up."""
         if len(self._strangers) < STRANGERS_MAX:
             return True
         oldest, since = next(iter(self._strangers.items()))
