@@ -93,7 +93,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Decode what :func:`encode` made; anything else raises :class:`ProtocolError`."""
+    """Inverse of :func:`encode`; anything else raises :class:`ProtocolError`."""
     try:
         return msgpack.unpackb(
             data, ext_hook=_restore, strict_map_key=False, unicode_errors="surrogatepass"
@@ -135,7 +135,7 @@ def decode_error(data: bytes) -> Exception:
 
 
 def _extend(value: Any) -> Any:
-    """What MessagePack itself does not know, or knows only the base class of."""
+    """Types that MessagePack does not know, or of which it knows only a base class."""
     for cls in type(value).__mro__:
         codec = _registered.get(cls)
         if codec is not None:

@@ -1,4 +1,4 @@
-"""The two ends of a channel: what a receiver has of it, what a sender owes it.
+"""The two ends of a channel: what the receiver has, and what the sender owes.
 
 One handshake serves replay and deduplication: on (re)connection the receiver says what it
 has (:class:`Hello`), the sender continues from there out of its in-flight log. A recovered
@@ -25,7 +25,7 @@ CREDIT_BYTES = 256 << 10
 
 
 class Verdict(Enum):
-    """What became of something received."""
+    """The outcome of something received."""
 
     TAKEN = "taken"
     HELD = "held"
@@ -145,12 +145,12 @@ class Inbound:
 
     @property
     def ended(self) -> bool:
-        """Whether END was taken, and none of what came before it was lost."""
+        """Whether END was taken, and nothing before it was lost."""
         return self.items.state is Items.ENDED
 
     @property
     def greeted(self) -> bool:
-        """Whether the sender was told what we have, and so continues behind it."""
+        """Whether the sender knows what we have, and so continues after it."""
         return self.link.state in (Link.GREETED, Link.HOLDING)
 
     def open(self, conn: int) -> None:
@@ -170,7 +170,7 @@ class Inbound:
         self.items.on(ItemsEvent.END)
 
     def hello(self, incarnation: Incarnation, book: LogBook) -> Hello:
-        """Say what we have, and so what we need."""
+        """Return what we have, and so what we need."""
         self.link.on(LinkEvent.GREETED)
         self._credited = self.consumed
         self.told_relaxed = True
@@ -268,7 +268,7 @@ class Inbound:
         return items
 
     def credit(self, *, relaxed: bool, force: bool = False) -> Credit | None:
-        """Progress worth telling the sender."""
+        """Progress worth reporting to the sender."""
         if not self.greeted or self.items.state is Items.STARTING_OVER:
             return None  # nobody listens, or the old numbers mean nothing any more
         due = (
@@ -366,7 +366,7 @@ class Outbound:
         self.attempt += 1
 
     def hang_up(self) -> None:
-        """The receiver is over; where the next one will be is not known."""
+        """The receiver is gone; the address of the next one is unknown."""
         self._down(CallEvent.HUNG_UP)
         self.attempt += 1
 
@@ -380,7 +380,7 @@ class Outbound:
         self.asked = None
 
     def greet(self, hello: Hello) -> None:
-        """The receiver has said what it has: continue from there."""
+        """The receiver has reported what it has: continue from there."""
         self.call.on(CallEvent.HELLO)
         self._up(hello)
         if self.carries_items:

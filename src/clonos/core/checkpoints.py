@@ -40,7 +40,7 @@ EPOCH = Table(
 
 
 class Checkpoints:
-    """What there is of the epochs after the floor.
+    """The state of the epochs after the floor.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class Checkpoints:
         return max([self.pending_epoch, *self.acks, *markers])
 
     def compacted(self, event: Compacted) -> None:
-        """Some layers of a task are one now, if they are still there."""
+        """Some layers of a task were merged, if they are still there."""
         keeper = self._keeper
         chain, count = keeper.layers[event.merged.task], len(event.replaced)
         start = chain.index(event.replaced[0]) if event.replaced[0] in chain else len(chain)

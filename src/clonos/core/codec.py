@@ -37,7 +37,7 @@ _UNION: Final = type(int | None)  # `X | None` is not of the type that Optional[
 
 
 class _Wrong(Exception):
-    """A field is not what its type says; becomes a MalformedMessage at the surface."""
+    """A field does not match its type; becomes a MalformedMessage at the surface."""
 
 
 # --- readers: from what msgpack read to what the annotation says -----------------------------

@@ -106,7 +106,7 @@ class Coordinator:
 
     @property
     def tasks(self) -> dict[int, TaskState]:
-        """What is known of each task."""
+        """What is known about each task."""
         return self.roster.tasks
 
     @property
@@ -116,7 +116,7 @@ class Coordinator:
 
     @property
     def term(self) -> int:
-        """How often this job has started, or started again."""
+        """How often this job was started or restarted."""
         return self.roster.term
 
     @property
@@ -191,7 +191,7 @@ class Coordinator:
 
     @property
     def wants_floor(self) -> bool:
-        """Whether an epoch should begin at once: logs are long."""
+        """Whether an epoch should begin at once because logs are long."""
         return self.throttle.wants_floor
 
     def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:

@@ -1,4 +1,4 @@
-"""How much of the logs of failed tasks still means something (pure functions on logs).
+"""How much of the logs of failed tasks is still valid (pure functions on logs).
 
 A surviving log entry may say "took an item that its sender's step q made" where the sender's
 log ends before q: the sender will make something else there. The entry, and all after it, are
@@ -43,7 +43,7 @@ def valid_length(
 
 
 def dependencies_of(plan: Plan, log: Iterable[Run]) -> Dependencies:
-    """What replaying a log will depend on, directly."""
+    """What the replay of a log depends on directly."""
     result: Dependencies = {}
     for run in log:
         for record in run.records:

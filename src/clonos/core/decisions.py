@@ -1,4 +1,4 @@
-"""What the coordinator's host tells it (events), and what it decides (actions)."""
+"""The coordinator's events (from its host), and its actions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SlotLost:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A slot says something."""
+    """A message from a slot."""
 
     slot: int
     report: msg.Report
@@ -52,7 +52,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, and the slot that it goes to."""
+    """A command to a slot."""
 
     slot: int
     command: msg.Command
@@ -92,7 +92,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Everything is delivered."""
+    """All output is delivered."""
 
 
 Event = SlotReady | SlotLost | Reported | Compacted

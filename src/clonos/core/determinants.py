@@ -1,4 +1,4 @@
-"""What is written down of a step: its cause, then what it asked of the world, in order.
+"""What is logged of a step: its cause, then what it asked of the world, in order.
 
 A record is one log entry, the entry of one step. It is a flat msgpack array of kinds, each
 followed by its fields (:data:`ARITY` says how many), a few bytes for the usual
@@ -30,7 +30,7 @@ class Cause(IntEnum):
 
 
 class Source(NamedTuple):
-    """The source was cut here: so many rows, their digest; their content if it cannot replay."""
+    """The source was cut here: number of rows, their digest; their content if it cannot replay."""
 
     rows: int
     digest: int

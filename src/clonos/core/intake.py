@@ -1,4 +1,4 @@
-"""What a source task's reader has offered, and how much of it was taken."""
+"""What a source task's reader has offered, and how much of that was taken."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Intake:
         self._offered.append(event)
 
     def over(self) -> None:
-        """The reader will never have more."""
+        """The reader is at its end."""
         self._is_over = True
 
     def choose(self) -> Determinant | None:
@@ -65,7 +65,7 @@ class Intake:
         return rows
 
     def reread(self, cut: Source, decode: Callable[[bytes], Batch], task: str) -> bool:
-        """Have the rows of a logged cut at hand, from the log or from the reader."""
+        """Fetch the rows of a logged cut, from the log or from the reader."""
         if cut.content is not None:
             self._offered.clear()
             self._offered.append(ev.SourceRows(decode(cut.content), cut.content))

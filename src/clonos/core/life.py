@@ -1,4 +1,4 @@
-"""One incarnation of one task: who it is, and how far it has come."""
+"""One incarnation of one task: its identity and its state."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ class Life:
 
     @property
     def is_live(self) -> bool:
-        """Whether it makes its own choices (which may be that nothing is left to do)."""
+        """Whether it makes its own choices, rather than replaying; also once it is finished."""
         return self.machine.state in (Phase.LIVE, Phase.FINISHED)

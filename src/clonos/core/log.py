@@ -101,7 +101,7 @@ long a log is, no message becomes too long for it."""
 
 
 def in_pieces(runs: Sequence[Run], nbytes_max: int | None = None) -> list[tuple[Run, ...]]:
-    """Return the same log entries in groups of at most so many bytes, or of one entry.
+    """Return the same log entries in groups of limited size, each of at least one entry.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class LogBook:
         return last
 
     def must_wait(self, run: Run) -> bool:
-        """Whether nobody can say yet what of `run` is to be held: its task's fence is pending."""
+        """Whether it is undecided what to hold of `run`, because its task's fence is pending."""
         pending = self._pending.get(run.task)
         return pending is not None and (run.incarnation >= pending[0] or self.refuses(run))
 
@@ -212,7 +212,7 @@ class LogBook:
         log.extend(run)
 
     def fence(self, task: int, incarnation: Incarnation) -> int:
-        """From now on take nothing of lower incarnations; say how much is held."""
+        """From now on reject lower incarnations; return how much is held."""
         length = self.length(task)
         known = [fence for fence, _ in self._fences.get(task, ())]
         if task in self._pending:

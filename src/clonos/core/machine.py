@@ -71,7 +71,7 @@ class Table(Generic[State, Event]):
 
 
 class Machine(Generic[State, Event]):
-    """One thing that lives by a table.
+    """One thing whose life follows a table.
 
     Examples
     --------
@@ -131,7 +131,7 @@ E = TypeVar("E", bound=ProtocolError)
 
 
 def with_stories(error: E, machines: Iterable[Machine[Any, Any]]) -> E:
-    """`error`, which now says how what it concerns has come to where it is."""
+    """Add to `error` the stories of `machines`, and return it."""
     known = set(error.stories)
     stories = [machine.story() for machine in machines]
     error.stories = (*error.stories, *(story for story in stories if story not in known))

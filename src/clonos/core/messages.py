@@ -1,4 +1,4 @@
-"""Everything that processes say to each other, as plain data.
+"""All messages between processes, as plain data.
 
 Four conversations, one section each: along a data channel (sender and receiver), from the
 coordinator to a slot, from a slot to the coordinator, and between a slot and itself (what its
@@ -260,7 +260,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave: the job is over (or failed)."""
+    """Exit: the job has ended (or failed)."""
 
     reason: str = ""
 
@@ -323,7 +323,7 @@ class LayerAck:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every input has ended, END is on every output and the world has all of it."""
+    """Every input has ended, every output has its END, and all output is delivered."""
 
     task: int
     incarnation: Incarnation

@@ -1,4 +1,4 @@
-"""The sending side of a task: what it owes to whom, and when that may leave."""
+"""The sending side of a task: what it owes to whom, and when that may be sent."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Outbounds:
                 self._send(end, None)
 
     def stepped(self) -> None:
-        """A step has ended: send what it has put out, let take effect what may."""
+        """A step has ended: send its output, and release effects that are due."""
         for end in self._item_ends:
             self.pump(end)
         if self._sink_end is not None:
@@ -208,7 +208,7 @@ class Outbounds:
         self._do(ev.Send(end.attempt, msg.Data(end.spec.id, incarnation, item, runs)))
 
     def tick(self) -> None:
-        """Log entries that no batch has taken along within the linger go by themselves."""
+        """Send log entries by themselves if no batch has carried them within the linger."""
         for end in self.ends.values():
             if end.call.state is Call.BROKEN:
                 self._dial(end)
@@ -230,7 +230,7 @@ class Outbounds:
     # --- effects in the world -----------------------------------------------------------------
 
     def settle(self, end: Outbound) -> None:
-        """The house-keeper is done with some outputs: let them take effect."""
+        """The house-keeper has accepted some outputs: let them take effect."""
         if not (end.to_world and end.carries_items):
             return
         done = min(end.log.processed, end.log.last)
@@ -248,7 +248,7 @@ class Outbounds:
         self._settled()
 
     def written(self, event: ev.Written) -> None:
-        """Some released outputs have their effect."""
+        """Some released outputs have taken effect."""
         end = self.ends[event.channel]
         end.settled = max(end.settled, event.seq)
         while end.settled < min(end.released, end.log.last):
@@ -258,7 +258,7 @@ class Outbounds:
         self.settle(end)
 
     def are_settled(self, upto: Mapping[int, int]) -> bool:
-        """Whether the output up to these items, by channel, has its effect in the world."""
+        """Whether the output up to these items, by channel, has taken effect in the world."""
         return all(
             end.settled >= upto[channel]
             for channel, end in self.ends.items()
@@ -267,5 +267,5 @@ class Outbounds:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was put out has its effect in the world."""
+        """Whether all output has taken effect in the world."""
         return self.are_settled({channel: end.log.last for channel, end in self.ends.items()})

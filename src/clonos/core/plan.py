@@ -49,7 +49,7 @@ class TaskSpec:
 
     @property
     def is_sink(self) -> bool:
-        """Whether what it makes leaves the job."""
+        """Whether its output leaves the job."""
         return self.sink is not None
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator knows of tasks and slots, and what it decides in one call."""
+"""What the coordinator knows about tasks and slots, and what it decides in one call."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TaskState:
 
     @property
     def phase(self) -> TaskPhase:
-        """How far its recovery has come."""
+        """The state of its recovery."""
         return self.machine.state
 
 
@@ -117,13 +117,13 @@ class Roster:
         self.do = self._actions.append
 
     def take_actions(self) -> list[Action]:
-        """Return what was decided since the last time."""
+        """Return the decisions since the last call."""
         actions = self._actions.copy()
         self._actions.clear()
         return actions
 
     def command(self, task: int, command: msg.Command) -> None:
-        """Tell the slot that runs a task, if there is one."""
+        """Send a message to the slot that runs a task, if any."""
         slot = self.tasks[task].slot
         if slot is not None and slot in self.slots:
             self.do(Command(slot, command))
@@ -149,7 +149,7 @@ class Roster:
         return msg.Peer(channel, receiver.incarnation, self.slots[receiver.slot].address)
 
     def peers_of(self, task: int) -> list[msg.Peer]:
-        """Where the receivers of a task are that have a slot."""
+        """Addresses of those receivers of a task that have a slot."""
         peers = []
         for channel in self.plan.tasks[task].outputs:
             receiver = self.plan.channels[channel].receiver

@@ -88,7 +88,7 @@ class Rounds:
         self._advance()
 
     def _begin_recovery(self, task: TaskState) -> None:
-        """Fence the dead life everywhere; everybody answers how much of its log they hold."""
+        """Fence the dead life everywhere; each holder answers how much of its log it has."""
         self._do(Note("detected", task.id, task.incarnation))
         self._checkpoints.forget(task)
         task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
@@ -109,7 +109,7 @@ class Rounds:
             self._roster.command(holder, msg.Fence(task.id, task.incarnation))
 
     def answered(self, slot: int, report: msg.FenceAnswer) -> None:
-        """A holder says how much it holds of a fenced log."""
+        """A holder reports how much it has of a fenced log."""
         task = self._tasks[report.task]
         if report.incarnation != task.incarnation or report.holder not in task.awaited:
             return
@@ -155,7 +155,7 @@ class Rounds:
             self._resolve()
 
     def silent_since(self, timeout_ms: int) -> list[int]:
-        """Slots of holders that have not answered for so long; they are waited for again."""
+        """Slots of overdue holders; their time starts again."""
         now_ms = self._roster.now_ms
         if not self.is_open or now_ms - self._since_ms <= timeout_ms:
             return []
@@ -216,7 +216,7 @@ class Rounds:
         )
 
     def _orphans(self, failed: list[TaskState], lengths: dict[int, int]) -> list[TaskState]:
-        """Live tasks that depend on what is lost."""
+        """Live tasks that depend on lost log entries."""
         result: dict[int, TaskState] = {}
         for task in failed:
             for holder, answer in task.answers.items():
@@ -269,7 +269,7 @@ class Rounds:
     # --- activation ---------------------------------------------------------------------------
 
     def activate_waiting(self) -> None:
-        """Give every resolved task a slot, as far as there are some."""
+        """Give resolved tasks a slot, as far as slots are available."""
         for task in self._in(TaskPhase.WAITING):
             if task.slot is None:
                 running = {t.slot for t in self._tasks.values() if t.slot is not None}
@@ -307,7 +307,7 @@ class Rounds:
                 roster.command(sender.id, msg.Connect(roster.peer(channel)))
 
     def restored(self, slot: int, report: msg.Restored) -> None:
-        """A task has its state and its log; it replays."""
+        """A task has restored its state and its log, and replays."""
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase is TaskPhase.RESTORING:
             task.machine.on(TaskEvent.RESTORED)

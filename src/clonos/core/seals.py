@@ -1,4 +1,4 @@
-"""The layers a task has sealed, until their epoch is everybody's floor."""
+"""The layers that a task has sealed, until their epoch is a global floor."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Standbys:
                 self._roster.do(Command(slot.id, msg.Follow(task, epoch, layers[task])))
 
     def followed(self, slot: int, report: msg.Followed) -> None:
-        """A copy has come so far."""
+        """A copy has reached an epoch."""
         standbys = self._roster.slots[slot].standbys
         if report.task in standbys:
             standbys[report.task] = report.epoch

@@ -46,7 +46,7 @@ class TaskTime:
         self._ticks_ms: int | None = None
 
     def begin(self, last_ms: int) -> None:
-        """Go on behind the last reading that is known, of an earlier life perhaps."""
+        """Continue after the last known reading, perhaps of an earlier life."""
         self._last_ms, self._ticks_ms = last_ms, None
 
     def now_ms(self) -> int:

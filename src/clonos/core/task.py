@@ -168,12 +168,12 @@ class TaskMachine:
 
     @property
     def phase(self) -> Phase:
-        """How far this life has come."""
+        """The state of this life."""
         return self.life.machine.state
 
     @property
     def is_live(self) -> bool:
-        """Whether it makes its own choices (which may be that nothing is left to do)."""
+        """Whether it makes its own choices, rather than replaying; also once it is finished."""
         return self.life.is_live
 
     def stories(self) -> list[Machine[Any, Any]]:
@@ -204,7 +204,7 @@ class TaskMachine:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long until there is something to do, even if nothing comes; None: for ever."""
+        """Time until there is something to do without input; None: never."""
         if self.wake_ms is None or self.phase is not Phase.LIVE or self.ended:
             return None
         return max(self.wake_ms - self.time.now_ms(), 0)

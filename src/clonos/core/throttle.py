@@ -1,4 +1,4 @@
-"""Memory has its limits: sources wait while some process keeps too much, and a floor is hurried."""
+"""Bounds memory: while some process keeps too much, sources wait, and a floor is hurried."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Throttle:
         return self._log_fullness > RELIEVED
 
     def pressure(self, task: int, inflight_bytes: int, log_bytes: int) -> None:
-        """A task says how much it keeps for its receivers, and how much it holds of logs."""
+        """A task reports how much it keeps for its receivers, and how much of the logs it holds."""
         self._inflight_bytes[task] = inflight_bytes
         self._log_bytes[task] = log_bytes
         closed = self._fullness > (RELIEVED if self._is_closed else 1.0)
@@ -57,6 +57,6 @@ class Throttle:
                     self._roster.command(source.id, msg.Throttle(closed))
 
     def live(self, task: TaskState) -> None:
-        """A source that was away hears it, too."""
+        """Tell a source that was away, too."""
         if self._is_closed and self._roster.plan.tasks[task.id].is_source:
             self._roster.command(task.id, msg.Throttle(closed=True))
