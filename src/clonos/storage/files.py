@@ -64,7 +64,7 @@ class Files(Protocol):
         """What is in a file."""
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
-        """Fill a new file, or one that is to be forgotten."""
+        """Write a new file, or overwrite one whose content may be lost."""
 
     def sync(self, path: str) -> None:
         """Make durable what is in a file."""
