@@ -275,7 +275,7 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 
 
 def remove_rows(path: str, older_than: timedelta) -> int:
-    """Remove what a table has had for so long, and return how many files that were.
+    """Remove what is older than a given age from a table, and return the number of files.
 
     A query that has not read them all fails with :class:`~clonos.sinks.tables.RowsRemoved`, as
     does a new one: set its option ``failOnDataLoss`` to begin with what is left.

@@ -41,7 +41,7 @@ _SEGMENT: Final = re.compile(r"(\d{12})-(\d+)\.arrow")
 
 
 class NoTable(ClonosError):
-    """There is no table where one is to be read."""
+    """There is no table at the given path."""
 
 
 class RowsRemoved(ClonosError):
@@ -220,11 +220,10 @@ class Table:
     # --- what the user decides ------------------------------------------------------------------
 
     def remove(self, older_than_s: float) -> int:
-        """Remove the segments that were written so long ago, and say how many there were.
+        """Remove segments older than a given age, and return their number.
 
-        Of each task its oldest ones, up to the first that is younger, and what is left of earlier
-        removals that were broken off. First it is written down
-        how far this goes, so that no reader can miss them without noticing.
+        Per task, the oldest ones up to the first that is younger, and the rest of interrupted
+        removals. The extent is recorded first, so that readers notice what they missed.
         """
         until_s = time.time() - older_than_s
         removed, notes = self._removals()
