@@ -173,7 +173,7 @@ def stream(
     available_now
         End the input behind what is there now.
     backlog_bytes
-        The query waits while so many bytes are spooled that a recovery may ask for: what the job
+        The query waits while this many bytes are spooled for recovery: what the job
         has not read, or not passed with a checkpoint. One micro-batch more may come: bound these
         with options of Spark's source, such as ``maxFilesPerTrigger``.
 

@@ -59,7 +59,7 @@ class BatchSize:
         self._full_at: float | None = None
 
     def learn(self, rows: int, nbytes: int, now_s: float) -> None:
-        """A batch of so many rows was read."""
+        """A batch of this many rows was read."""
         before, self._full_at = self._full_at, None
         if rows < self.rows:
             return
@@ -146,7 +146,7 @@ class PrefetchThread:
             return self._pop()
 
     def ask(self, cuts: Sequence[int]) -> None:
-        """Replay: read exactly so many rows, one after the other; :meth:`taken` gives them."""
+        """Replay: read cuts of exactly these numbers of rows; :meth:`taken` returns them."""
         with self._changed:
             self._exact.extend(cuts)
             self._changed.notify()

@@ -365,7 +365,7 @@ class Spool:
     # --- deleting ---
 
     def truncate(self, consumed: Sequence[int]) -> None:
-        """Every task's floor is behind so many of its rows: what is below all floors may go.
+        """Each task's floor covers this many of its rows: delete what is below all floors.
 
         The newest manifest stays: it says how the next one is numbered. One thread does this; what
         it has not come to when the spool is closed is left to the next start.
