@@ -216,7 +216,7 @@ class AnswerBook:
         return max(scope.record, scope.logs[key].record)
 
     def take_records(self) -> list[bytes]:
-        """What is to be written next; :meth:`committed` says that it is."""
+        """Return what to write next; :meth:`committed` confirms it."""
         records, self._records = self._records, []
         self._written += self._staged  # a write that failed is repeated
         self._staged = []

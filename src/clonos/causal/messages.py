@@ -49,7 +49,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The chunks from number `since` on; if there are none, wait so long for one."""
+    """The chunks from number `since` on; if there are none, wait up to this time for one."""
 
     key: AnswerKey
     since: int

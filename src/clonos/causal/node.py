@@ -41,7 +41,7 @@ TURN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was to be written is durable; the journal has so many bytes now."""
+    """A write is durable; also the journal's new size in bytes."""
 
     nbytes: int
 
@@ -64,7 +64,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The log is to be closed."""
+    """A request to close the log."""
 
 
 Event = ClientOpened | ClientClosed | Written | WriteFailed | Judged | Stop
@@ -171,7 +171,7 @@ class AnswerNode:
         }
 
     def turn(self, events: Iterable[Event | tuple[int, Any]], now_s: float) -> float:
-        """Hear what happened; return for how long nothing is to be done if nothing comes.
+        """Handle events; return the time until the next turn if none arrive.
 
         Parameters
         ----------

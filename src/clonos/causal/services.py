@@ -217,7 +217,7 @@ class Service(Shipped, Generic[F]):
         Parameters
         ----------
         concurrency
-            So many calls run at once: in threads, or in an event loop if the function is async.
+            Concurrent calls: in threads, or in an event loop if the function is async.
         keys
             One per call, as for :meth:`keyed`.
         return_exceptions

@@ -48,7 +48,7 @@ class OperatorLog:
     Parameters
     ----------
     patience_s
-        How long another living attempt is waited for if it makes no progress.
+        How long to wait for another living attempt that makes no progress.
     """
 
     def __init__(
