@@ -211,7 +211,7 @@ class SlotLauncher:
         Parameters
         ----------
         cores
-            So many more are needed beside them, for streaming queries that feed the job.
+            Further cores, for streaming queries that feed the job.
 
         Raises
         ------
@@ -345,7 +345,7 @@ class SlotLauncher:
             self._shown.submit(work)
 
     def close(self) -> None:
-        """Nothing more is to be shown."""
+        """Stop updating Spark's UI."""
         self._shown.shutdown(wait=False)
 
     def _run(self, rows: Any, partition: int) -> None:
