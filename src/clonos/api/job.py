@@ -23,7 +23,7 @@ from clonos.sources.spec import SourceSpec
 
 
 class Job:
-    """A graph of streams, and how it is to be run.
+    """A graph of streams, and how to run it.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Job:
         Parameters
         ----------
         rows_per_second
-            Admit at most so many rows, all tasks of the source together.
+            Most rows admitted per second, over all tasks of the source.
         materialize
             Have Spark write the DataFrame to Parquet files under the checkpoint directory first,
             and read those: for a DataFrame that comes in another order when it is computed again.
