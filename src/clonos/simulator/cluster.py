@@ -127,7 +127,7 @@ class Cluster:
         return mean * 2 * self.random.random()
 
     def store_delay(self) -> float:
-        """How long until the store has done something: adapters wait for one that is away."""
+        """Time that the store takes, including the time that adapters wait while it is away."""
         away = max(0.0, self.store_back_at - self.scheduler.now)
         return away + self.about(self.options.store_ms)
 
@@ -142,7 +142,7 @@ class Cluster:
         return self.about(self.options.step_ms) + slow
 
     def may_end(self) -> bool:
-        """Sources go on until so many checkpoints have completed after the last fault."""
+        """Sources continue until this many checkpoints have completed after the last fault."""
         return self.floors_since >= self.options.floors_at_end
 
     def decode_rows(self, content: bytes) -> Batch:

@@ -160,7 +160,7 @@ class Faults:
     def _part(self) -> None:
         """Two executors do not reach each other, and nobody says so; the driver hears of both.
 
-        Not for so long that a task is moved three times in vain: that ends the job.
+        Short enough that no task is moved three times in vain, which would end the job.
         """
         cluster, one, other = self.cluster, self._busy(), self._busy()
         if one is not None and other is not None and one.group != other.group:

@@ -253,7 +253,7 @@ Cuts = dict[int, list[Cut]]
 
 
 def no_void_entries(plan: Plan, task: int, runs: Iterable[msg.Run], cuts: Cuts) -> None:
-    """A log that is to be replayed took only items that exist."""
+    """A log to be replayed took only items that exist."""
     runs = tuple(runs)
     end = runs[-1].end if runs else 0
     valid = valid_length(plan, runs, end, cuts)

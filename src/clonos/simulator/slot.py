@@ -113,7 +113,7 @@ class Slot:
         self._inbox: list[Heard] = []
         self._turn_at: float | None = None
         self._busy_until = 0.0
-        # What is waited for, since when, and how long it was to take.
+        # What is awaited, since when, and how long it should take.
         self._timer: tuple[tuple[Incarnation, int | None], float, int] | None = None
         self.node = WatchedNode(
             cluster.job.plan,
