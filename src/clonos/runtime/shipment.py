@@ -36,14 +36,14 @@ class Shipment:
     rates
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
-        A source cuts a batch at so many rows at most (see
+        Most rows that a source puts into a batch (see
         :class:`~clonos.sources.prefetch.BatchSize`), or waits no longer for more of them.
     identities
         The certificate of each slot, if streams are encrypted.
     unreachable_s
-        So long a task tries to connect to a peer that the coordinator believes to live.
+        How long a task tries to connect to a peer that the coordinator believes to be alive.
     share_ms
-        Log entries that no batch has taken along for so long travel by themselves.
+        Log entries that no batch has carried for this long travel by themselves.
     """
 
     job_id: str
