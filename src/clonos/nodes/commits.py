@@ -170,7 +170,7 @@ class Commits:
         self._again_s = max(self._again_s, now_s)
 
     def conclude(self, now_s: float) -> ClonosError | None:
-        """Nothing more is to come: have all outputs in files and the journal short."""
+        """Nothing more will come: move all outputs into files, and shorten the journal."""
         assert self.state is State.OPEN
         if (error := self._outputs.flush()) is not None:
             return error
