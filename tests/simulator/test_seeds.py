@@ -33,11 +33,15 @@ def test_a_seed_is_the_same_simulation_every_time():
 
 def test_a_digest_tells_apart_what_went_another_way():
     """Even where the verdict is the same: a layer is acknowledged a little earlier."""
-    before = [simulate(0), simulate(0, harsh=True), simulate(1)]
-    with MUTATIONS["a layer does not wait for delivery"].active():
-        after = simulate(0)
-    assert after.verdict == before[0].verdict == "ok"
-    assert len({result.digest for result in (*before, after)}) == 4
+    others = [simulate(0), simulate(0, harsh=True), simulate(1)]
+    assert len({result.digest for result in others}) == 3
+    for seed in range(40):
+        before = simulate(seed)
+        with MUTATIONS["a layer does not wait for delivery"].active():
+            after = simulate(seed)
+        if after.verdict == before.verdict == "ok" and after.digest != before.digest:
+            return
+    pytest.fail("no seed went another way, or none could be told apart")
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])

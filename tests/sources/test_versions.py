@@ -144,7 +144,7 @@ def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(LayerStore, "put", failing)
         table.ids = [2]
-        here.wait_for(lambda: here.warnings)
+        here.wait_for(lambda: table.ids == [3])
     here.wait_for(lambda: here.versions()[-1] == [3])
     here.refresher.close()
     assert here.versions() == [[1], [2], [3]]

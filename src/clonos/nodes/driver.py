@@ -425,6 +425,8 @@ class DriverNode:
 
     def _let_out(self, group: commits.Group) -> None:
         """A group is durable: answer for it, give its outputs to the world, act on it."""
+        for output in group.outputs:
+            self._deliver(output)
         for reaction in group.reactions:
             if isinstance(reaction, ev.Reply):
                 known = self._channels.get(reaction.conn)
@@ -434,8 +436,6 @@ class DriverNode:
                 known = self._channels.pop(reaction.conn, None)
                 if known is not None:
                     known[1].close()
-        for output in group.outputs:
-            self._deliver(output)
         for action in group.actions:
             self._act(action)
 

@@ -24,6 +24,8 @@ from clonos.simulator.world import MachineClock, Scheduler, Service
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
 
 KEEPER_ADDRESS = "house-keeper"
+LOST_MS = 100.0
+"""About half the time until Spark gives up an executor whose machine is gone."""
 
 
 @dataclass
@@ -208,7 +210,7 @@ class Cluster:
         self.network.hosts.pop(slot.address)
         control = self._controls[slot]
         self.scheduler.after(
-            2 * self.about(self.options.silence_ms if is_silent else self.options.detect_ms),
+            2 * self.about(LOST_MS if is_silent else self.options.detect_ms),
             control.driver.spark.process_ended, slot, control.attempt,
         )  # fmt: skip
 
