@@ -132,19 +132,19 @@ def test_a_job_that_is_started_again_begins_with_the_table_it_had(tmp_path):
 def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypatch):
     table = Changing()
     here = Refreshed(tmp_path, table)
-    put = LayerStore.put
+    create = LayerStore.create
 
     def failing(store, path, data):
-        nbytes = put(store, path, data)
+        is_created = create(store, path, data)
         if path.startswith("batch-") and table.ids == [2]:
             table.ids = [3]
             raise OSError("the folder cannot be synced")
-        return nbytes
+        return is_created
 
     with monkeypatch.context() as patch:
-        patch.setattr(LayerStore, "put", failing)
+        patch.setattr(LayerStore, "create", failing)
         table.ids = [2]
-        here.wait_for(lambda: table.ids == [3])
+        here.wait_for(lambda: here.warnings)
     here.wait_for(lambda: here.versions()[-1] == [3])
     here.refresher.close()
     assert here.versions() == [[1], [2], [3]]
