@@ -15,7 +15,7 @@ from clonos.operators.look_up import VERSIONS, SideTable
 from clonos.sources.errors import TableFailed
 from clonos.sources.spool import Spool, SpoolReader
 from clonos.sources.versions import Refresher, Tables
-from clonos.storage.layers import LayerStore
+from clonos.storage.folder import Folder
 
 SCHEMA = pa.schema([("id", pa.int64())])
 WAIT_S = 5.0
@@ -130,24 +130,24 @@ def test_a_job_that_is_started_again_begins_with_the_table_it_had(tmp_path):
 
 
 def test_a_version_that_seemed_lost_is_followed_by_the_newest(tmp_path, monkeypatch):
+    """What was written, though the disk said otherwise, is found when it is tried again."""
     table = Changing()
     here = Refreshed(tmp_path, table)
-    create = LayerStore.create
+    keep = Folder.keep
 
-    def failing(store, path, data):
-        is_created = create(store, path, data)
+    def failing(folder, path, *arguments):
+        kept = keep(folder, path, *arguments)
         if path.startswith("batch-") and table.ids == [2]:
             table.ids = [3]
             raise OSError("the folder cannot be synced")
-        return is_created
+        return kept
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LayerStore, "create", failing)
-        table.ids = [2]
-        here.wait_for(lambda: here.warnings)
+    monkeypatch.setattr(Folder, "keep", failing)
+    table.ids = [2]
     here.wait_for(lambda: here.versions()[-1] == [3])
     here.refresher.close()
     assert here.versions() == [[1], [2], [3]]
+    assert not here.warnings
 
 
 def test_no_error_ends_the_reading_of_a_table_in_silence(tmp_path, monkeypatch):
