@@ -134,8 +134,8 @@ def test_the_driver_is_killed(kit, cluster, tmp_path):
         command = [sys.executable, "-c", DRIVER, here, source, str(tmp_path), str(batch), moment]
         driver = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert driver.returncode == -signal.SIGKILL, driver.stderr[-3000:]
-    manifests = list((tmp_path / "a b" / "spool" / "events" / "batches").glob("batch-*"))
-    assert manifests
+    manifests = list((tmp_path / "a b" / "spool").glob("*/events/batches/batch-*"))
+    assert manifests, "below the checkpoint's name"
     add_files(kit, tmp_path, range(3, 6))
     job = build(kit, cluster, tmp_path, parallelism=1).start(cluster)
     assert job.term >= 2
