@@ -120,7 +120,7 @@ def _run_job(
     if session is None:
         session = get_or_create(f"local[{_slots(arguments)}]", "demo")
     session.range(1).count()  # Spark's own start belongs to no measurement
-    frame = _dataframe(session, out / "input.txt")
+    frame = dataframe(session, out / "input.txt")
     if source is None:
         _explain(console, "rows come out of this plan of Spark's, one slot per partition", frame)
 
@@ -148,9 +148,12 @@ def _run_job(
     return session, running, kills
 
 
-def _dataframe(session: Any, text: Path) -> Any:
+def dataframe(session: Any, text: Path) -> Any:
     """The lines as a Spark plan; its rows come into the job out of Spark's own tasks."""
-    return session.read.text(str(text)).where("value rlike '\\t.*\\S'")
+    from pyspark.sql import functions as sf
+
+    # A column, not SQL's text: that would take the pattern's backslashes for its own.
+    return session.read.text(str(text)).where(sf.col("value").rlike(r"\t.*\S"))
 
 
 def _explain(console: Console, title: str, frame: Any) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from rich.console import Console
 
+from examples.demo.run import dataframe
 from examples.demo.verdict import FAULTS, OUTPUT_SCHEMA, verdict
 from examples.demo.words import words_of
 
@@ -230,6 +231,13 @@ def test_each_fault_is_found_under_its_name(spark, tmp_path, spoil):
     for name, count in expected.items():
         assert bool(judgement.examples.get(name)) == bool(count)
     assert "FAULTS FOUND" in printed(judgement)
+
+
+def test_every_line_with_a_word_is_read(spark, tmp_path):
+    path = tmp_path / "input.txt"
+    path.write_text("0\tIt is\n1\t\n2\ta truth\n3\t  \n4\tuniversally\n", "utf-8")
+    rows = [row.value for row in dataframe(spark, path).collect()]
+    assert rows == ["0\tIt is", "2\ta truth", "4\tuniversally"]
 
 
 def test_nothing_to_judge_is_not_ok(spark, tmp_path):
