@@ -19,6 +19,8 @@ from clonos.core.program import Batch
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
+from clonos.storage.files import LocalFiles
+from clonos.storage.folder import OtherContent
 from clonos.transport.inbox import Inbox
 
 LIFE = Incarnation(1, 0)
@@ -99,15 +101,42 @@ def test_after_a_consumer_has_failed_it_gets_no_more(tmp_path, inbox):
     assert "unlucky" in failed.error.what
 
 
-def test_outputs_that_cannot_be_put_into_files_are_kept(tmp_path, inbox):
+def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, monkeypatch):
     job = compiled([])
     sinks = {name: sink for name, (sink, _) in job.sinks.items()}
-    in_the_way = tmp_path / "delivered"
-    in_the_way.touch()
-    store = DeliveredStore(in_the_way, "process")
+    store = DeliveredStore(tmp_path / "delivered", "process")
     outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox)
     outputs.take(output(job.plan, 1, 7))
-    assert outputs.flush() is not None
-    in_the_way.unlink()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "write", refuse)
+        error = outputs.flush()
+        assert error is not None
+        assert "no space left" in error.what
+    assert not inbox.take(), "the job waits"
     assert outputs.flush() is None
     assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [7]}]
+
+
+@pytest.mark.parametrize("how", ["other content", "no folder"])
+def test_outputs_that_never_can_be_put_into_files_end_the_job(tmp_path, inbox, how):
+    """Before, a job with a broken journal waited for ever; without, its journal grew for ever."""
+    job = compiled([])
+    sinks = {name: sink for name, (sink, _) in job.sinks.items()}
+    directory = tmp_path / "delivered"
+    store = DeliveredStore(directory, "process")
+    if how == "other content":
+        store.write("out", 0, 0, 1, 1, [pa.RecordBatch.from_pydict({"n": [8]})])
+    else:
+        directory.touch()
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox)
+    outputs.take(output(job.plan, 1, 7))
+    error = outputs.flush()
+    assert outputs.flush() is not None
+    (failed,) = inbox.take()
+    assert failed == OutsideFailed(error)
+    assert isinstance(error, OtherContent) is (how == "other content")
+    assert str(directory) in str(error)

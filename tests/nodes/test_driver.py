@@ -19,6 +19,7 @@ from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
+from clonos.sinks.errors import SinkFailed
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -63,6 +64,7 @@ class World:
         self.now_s = 100.0
         self.records = list(records)
         self.is_slow = self.is_broken = False
+        self.in_the_way: ClonosError | None = None
         self.nbytes = 0
         self.rotations = 0
         self.outputs: list[Deliver] = []
@@ -114,7 +116,7 @@ class World:
         self.outputs.append(output)
 
     def flush(self) -> ClonosError | None:
-        return None
+        return self.in_the_way
 
     # the launcher
     def launch(self, place: int, attempt: int) -> None:
@@ -175,6 +177,13 @@ class World:
         life = activate.incarnation
         self.turn((1, msg.Restored(0, life)), (1, msg.Live(0, life, 0)))
         return link
+
+    def epoch_is_complete(self) -> None:
+        """Which the journal has to know."""
+        epoch = self.node.coordinator.pending_epoch
+        life = self.node.coordinator.tasks[0].incarnation
+        ref = msg.LayerRef(0, epoch, life, 0, "path", 1, 0)
+        self.turn((1, msg.LayerAck(0, life, epoch, ref)))
 
     def epoch(self, link: Link) -> int:
         return [c.epoch for c in link.sent if isinstance(c, msg.Inject)][-1]
@@ -341,6 +350,26 @@ def test_what_a_job_has_not_come_to_terms_with_stays_in_its_journal(world, is_to
     assert world.node.is_over
     assert isinstance(world.node.error, kind)
     assert world.rotations == (not is_to_blame)
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_output_that_can_never_be_put_into_files_ends_the_job(world, is_broken):
+    world.begin()
+    world.in_the_way = SinkFailed("a file with other content")
+    world.is_broken = is_broken
+    if is_broken:
+        world.epoch_is_complete()
+        world.turn(events.JournalFailed(ClonosError("no space")))
+    else:
+        world.turn(events.StopAsked())
+    world.turn(events.OutsideFailed(world.in_the_way))
+    world.turn(ControlLost(0, 1))
+    for place, attempt in world.launched:
+        world.turn(events.Ended(place, attempt))
+    for _ in range(3):
+        world.turn()
+    assert world.node.is_over, "it does not wait"
+    assert world.node.error is world.in_the_way
 
 
 def test_what_a_task_cannot_go_on_with_is_told_with_its_kind(world):

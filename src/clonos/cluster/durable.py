@@ -18,6 +18,7 @@ from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal, JournalBroken
+from clonos.storage.retry import may_pass
 from clonos.transport.inbox import Inbox
 
 
@@ -90,7 +91,8 @@ class DeliveredOutputs:
     Parameters
     ----------
     inbox
-        Is told when a consumer fails; it then gets nothing more.
+        Is told when a consumer fails; it then gets nothing more. And of files that can never be
+        written: nobody would come to read what the journal keeps for them.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class DeliveredOutputs:
     ) -> None:
         self._plan, self._store, self._consumers, self._inbox = plan, store, consumers, inbox
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
-        self._has_failed = False
+        self._has_failed = self._is_given_up = False
 
     def take(self, output: Deliver) -> None:
         if self._has_failed:
@@ -118,11 +120,23 @@ class DeliveredOutputs:
                 (channel, generation), outputs = next(iter(self._fresh.items()))
                 self._write(channel, generation, outputs)
                 del self._fresh[channel, generation]
-        except ClonosError as error:
-            return error
+        except ClonosError as error:  # such as OtherContent
+            return self._give_up(error)
         except OSError as error:
-            return ClonosError(f"delivered output cannot be put into files: {error}")
+            failed = ClonosError(
+                f"delivered output cannot be put into files: {error}",
+                where=str(self._store.directory),
+                remedy="see to the disk and the folder; what was delivered is in the journal",
+            )
+            return failed if may_pass(error) else self._give_up(failed)
         return None
+
+    def _give_up(self, error: ClonosError) -> ClonosError:
+        """Waiting does not mend this: the job ends, or it would wait for ever."""
+        if not self._is_given_up:
+            self._is_given_up = True
+            self._inbox.put(OutsideFailed(error))
+        return error
 
     def _write(self, channel: int, generation: int, outputs: Sequence[Deliver]) -> None:
         task = self._plan.tasks[self._plan.channels[channel].sender]

@@ -78,7 +78,8 @@ class DeliveredStore:
         files: Files | None = None,
     ) -> None:
         self._files = files or LocalFiles()
-        self._folder = Folder(self._files, str(Path(directory).absolute()), durability)
+        self.directory = Path(directory).absolute()
+        self._folder = Folder(self._files, str(self.directory), durability)
 
     def write(
         self,
