@@ -37,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "testing": {"core", "columns", "operators", "sources", "graph"},
     "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
-        "sources", "graph", "nodes", "api", "testing"},
+        "sources", "graph", "nodes", "cluster", "api", "testing"},
     "causal": {"core", "columns", "operators", "transport", "storage"},
 }  # fmt: skip
 """layer -> the layers it may import."""
@@ -82,7 +82,9 @@ CIRCLES: dict[frozenset[str], str] = {
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
-    frozenset({f"clonos.simulator.{one}" for one in ("cluster", "driver", "slot", "spark")}):
+    frozenset(
+        {f"clonos.simulator.{one}" for one in ("cluster", "driver", "durable", "slot", "spark")}
+    ):
         "processes of the simulated cluster know it, and it makes them",
 }  # fmt: skip
 """Modules that may import each other, some of them for types only, and why."""

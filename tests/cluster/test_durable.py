@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.cluster.durable import DeliveredOutputs, JournalFile
+from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import Incarnation
@@ -55,8 +55,9 @@ def output(plan: Any, seq: int, number: int) -> Deliver:
 
 def test_a_disk_that_refuses_is_told_and_a_new_segment_makes_it_good(tmp_path, inbox, monkeypatch):
     plan = compiled().plan
-    journal = JournalFile(tmp_path / "journal", "fsync", inbox)
-    keeper, _ = journal.recover(plan)
+    journal = JournalFile(tmp_path / "journal", "fsync", inbox.put)
+    keeper = house_keeper(plan)
+    journal.recover(keeper)
     keeper.begin_term(1)
     assert journal.append(keeper.take_records())
     assert journal.append(())  # vouches
@@ -81,8 +82,9 @@ def test_a_disk_that_refuses_is_told_and_a_new_segment_makes_it_good(tmp_path, i
     keeper.finish()
     assert journal.append(keeper.take_records())
     journal.close()
-    again = JournalFile(tmp_path / "journal", "fsync", inbox)
-    found, _ = again.recover(plan)
+    again = JournalFile(tmp_path / "journal", "fsync", inbox.put)
+    found = house_keeper(plan)
+    again.recover(found)
     again.close()
     assert (found.term, found.complete) == (2, True)
 
@@ -92,7 +94,7 @@ def test_after_a_consumer_has_failed_it_gets_no_more(tmp_path, inbox):
     job = compiled(seen)
     sinks = {name: sink for name, (sink, _) in job.sinks.items()}
     store = DeliveredStore(tmp_path, "process")
-    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox)
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
     for seq, number in enumerate((1, 13, 2), 1):
         outputs.take(output(job.plan, seq, number))
     assert seen == [1, 13]
@@ -105,7 +107,7 @@ def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, mon
     job = compiled([])
     sinks = {name: sink for name, (sink, _) in job.sinks.items()}
     store = DeliveredStore(tmp_path / "delivered", "process")
-    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox)
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
     outputs.take(output(job.plan, 1, 7))
 
     def refuse(*_: Any) -> None:
@@ -132,9 +134,10 @@ def test_outputs_that_never_can_be_put_into_files_end_the_job(tmp_path, inbox, h
         store.write("out", 0, 0, 1, 1, [pa.RecordBatch.from_pydict({"n": [8]})])
     else:
         directory.touch()
-    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox)
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
     outputs.take(output(job.plan, 1, 7))
     error = outputs.flush()
+    assert error is not None
     assert outputs.flush() is not None
     (failed,) = inbox.take()
     assert failed == OutsideFailed(error)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.cluster.durable import JournalFile
+from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.terms import OtherJournal
-from clonos.transport.inbox import Inbox
 
 pytestmark = [
     pytest.mark.spark,
@@ -130,10 +128,9 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
 def _delivered(job: clonos.Job, folder: Path) -> Any:
     """What a dead driver's journal says was delivered, in order."""
     compiled = job.compile()
-    with closing(Inbox()) as inbox:
-        journal = JournalFile(folder / "journal", "process", inbox)
-        _, recovered = journal.recover(compiled.plan)
-        journal.close()
+    journal = JournalFile(folder / "journal", "process", print)
+    recovered = journal.recover(house_keeper(compiled.plan))
+    journal.close()
     batches = [d.batch for d in DeliveredStore(folder / "delivered").read("out")]
     batches += [o.item.batch.payload for o in recovered if o.item.batch is not None]
     schema = compiled.codes[-1].schemas[compiled.codes[-1].task.outputs[-1]]

@@ -15,7 +15,7 @@ from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskS
 from clonos.errors import ClonosError, OperatorError, TaskFailed
 from clonos.nodes import events
 from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
-from clonos.nodes.layers import GARBAGE_S
+from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
@@ -218,12 +218,11 @@ def test_epochs_begin_after_their_interval_and_not_before_the_last_is_complete(w
     assert world.epoch(link) == first + 1
 
 
-def test_what_earlier_drivers_have_left_goes_when_its_grace_is_over(world):
-    """Layers that were superseded, or never acknowledged, before the driver was started again."""
+def test_what_nobody_will_read_goes_when_its_grace_is_over(world):
+    """Layers of earlier drivers, and of this one that came too late for a floor."""
     world.keeper.begin_term(1)
     again = World([*world.keeper.take_records()])
     link = again.begin()
-    assert again.surveys == 1
     life = Incarnation(2, 0)
 
     def floor() -> str:
@@ -233,14 +232,23 @@ def test_what_earlier_drivers_have_left_goes_when_its_grace_is_over(world):
         again.turn((1, msg.LayerAck(0, life, epoch, ref)))
         return path
 
-    old, mine = layer_path(0, 1, Incarnation(1, 3)), layer_path(0, 9, life)
+    old, next_one = layer_path(0, 1, Incarnation(1, 3)), layer_path(0, 90, life)
+    late = layer_path(0, 1, Incarnation(2, 7))
     half = "0/.000000000001-1-3.layer.0abc.tmp"
-    again.turn(events.Surveyed((old, half, mine, floor(), "somebody's")))
+    first = floor()
+    assert again.surveys == 1
+    for _ in range(2):  # whoever is named twice goes once
+        again.turn(events.Surveyed((old, half, late, next_one, first, floor(), "somebody's")))
     for second in range(int(GARBAGE_S) + 2):
         again.may_delete = second + 1 > GARBAGE_S
         again.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
         floor()
-    assert again.deleted == [old, half]
+    assert again.deleted == [old, half, late]
+    assert again.surveys == 1
+    for _ in range(int((SURVEY_GRACES - 1) * GARBAGE_S)):
+        again.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
+    floor()
+    assert again.surveys == 2, "now and then"
 
 
 def test_nobody_hears_of_what_is_not_durable(world):

@@ -334,7 +334,7 @@ def test_a_poison_record_does_not_burn_all_standbys(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_coordinator_restarts_with_the_same_numbers_while_orphaned_workers_still_write(seed):
     stages = (source(), stage("first", 0, behaviour=Behaviour(call_every=2)))
-    play = Play((*stages, sink(1, writes_itself=True)), seed, rotate_records=40)
+    play = Play((*stages, sink(1, writes_itself=True)), seed, rotate_bytes=3_000)
     play.at(2, 10)
     workers = list(play.cluster.slots)
     play.cluster.kill_driver()

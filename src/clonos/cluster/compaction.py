@@ -16,25 +16,31 @@ import os
 import subprocess
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import encode_layer, merge_layers, merged_path, open_layer, refer_to
+from clonos.core.layer import encode_layer, merge_layers, merged_path, refer_to
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
 from clonos.state.deltas import merge_deltas
 from clonos.storage.files import Durability
-from clonos.storage.layers import LayerStore
+from clonos.storage.layers import LayerStore, get_layers
 
 NICENESS: Final = 10
 """Niceness of the process that merges layers."""
 
 
-def merge(store: LayerStore, chosen: Sequence[LayerRef], *, is_base: bool, term: int) -> LayerRef:
+def merge(
+    store: LayerStore,
+    chosen: Sequence[LayerRef],
+    *,
+    is_base: bool,
+    term: int,
+    deltas: Callable[..., bytes] = merge_deltas,
+) -> LayerRef:
     """Store the layer that :func:`~clonos.core.layer.merge_layers` makes of those chosen."""
-    layers = [open_layer(store.get(ref.path), ref) for ref in chosen]
-    merged = merge_layers(layers, merge_deltas, is_base=is_base)
+    merged = merge_layers(get_layers(store, chosen), deltas, is_base=is_base)
     path = merged_path(chosen, term)
     content = encode_layer(merged)
     return refer_to(merged, content, path, store.put(path, content))

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import atexit
 import json
-import secrets
 import shutil
 import socket
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -33,6 +32,7 @@ import pyarrow as pa
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
+from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.files import LocalFiles, files_of
 from clonos.storage.folder import Folder
 from clonos.storage.terms import Term, Terms
@@ -92,13 +92,13 @@ class JobDirectory:
                 f"the journal cannot be kept in {checkpoint_dir}: it needs a local file system",
                 remedy="give journal_dir=, a folder on a disk of the driver that outlives it",
             )
-        self._base, self._is_vouched = base, sole_driver
-        self.term: Term | None = None
-        """Since when this driver goes on with the job; None: it does not yet."""
+        self._base = base
         self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
         self._written: list[str] = []
         # There may be keys in the URIs of a graph: nobody else reads them.
         self._folder = Folder(LocalFiles(), str(self.journal.absolute()), "fsync", 0o600)
+        terms = partial(_terms, self.terms_uri, is_vouched=sole_driver)
+        self._checkpoint = Checkpoint(self._folder, socket.gethostname(), terms)
 
     def keep(self) -> None:
         """Others read the folder now: if temporary, keep it until the process ends."""
@@ -120,17 +120,10 @@ class JobDirectory:
         """Where rows wait for their tasks. For the holder of the journal's lock."""
         return f"{self._base}/spool/{self.checkpoint_id}"
 
-    @cached_property
+    @property
     def checkpoint_id(self) -> str:
         """A name that no other checkpoint has. For the holder of the journal's lock."""
-        self._folder.create("checkpoint_id", secrets.token_hex(16).encode())
-        name: bytes = self._folder.read("checkpoint_id").to_pybytes()
-        return name.decode()
-
-    @cached_property
-    def _terms(self) -> Terms:
-        folder = Folder(*files_of(self.terms_uri), "fsync", 0o600)
-        return Terms(folder, is_vouched=self._is_vouched)
+        return self._checkpoint.id
 
     def begin_term(self, *, position: int, before: int) -> int:
         """Go on with the checkpoint, alone. For the holder of the journal's lock.
@@ -158,23 +151,19 @@ class JobDirectory:
         BadDirectory
             The folder cannot be used.
         """
-        journal, machine = str(self.journal.absolute()), socket.gethostname()
         try:
-            self.term = self._terms.claim(
-                self.checkpoint_id, journal, machine, position=position, before=before
-            )
+            return self._checkpoint.begin_term(position=position, before=before).number
         except (OSError, pa.ArrowException) as error:
             raise BadDirectory(
                 f"the checkpoint_dir cannot be used: {error}",
                 where=self._base,
                 remedy="see that the driver reaches the folder and may write to it",
             ) from error
-        return self.term.number
 
     def rival(self) -> Term | None:
         """The driver that goes on with the job instead of us, if one does. To be asked now and
         then; raises `OSError` where the folder cannot be reached."""
-        return None if self.term is None else self._terms.rival(self.term)
+        return self._checkpoint.rival()
 
     @property
     def _about(self) -> Path:
@@ -234,6 +223,10 @@ class JobDirectory:
             where=str(self._about),
             remedy="restore the file from a copy, or start the job afresh in another folder",
         )
+
+
+def _terms(uri: str, *, is_vouched: bool) -> Terms:
+    return Terms(Folder(*files_of(uri), "fsync", 0o600), is_vouched=is_vouched)
 
 
 def _local(base: str) -> Path | None:

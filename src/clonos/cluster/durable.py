@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -14,12 +15,9 @@ from clonos.core.plan import Plan
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
 from clonos.nodes.events import JournalFailed, OutsideFailed
-from clonos.sinks.delivered import DeliveredStore
-from clonos.sinks.outputs import Consumers
-from clonos.storage.files import Durability
+from clonos.storage.files import Disk, Durability
 from clonos.storage.journal import Journal, JournalBroken
 from clonos.storage.retry import may_pass
-from clonos.transport.inbox import Inbox
 
 
 def _encode(batch: Batch) -> bytes:
@@ -30,6 +28,11 @@ def _decode(content: bytes) -> pa.RecordBatch | None:
     return from_bytes(content) if content else None
 
 
+def house_keeper(plan: Plan) -> HouseKeeper:
+    """A house-keeper of Arrow batches, who knows nothing yet."""
+    return HouseKeeper(plan, _encode, _decode)
+
+
 class JournalFile:
     """A :class:`~clonos.nodes.ports.Journal` on a local disk: what it is given is durable when it
     returns.
@@ -38,18 +41,25 @@ class JournalFile:
     ----------
     directory
         Only the journal's files are in it. One process at a time.
-    inbox
-        Is told of failures.
+    tell
+        Called with failures.
+    disk
+        This machine's, unless it is simulated.
     """
 
-    def __init__(self, directory: Path, durability: Durability, inbox: Inbox) -> None:
-        self._journal = Journal(directory, durability)
-        self._inbox = inbox
+    def __init__(
+        self,
+        directory: str | Path,
+        durability: Durability,
+        tell: Callable[[JournalFailed], object],
+        disk: Disk | None = None,
+    ) -> None:
+        self._journal = Journal(directory, durability, disk)
+        self._tell = tell
 
-    def recover(self, plan: Plan) -> tuple[HouseKeeper, list[Deliver]]:
-        """Return the house-keeper rebuilt from the file, and the outputs that remain."""
-        keeper = HouseKeeper(plan, _encode, _decode)
-        return keeper, keeper.recover(self._journal.replay())
+    def recover(self, keeper: HouseKeeper) -> list[Deliver]:
+        """Let a new house-keeper read the file; return the outputs that are still in there."""
+        return keeper.recover(self._journal.replay())
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +78,7 @@ class JournalFile:
             else:
                 self._journal.vouch()
         except JournalBroken as error:
-            self._inbox.put(JournalFailed(error))
+            self._tell(JournalFailed(error))
             return False
         return True
 
@@ -76,7 +86,7 @@ class JournalFile:
         try:
             self._journal.rotate(head)
         except JournalBroken as error:
-            self._inbox.put(JournalFailed(error))
+            self._tell(JournalFailed(error))
             return False
         return True
 
@@ -85,20 +95,43 @@ class JournalFile:
         self._journal.close()
 
 
+class OutputFiles(Protocol):
+    """Where delivered output is kept, as :class:`~clonos.sinks.delivered.DeliveredStore` does."""
+
+    directory: Path
+
+    def write(
+        self,
+        sink_operator: str,
+        task_index: int,
+        generation: int,
+        first_seq: int,
+        last_seq: int,
+        batches: Sequence[Any],
+        *,
+        seqs: Sequence[int] | None = None,
+    ) -> object:
+        """Store one task's batches as one file, which is durable then."""
+
+
 class DeliveredOutputs:
     """The :class:`~clonos.nodes.ports.Outputs` of a job: its consumers, and files.
 
     Parameters
     ----------
-    inbox
-        Is told when a consumer fails; it then gets nothing more. And of files that can never be
-        written: nobody would come to read what the journal keeps for them.
+    tell
+        Called when a consumer fails, which then gets nothing more; and when files can never be
+        written.
     """
 
     def __init__(
-        self, plan: Plan, store: DeliveredStore, consumers: Consumers, inbox: Inbox
+        self,
+        plan: Plan,
+        store: OutputFiles,
+        consumers: Callable[[Deliver], object],
+        tell: Callable[[OutsideFailed], object],
     ) -> None:
-        self._plan, self._store, self._consumers, self._inbox = plan, store, consumers, inbox
+        self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
         self._has_failed = self._is_given_up = False
 
@@ -112,7 +145,7 @@ class DeliveredOutputs:
             self._consumers(output)
         except ClonosError as error:
             self._has_failed = True
-            self._inbox.put(OutsideFailed(error))
+            self._tell(OutsideFailed(error))
 
     def flush(self) -> ClonosError | None:
         try:
@@ -135,7 +168,7 @@ class DeliveredOutputs:
         """Waiting does not mend this: the job ends, or it would wait for ever."""
         if not self._is_given_up:
             self._is_given_up = True
-            self._inbox.put(OutsideFailed(error))
+            self._tell(OutsideFailed(error))
         return error
 
     def _write(self, channel: int, generation: int, outputs: Sequence[Deliver]) -> None:

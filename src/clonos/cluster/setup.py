@@ -12,7 +12,7 @@ from typing import Any
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.durable import DeliveredOutputs, JournalFile
+from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.feeds import Feeds, with_materialized
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
@@ -86,9 +86,11 @@ class DriverSetup:
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             self.inbox = undo.enter_context(closing(Inbox()))
-            journal = JournalFile(self.directory.journal / "journal", durability, self.inbox)
+            tell = self.inbox.put
+            journal = JournalFile(self.directory.journal / "journal", durability, tell)
             undo.callback(journal.close)
-            self.keeper, recovered = journal.recover(plan)
+            self.keeper = house_keeper(plan)
+            recovered = journal.recover(self.keeper)
             self._term = self._begin_term(journal, undo)
             self._claim(undo)
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
@@ -114,7 +116,7 @@ class DriverSetup:
             ports = DriverPorts(
                 SystemClock(),
                 journal,
-                DeliveredOutputs(plan, store, self.consumers, self.inbox),
+                DeliveredOutputs(plan, store, self.consumers, tell),
                 self.pool,
                 self.merger,
                 self.audience,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,9 +29,9 @@ _VERSION: Final = 2
 _HEAD: Final = struct.Struct("<4sHI")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PATH: Final = re.compile(
-    r"\d+/\.?\d{12}-(\d+)-\d+(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
+    r"(\d+)/\.?(\d{12})-(\d+)-\d+(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
 )
-"""A layer's path, finished or not; it holds the terms of those who made it."""
+"""A layer's path, finished or not: task, epoch, and the terms of those who made it."""
 
 
 class UnreadableLayer(ClonosError):
@@ -63,30 +63,42 @@ def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
     return plain.replace(".layer", f"-from-{chosen[0].epoch:012d}-by-{term}.layer")
 
 
-def left_behind(stored: Iterable[str], used: Container[str], term: int) -> list[str]:
-    """Which of these files earlier drivers have left, and nobody will read.
+def left_behind(
+    stored: Iterable[str], chains: Mapping[int, Sequence[LayerRef]], term: int
+) -> list[str]:
+    """Which of these files nobody will read.
 
-    Files of this term are none: they may be about to be used. Of what is no layer nobody knows.
+    That is what earlier drivers have left, and what came too late for a floor: of lives that are
+    over, of merges that were not wanted. Of what is no layer nobody knows.
 
     Parameters
     ----------
     stored
         Whatever is in the store, also what was not finished.
-    used
-        Paths of the layers that the journal refers to.
+    chains
+        The layers that the journal refers to, by task.
     term
-        The driver's own.
+        The driver's own. A later one's files are not ours.
 
     Examples
     --------
-    >>> stored = [layer_path(3, 17, Incarnation(term, 2)) for term in (1, 2, 3)]
-    >>> left_behind([*stored, "else"], {stored[1]}, term=3)
-    ['3/000000000017-1-2.layer']
+    >>> def ref(epoch, term):
+    ...     path = layer_path(3, epoch, Incarnation(term, 2))
+    ...     return LayerRef(3, epoch, Incarnation(term, 2), 0, path, 0, 0)
+    >>> stored = [ref(e, t).path for e, t in ((17, 1), (17, 2), (18, 2), (16, 3), (18, 3), (9, 4))]
+    >>> left_behind([*stored, "else"], {3: (ref(17, 2),)}, term=3)
+    ['3/000000000017-1-2.layer', '3/000000000018-2-2.layer', '3/000000000016-3-2.layer']
     """
+    used = {ref.path for chain in chains.values() for ref in chain}
     found = []
     for path in stored:
         name = _PATH.fullmatch(path)
-        if name and path not in used and max(int(name[1]), int(name[2] or 0)) < term:
+        if name is None or path in used:
+            continue
+        task, epoch, maker = int(name[1]), int(name[2]), max(int(name[3]), int(name[4] or 0))
+        chain = chains.get(task, ())
+        is_late = bool(chain) and epoch <= chain[-1].epoch
+        if maker < term or (maker == term and is_late):
             found.append(path)
     return found
 

@@ -20,13 +20,12 @@ from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import left_behind
 from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion
-from clonos.nodes.layers import LayerCare
+from clonos.nodes.layers import GARBAGE_S, LayerCare
 from clonos.nodes.places import PACE, Pace, Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
@@ -107,6 +106,8 @@ class DriverSettings:
         recovery; then it is given up, too.
     gather_s
         How long complaints of slots that cannot reach each other are gathered.
+    grace_s
+        How long layers stay that nobody refers to any more.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -128,6 +129,7 @@ class DriverSettings:
     versions: Mapping[str, str] = field(default_factory=dict)
     interruptions: tuple[type[errors.ClonosError], ...] = ()
     rotate_bytes: int = commits.ROTATE_BYTES
+    grace_s: float = GARBAGE_S
     pace: Pace = PACE
 
 
@@ -182,7 +184,7 @@ class DriverNode:
         self.commits = commits.Commits(
             keeper, ports.journal, ports.outputs, self._let_out, rotate_bytes=settings.rotate_bytes
         )
-        self._layers = LayerCare(ports.merger)
+        self._layers = LayerCare(ports.merger, settings.grace_s)
         self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
         self._chronicle = Chronicle(
             settings.name,
@@ -266,7 +268,6 @@ class DriverNode:
         self._commit()
         if not self.coordinator.done:
             self.places.launch_all(self._clock_s)
-            self._ports.merger.survey()
 
     def turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
         """Handle what has come; make it durable; only then act on it.
@@ -397,9 +398,8 @@ class DriverNode:
         self._layers.merged(event, self.keeper.layers[event.merged.task], self._clock_s)
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
-        used = {ref.path for chain in self.keeper.layers.values() for ref in chain}
-        found = left_behind(event.paths, used, self.coordinator.term)
-        self._layers.left(found, self._clock_s)
+        term, layers = self.coordinator.term, self.keeper.layers
+        self._layers.surveyed(event.paths, layers, term, self._clock_s)
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
         warning = self._layers.failed(event, self._clock_s)

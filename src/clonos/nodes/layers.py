@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from clonos.core.layer import left_behind
 from clonos.core.messages import LayerRef
 from clonos.nodes.events import Merged, MergeFailed
 from clonos.nodes.ports import Merger
@@ -20,6 +21,8 @@ SHARE: Final = 0.5
 """A layer is merged, too, if those above it together reach this share of its size."""
 GARBAGE_S: Final = 30.0
 """Grace period before merged layers are removed: a slot may have been told to read them."""
+SURVEY_GRACES: Final = 10
+"""How many grace periods lie between two looks at all that is stored."""
 AGAIN_S: Final = 30.0
 """Time before a failed merge is tried again: the store may be away."""
 
@@ -52,20 +55,30 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
 
 
 class LayerCare:
-    """Keeps every task's chain of layers short, and the store free of what nobody reads."""
+    """Keeps every task's chain of layers short, and the store free of what nobody reads.
 
-    def __init__(self, merger: Merger) -> None:
-        self._merger = merger
+    Parameters
+    ----------
+    grace_s
+        How long what nobody refers to stays.
+    """
+
+    def __init__(self, merger: Merger, grace_s: float = GARBAGE_S) -> None:
+        self._merger, self._grace_s = merger, grace_s
         self._merging: set[int] = set()
         self._not_before: dict[int, float] = {}
         self._garbage: list[tuple[float, str]] = []
+        self._survey_s = 0.0  # when
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
-        """A floor is complete with these layers: look for merges."""
-        old = [path for since, path in self._garbage if since < now_s - GARBAGE_S]
+        """A floor is complete with these layers: look for merges, and for what can go."""
+        old = [path for since, path in self._garbage if since < now_s - self._grace_s]
         if old:
             self._garbage = [(since, path) for since, path in self._garbage if path not in old]
             self._merger.delete(old)
+        if now_s >= self._survey_s:
+            self._survey_s = now_s + SURVEY_GRACES * self._grace_s
+            self._merger.survey()
         for task, chain in layers.items():
             if task in self._merging or now_s < self._not_before.get(task, now_s):
                 continue
@@ -81,9 +94,17 @@ class LayerCare:
         refs = (event.merged, *event.replaced)
         self._garbage += [(now_s, ref.path) for ref in refs if ref.path not in used]
 
-    def left(self, paths: Sequence[str], now_s: float) -> None:
-        """Delete what earlier drivers left behind, after the same grace period."""
-        self._garbage += [(now_s, path) for path in paths]
+    def surveyed(
+        self,
+        stored: Sequence[str],
+        layers: Mapping[int, tuple[LayerRef, ...]],
+        term: int,
+        now_s: float,
+    ) -> None:
+        """What nobody will read of all that is stored goes, after the same grace period."""
+        known = {path for _, path in self._garbage}
+        found = left_behind(stored, layers, term)
+        self._garbage += [(now_s, path) for path in found if path not in known]
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
         """Retry later; return a warning the first time."""

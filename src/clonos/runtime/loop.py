@@ -10,11 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from clonos.core import events as ev
-from clonos.core.layer import encode_layer, layer_path, open_layer, refer_to
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
@@ -25,7 +23,7 @@ from clonos.runtime.world import RealWorld
 from clonos.sinks.writers import OutputWriter
 from clonos.sources.prefetch import PrefetchThread
 from clonos.storage.files import Durability
-from clonos.storage.layers import LayerStore
+from clonos.storage.layers import LayerStore, get_layers, put_layer
 from clonos.storage.retry import Retry
 from clonos.transport.events import Register
 from clonos.transport.inbox import Inbox
@@ -57,20 +55,16 @@ class Layers:
 
     def _fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
         try:
-            layers = tuple(open_layer(self._store.get(ref.path), ref) for ref in refs)
+            layers = get_layers(self._store, refs)
         except Exception as error:  # noqa: BLE001 - the node decides what it means
             self._inbox.put(FetchFailed(ticket, error))
         else:
             self._inbox.put(Fetched(ticket, layers))
 
     def put(self, life: int, sealed: ev.StoreLayer) -> None:
-        self._putting.submit(_do, self._inbox, life, lambda: Stored(life, self._put(sealed)))
-
-    def _put(self, sealed: ev.StoreLayer) -> LayerRef:
-        layer = replace(sealed.layer, delta=bytes(sealed.delta))
-        path = layer_path(layer.task, layer.epoch, layer.incarnation)
-        content = encode_layer(layer)
-        return refer_to(layer, content, path, self._store.put(path, content))
+        self._putting.submit(
+            _do, self._inbox, life, lambda: Stored(life, put_layer(self._store, sealed))
+        )
 
     def close(self) -> None:
         self._closed.set()

@@ -13,14 +13,19 @@ from clonos.core import messages as msg
 from clonos.core.program import Batch
 from clonos.core.rounds import POISON_DEATHS
 from clonos.nodes.versions import HASH_SEED
+from clonos.simulator.disk import Died
+from clonos.simulator.disks import Disks, Rot
 from clonos.simulator.driver import ControlLink, Driver
 from clonos.simulator.invariants import few_are_burnt
+from clonos.simulator.litter import Litter
 from clonos.simulator.network import Network
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
-from clonos.simulator.violations import Violation
+from clonos.simulator.violations import Violation, require
 from clonos.simulator.world import MachineClock, Scheduler, Service
+from clonos.storage.journal import JournalBroken, UnreadableJournal
+from clonos.storage.retry import StoreAway
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
 
 KEEPER_ADDRESS = "house-keeper"
@@ -44,7 +49,9 @@ class Options:
     commit_ms: float = 1.0
     rows_ms: float = 2.0
     relaunch_ms: float = 40.0
-    rotate_records: int = 150
+    rotate_bytes: int = 20_000
+    grace_ms: float = 20.0
+    """How long layers stay that nobody refers to any more."""
     detect_ms: float = 5.0
     step_ms: float = 0.3
     floors_at_end: int = 0
@@ -100,11 +107,11 @@ class Cluster:
         self.network = Network(self.scheduler, random)
         self.network.latency_ms = options.latency_ms
         self.service = Service(random)
-        self.layers: dict[str, bytes] = {}
-        self.journal: list[bytes] = []
-        self.recorder = Recorder(job, self.layers, self.journal, self.scheduler.digest)
+        self.disks = Disks(random)
+        self.recorder = Recorder(job, self.disks, self.scheduler.digest)
         self.slots: list[Slot] = []
         self.outcome = Outcome()
+        self.litter = Litter(self.disks.shared.observe(), options.grace_ms)
         self.on_note: list[Callable[[co.Note], None]] = []
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
@@ -115,6 +122,8 @@ class Cluster:
         self._names = 0
         self._next_number = 0
         self._trace = trace
+        self.rot: Rot | None = None
+        """What has happened to the journal, and nobody has noticed yet."""
         self.heals_at = self.store_back_at = 0.0
         self.floors_since = 0
         self.driver = self._new_driver()
@@ -153,9 +162,10 @@ class Cluster:
     # --- processes --------------------------------------------------------------------------------
 
     def _new_driver(self) -> Driver:
+        self.litter.forget()
         driver = Driver(self, KEEPER_ADDRESS)
         self.network.hosts[KEEPER_ADDRESS] = driver
-        self.recorder.recovered(driver.keeper, driver.recovered)
+        self.recorder.recovered(driver.keeper, driver.recovered, driver.layers)
         self._next_number = 0
         return driver
 
@@ -168,7 +178,7 @@ class Cluster:
         number = self._next_number
         self._next_number += 1
         group = f"executor{self.random.randrange(self.options.groups)}"
-        slot = Slot(self, number, f"slot{self._names}", group, bound)
+        slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
         self._controls[slot] = Control(driver, attempt)
@@ -250,6 +260,8 @@ class Cluster:
 
     def kill_driver(self) -> None:
         """Everything of this term is void; its workers are not gone yet."""
+        if not self.driver.alive:
+            return
         self.trace("the driver dies")
         self.driver.die()
         self.network.host_died(self.driver)
@@ -260,8 +272,20 @@ class Cluster:
 
     def _restart_driver(self) -> None:
         self.trace("the driver starts again")
-        self.driver = self._new_driver()
-        self.start()
+        try:
+            self.driver = self._new_driver()
+        except (Died, OSError, StoreAway, JournalBroken) as error:
+            self.trace(f"   it does not: {error}")
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+        except UnreadableJournal as error:
+            self.trace(f"   it does not: {error}")
+            require(self.rot is not None, "durable", f"the journal is damaged: {error}")
+            assert self.rot is not None
+            self.rot.heal()
+            self.rot = None
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+        else:
+            self.start()
 
     def describe(self, slot: Slot) -> str:
         machine = slot.machine
@@ -305,6 +329,10 @@ class Cluster:
 
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
+        if note.what == "floor":
+            self.litter.look(self.scheduler.now, self.recorder.used)
+        elif note.what == "detected":
+            self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1
         self.recorder.noted(note)

@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
     parser.add_argument("--edge", action="store_true", help="links to the house-keeper break")
     parser.add_argument(
+        "--disk", action="store_true", default=None, help="disks fail, and lose what is not synced"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(args.harsh, args.availability, args.edge)
+        kind = Kind(args.harsh, args.availability, args.edge, args.disk)
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:

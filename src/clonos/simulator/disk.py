@@ -21,6 +21,9 @@ from clonos.storage.files import Info, Locked
 SECTOR: Final = 16
 """Bytes written atomically. Real sectors are larger; small ones tear small files."""
 
+ROOM: Final = 1 << 40
+"""Bytes of a disk that is never full."""
+
 
 class Died(BaseException):
     """The process has ended at this call. Nothing that it does from now on happens."""
@@ -135,7 +138,7 @@ class Disk:
     []
     """
 
-    def __init__(self, random: Random, capacity: int = 1 << 40) -> None:
+    def __init__(self, random: Random, capacity: int = ROOM) -> None:
         self.random, self.capacity = random, capacity
         self.faults: Callable[[str, str], int] = _none
         self.drops_pages = True
@@ -147,11 +150,19 @@ class Disk:
         """The disk as a process sees it, which dies at that call (counted from 0)."""
         return SimulatedFiles(self, dies_at)
 
+    def observe(self) -> SimulatedFiles:
+        """The disk as somebody sees it to whom nothing happens."""
+        return SimulatedFiles(self, None, is_exempt=True)
+
     def lose_power(self) -> None:
         """The machine dies, and all its processes; it starts again with what is on the disk."""
         for process, _ in list(self._locks.values()):
             process.die()
         self._root.settle(self.random)
+
+    def heal(self) -> None:
+        """It works again, and has room."""
+        self.faults, self.capacity = _none, ROOM
 
     def flip(self, path: str, bit: int) -> None:
         """A bit of a file is another one from now on, on the disk and in memory."""
@@ -241,10 +252,16 @@ class SimulatedFiles:
     is_local = True
     refuses = True
 
-    def __init__(self, disk: Disk, dies_at: int | None = None) -> None:
+    def __init__(self, disk: Disk, dies_at: int | None = None, *, is_exempt: bool = False) -> None:
         self._disk, self._dies_at = disk, dies_at
+        self._is_exempt = is_exempt  # from faults
         self.calls = 0
         self.is_dead = False
+
+    def dies_within(self, *calls: int) -> None:
+        """The process dies at one of its next calls; of how many, is drawn, too."""
+        random = self._disk.random
+        self._dies_at = self.calls + random.randrange(random.choice(calls))
 
     def die(self) -> None:
         """The process ends; what it did stays, on the disk or in memory."""
@@ -262,7 +279,7 @@ class SimulatedFiles:
                 part(self._disk.random.random())
             self.die()
             raise Died
-        if failure := self._disk.faults(call, path):
+        if not self._is_exempt and (failure := self._disk.faults(call, path)):
             if call == "sync" and self._disk.drops_pages:
                 self._disk.file(path).dirty.clear()
             elif part is not None:
@@ -297,7 +314,8 @@ class SimulatedFiles:
 
     def grow(self, file: _File, data: bytes) -> None:
         """Append what fits on the disk."""
-        room = self._disk.capacity - self._disk.used
+        disk = self._disk
+        room = disk.capacity - disk.used if disk.capacity < ROOM else ROOM  # to count takes time
         file.mtime_s = self._disk.tick()
         file.write(len(file.data), data[: max(0, room)])
         if len(data) > room:
@@ -370,8 +388,8 @@ class SimulatedFiles:
 
     # --- Disk ---
 
-    def append(self, path: str) -> _Tail:
-        tail: _Tail = self.act("append", path, lambda: _Tail(self, path, self._disk.file(path)))
+    def append(self, path: str) -> Tail:
+        tail: Tail = self.act("append", path, lambda: Tail(self, path, self._disk.file(path)))
         return tail
 
     def truncate(self, path: str, nbytes: int) -> None:
@@ -384,7 +402,9 @@ class SimulatedFiles:
         return _Lock(self._disk, inode)
 
 
-class _Tail:
+class Tail:
+    """A file that grows."""
+
     def __init__(self, process: SimulatedFiles, path: str, file: _File) -> None:
         self._process, self._path, self._file = process, path, file
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Call, Clock, Source, Timer, decode_record
-from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
@@ -185,16 +184,3 @@ def sinks_have_ended(job: AnyJob, recorder: Recorder) -> None:
         if task.is_sink:
             kinds = [kind for kind, _, _ in recorder.output(task.id)]
             require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
-
-
-def journal_says_so(job: AnyJob, acknowledged: HouseKeeper, journal: list[bytes]) -> HouseKeeper:
-    """The journal says what the house-keeper has acknowledged. Returns its next life."""
-    again = HouseKeeper(job.plan, job.encode, job.decode)
-    again.recover(journal)
-    for task in job.plan.tasks:
-        ours, theirs = acknowledged.length(task.id), again.length(task.id)
-        require(ours <= theirs, "durable", f"{task.name}: {theirs} entries, not {ours}")
-    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
-    missing = [cut for cut in acknowledged.resolved if cut not in again.resolved]
-    require(not missing, "durable", f"the journal lacks {missing}")
-    return again

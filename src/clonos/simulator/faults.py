@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
 from clonos.simulator.coverage import Coverage, state_of
+from clonos.simulator.disk import Disk
+from clonos.simulator.disks import Rot
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
@@ -26,6 +31,13 @@ KINDS = (
     ("lose machine", 2), ("store away", 2),
 )  # fmt: skip
 """What can happen, and how often."""
+
+DISK = (
+    ("kill driver", 4), ("kill driver at a call", 5), ("lose driver's machine", 6), ("rot", 4),
+    ("journal fails", 4), ("disk full", 4), ("store reboots", 5), ("store fails", 5),
+    ("kill while storing", 5),
+)  # fmt: skip
+"""What disks do to those who trust them; beside the rest."""
 
 EDGE = (
     ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
@@ -85,7 +97,7 @@ class Faults:
         kind = cluster.random.choice(self._kinds)
         self.coverage[kind, state_of(cluster)] += 1
         cluster.trace(f"fault: {kind}")
-        getattr(self, "_" + kind.replace(" ", "_"))()
+        getattr(self, "_" + kind.replace(" ", "_").replace("'", ""))()
 
     def _any(self) -> Slot | None:
         slots = self.cluster.alive()
@@ -233,10 +245,56 @@ class Faults:
         if random.random() < 0.7:
             self.cluster.scheduler.after(random.random() * 60, clock.set_by, -jump_ms)
 
-    def _journal_fails(self) -> None:
-        """The disk refuses for a while: what was being written is there, or not."""
-        until = self.cluster.scheduler.now + self.cluster.random.random() * 60
-        self.cluster.driver.journal.fails_until = until
-
     def _kill_driver(self) -> None:
         self.cluster.kill_driver()
+
+    # --- disks ----------------------------------------------------------------------------------
+
+    def _kill_driver_at_a_call(self) -> None:
+        """While it writes, or lists, or deletes."""
+        driver = self.cluster.driver
+        self.cluster.random.choice((driver.disk, driver.shared)).dies_within(3, 40)
+
+    def _lose_drivers_machine(self) -> None:
+        """With what was not synced."""
+        self.cluster.kill_driver()
+        self.cluster.disks.local.lose_power()
+
+    def _rot(self) -> None:
+        """While the driver is away, a bit of its journal changes."""
+        self.cluster.kill_driver()
+        self.cluster.rot = Rot(self.cluster.disks.local)
+
+    def _journal_fails(self) -> None:
+        """The disk refuses for a while: what was being written is there, or not."""
+        self._fail(self.cluster.disks.local)
+
+    def _store_fails(self) -> None:
+        self._fail(self.cluster.disks.shared)
+
+    def _fail(self, disk: Disk) -> None:
+        disk.faults = partial(now_and_then, disk.random)
+        self.cluster.scheduler.after(self.cluster.random.random() * 60, disk.heal)
+
+    def _disk_full(self) -> None:
+        disks = self.cluster.disks
+        disk = self.cluster.random.choice((disks.local, disks.shared))
+        disk.capacity = disk.used + self.cluster.random.choice((0, 100, 3_000))
+        self.cluster.scheduler.after(self.cluster.random.random() * 60, disk.heal)
+
+    def _store_reboots(self) -> None:
+        """What was not synced is gone."""
+        self.cluster.disks.shared.lose_power()
+        self.cluster.recorder.store_is_back()
+
+    def _kill_while_storing(self) -> None:
+        slot = self._busy()
+        if slot is not None:
+            slot.store.files.dies_within(20)
+
+
+def now_and_then(random: Random, call: str, _path: str) -> int:
+    """A disk that fails: which error a call ends with, or 0."""
+    if call in ("info", "entries", "lock") or random.random() < 0.4:
+        return 0
+    return random.choice((errno.EIO, errno.ENOSPC))

@@ -15,11 +15,13 @@ from clonos.core.cuts import valid_length
 from clonos.core.determinants import Determinant, Marker, Order, Timer, decode_record
 from clonos.core.fences import Cut, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
-from clonos.core.messages import Item, Layer
+from clonos.core.messages import Item, Kind, Layer, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
-from clonos.simulator.violations import require
+from clonos.simulator.violations import Violation, require
+from clonos.storage.layers import LayerStore, get_layers
 
 LATE_MS = 2
 """A timer's wait is rounded to milliseconds, twice."""
@@ -367,6 +369,44 @@ def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
             "durable",
             f"output {seq} of task {task} has another digest",
         )
+
+
+def nothing_unsaid(acknowledged: HouseKeeper, again: HouseKeeper) -> None:
+    """The journal says what the house-keeper has acknowledged."""
+    for task in again.plan.tasks:
+        ours, theirs = acknowledged.length(task.id), again.length(task.id)
+        require(ours <= theirs, "durable", f"{task.name}: {theirs} entries, not {ours}")
+    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
+    missing = [cut for cut in acknowledged.resolved if cut not in again.resolved]
+    require(not missing, "durable", f"the journal lacks {missing}")
+
+
+def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    """Every layer that the journal refers to can be read."""
+    for refs in layers.values():
+        try:
+            get_layers(store, refs)
+        except UnreadableLayer as error:
+            raise Violation("durable", f"the journal refers to a layer: {error}") from error
+
+
+def output_is_kept(
+    outputs: Mapping[Any, Any], delivered: Iterable[Deliver], stored: Mapping[Any, Any]
+) -> None:
+    """What was delivered, a reader finds: in the journal, or in the files of delivered output."""
+    found = dict(stored)
+    for output in delivered:
+        if output.item.batch is not None:
+            found[output.generation, output.task, output.item.seq] = output.item.batch.payload
+    for name, (kind, payload, _) in outputs.items():
+        if kind == Kind.BATCH and payload is not None:
+            require(found.get(name) == payload, "durable", f"output {name} is not kept")
+
+
+def unused(paths: Iterable[str], used: set[str]) -> None:
+    """What is deleted is not what the journal refers to."""
+    for path in paths:
+        require(path not in used, "durable", f"{path} is deleted, and the journal refers to it")
 
 
 def vouches_for_deliveries(task: TaskSpec, next_seq: int, outputs: Mapping[Any, Any]) -> None:

@@ -24,8 +24,10 @@ from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.nodes.commits import Commits, Group
+from clonos.nodes.layers import LayerCare
 from clonos.simulator.programs import Toy
 from clonos.simulator.world import NoWorld
+from clonos.storage.layers import LayerStore
 
 
 def constant(value: Any) -> Callable[[Any], Any]:
@@ -354,3 +356,18 @@ def past_the_marker(original: Any) -> Any:
         return count
 
     return available
+
+
+def for_the_process_only(original: Any) -> Any:
+    def init(self: LayerStore, uri: str, **rest: Any) -> None:
+        original(self, uri, "process", **rest)
+
+    return init
+
+
+def delete_what_is_used(original: Any) -> Any:
+    def merged(self: LayerCare, event: Any, chain: Any, now_s: float) -> None:
+        original(self, event, chain, now_s)
+        self._garbage += [(now_s, ref.path) for ref in chain]
+
+    return merged

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
 
+from clonos.cluster.durable import DeliveredOutputs
 from clonos.core import fences as fences_module
 from clonos.core import log as log_module
 from clonos.core import rounds as rounds_module
@@ -32,10 +33,14 @@ from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.nodes.commits import Commits
+from clonos.nodes.layers import LayerCare
 from clonos.simulator import mistakes as wrong
+from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
+from clonos.storage import journal as journal_module
+from clonos.storage.layers import LayerStore
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner and name of a function, and what turns it into the wrong one."""
@@ -70,6 +75,7 @@ HARSH = Kind(harsh=True)
 FORGIVING = Kind(availability=True)
 HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
 EDGE = Kind(edge=True)
+DISK = Kind(disk=True)
 
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation(
@@ -178,6 +184,30 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "cuts are not in the journal": mutation(
         "durable", (HouseKeeper, "_write_resolve", constant(None))
+    ),
+    "a group is acknowledged before it is synced": mutation(
+        "durable", (Tail, "sync", constant(None)), kind=DISK
+    ),
+    "names are not synced": mutation(
+        "durable", (SimulatedFiles, "sync_folder", constant(None)), kind=DISK
+    ),
+    "layers are not synced": mutation(
+        "durable", (LayerStore, "__init__", wrong.for_the_process_only), kind=DISK
+    ),
+    "a torn group is not cut off": mutation(
+        "durable", (SimulatedFiles, "truncate", constant(None)), kind=DISK
+    ),
+    "damage is taken for a torn group": mutation(
+        "durable", (journal_module, "_good_frame_after", constant(False)), kind=DISK
+    ),
+    "the journal is begun anew before its output is in files": mutation(
+        "durable", (DeliveredOutputs, "flush", constant(None)), kind=DISK
+    ),
+    "a layer is deleted while it is referred to": mutation(
+        "durable", (LayerCare, "merged", wrong.delete_what_is_used), kind=DISK
+    ),
+    "what came too late for a floor stays": mutation(
+        "no litter", (LayerCare, "surveyed", constant(None)), kind=DISK
     ),
     "user code does something else on replay": mutation(
         "divergence", (Toy, "_process", wrong.other_rows_on_replay)

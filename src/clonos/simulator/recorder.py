@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from clonos.core import events as ev
@@ -12,16 +13,17 @@ from clonos.core.codec import CODEC
 from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.core.layer import open_layer
 from clonos.core.life import Phase
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator import endings, invariants
+from clonos.simulator.disks import LAYERS, Disks, OutputFiles
 from clonos.simulator.invariants import Cuts
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.violations import require
 from clonos.simulator.world import TraceDigest
+from clonos.storage.layers import LayerStore, get_layers
 
 NOBODY = Incarnation(0, 0)
 Name = tuple[int, int, int]
@@ -39,9 +41,7 @@ class Recorder:
         Of each task: where its log was cut, by which incarnation.
     """
 
-    def __init__(
-        self, job: AnyJob, layers: dict[str, bytes], journal: list[bytes], digest: TraceDigest
-    ) -> None:
+    def __init__(self, job: AnyJob, disks: Disks, digest: TraceDigest) -> None:
         self.job = job
         self.digest = digest
         self.fenced: dict[int, Incarnation] = {}
@@ -49,8 +49,8 @@ class Recorder:
         self.cuts: Cuts = {}
         self.generation = 0
         self.steps = 0
-        self._layers = layers
-        self._journal = journal
+        self._disks = disks
+        self._store = LayerStore(LAYERS, files=disks.shared.observe())
         tasks = [task.id for task in job.plan.tasks]
         self._entries: dict[int, list[tuple[Incarnation, bytes]]] = {t: [] for t in tasks}
         self._rests_on: dict[int, list[dict[int, int]]] = {t: [] for t in tasks}
@@ -280,15 +280,40 @@ class Recorder:
             if task.is_sink and message.channel == task.outputs[-1]:
                 invariants.vouches_for_deliveries(task, message.next_seq, self._outputs)
 
-    def recovered(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
+    def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
         self._held.clear()
         self._promised.clear()
+        self._store = LayerStore(layers, files=self._disks.shared.observe())
         for deliver in delivered:
             self._take_output(deliver)
-        invariants.nothing_forgotten(keeper, self._outputs)
+        self._check_durable(keeper, delivered)
         self._recovered = list(keeper.resolved)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
+
+    def _check_durable(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
+        """What was acknowledged is there: in the journal, among the layers, in output's files."""
+        if self._acknowledged is not None:
+            invariants.nothing_unsaid(self._acknowledged, keeper)
+        invariants.nothing_forgotten(keeper, self._outputs)
+        invariants.layers_are_there(self._store, keeper.layers)
+        files = OutputFiles(self.job, self._disks.local.observe())
+        invariants.output_is_kept(self._outputs, delivered, dict(files.stored()))
+
+    @property
+    def used(self) -> set[str]:
+        """The paths of the layers that the journal refers to."""
+        chains = self._acknowledged.layers.values() if self._acknowledged is not None else ()
+        return {ref.path for chain in chains for ref in chain}
+
+    def store_is_back(self) -> None:
+        """The store has lost what was not synced."""
+        if self._acknowledged is not None:
+            invariants.layers_are_there(self._store, self._acknowledged.layers)
+
+    def deletes(self, paths: Sequence[str]) -> None:
+        """The driver deletes layers."""
+        invariants.unused(paths, self.used)
 
     def committed(self, keeper: HouseKeeper) -> None:
         """A group of records is durable; nobody has heard of it yet."""
@@ -309,10 +334,7 @@ class Recorder:
 
     def _new_floor(self, keeper: HouseKeeper) -> None:
         plan = self.job.plan
-        layers = {
-            t: open_layer(self._layers[refs[-1].path], refs[-1])
-            for t, refs in keeper.layers.items()
-        }
+        layers = {t: get_layers(self._store, refs[-1:])[0] for t, refs in keeper.layers.items()}
         self._floors = dict(keeper.positions)
         self._channel_floors = invariants.floors_of_channels(plan, layers)
         invariants.logs_kept(keeper)
@@ -367,9 +389,10 @@ class Recorder:
     def check_end(self, service: Any) -> None:
         """After the job is done."""
         endings.sinks_have_ended(self.job, self)
-        if self._acknowledged is not None:
-            again = endings.journal_says_so(self.job, self._acknowledged, self._journal)
-            invariants.nothing_forgotten(again, self._outputs)
+        for disk in (self._disks.local, self._disks.shared):
+            disk.lose_power()
+        again = HouseKeeper(self.job.plan, self.job.encode, self.job.decode)
+        self._check_durable(again, again.recover(self._disks.journal()))
         if self._is_exact:
             endings.equivalence(self.job, self)
             endings.calls_once(self.job, self, service)

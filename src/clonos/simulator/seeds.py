@@ -20,7 +20,7 @@ from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
-from clonos.simulator.faults import EDGE, HARSH, KINDS, Faults
+from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, Faults
 from clonos.simulator.programs import AnyJob, Job, chain_job, random_job
 from clonos.simulator.violations import Violation
 
@@ -42,6 +42,7 @@ class Kind(NamedTuple):
     harsh: bool = False
     availability: bool | None = None
     edge: bool = False
+    disk: bool | None = None
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -105,7 +106,7 @@ def random_options(random: Random, job: AnyJob) -> Options:
         commit_ms=random.choice((0.1, 1.0, 5.0)),
         rows_ms=random.choice((0.5, 2.0, 5.0)),
         relaunch_ms=random.choice((10.0, 40.0, 150.0)),
-        rotate_records=random.choice((40, 100_000)),
+        rotate_bytes=random.choice((3_000, 10_000_000)),
         step_ms=random.choice((0.05, 0.3, 1.0)),
         floors_at_end=random.choice((0, 2, 2)),
         bound=frozenset(sources) if random.random() < 0.2 else frozenset(),
@@ -146,11 +147,13 @@ def simulate(
     harsh: bool = False,
     availability: bool | None = None,
     edge: bool = False,
+    disk: bool | None = None,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
     fifth has tasks that are source and sink at once.
+    `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     `edge`: a chain whose links to the house-keeper are slow, and break.
@@ -178,9 +181,15 @@ def simulate(
         options.slots += 3
     if availability is not None and not is_poisoned:
         options.availability = availability
+    if disk is None:
+        disk = seed % 8 == 5
+    if disk and not harsh:  # with time to see what stays in the store
+        options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
+    kinds = (*KINDS, *DISK) if disk else KINDS
     return simulate_job(
-        seed, job, options, random, trace=trace, harsh=harsh, is_poisoned=is_poisoned
-    )[0]
+        seed, job, options, random, trace=trace, is_poisoned=is_poisoned, harsh=harsh,
+        kinds=HARSH if harsh else kinds,
+    )[0]  # fmt: skip
 
 
 def _simulate_edge(seed: int, *, trace: bool) -> Result:
@@ -205,7 +214,7 @@ def simulate_job(
     trace: bool = False,
     harsh: bool = False,
     is_poisoned: bool = False,
-    kinds: tuple[tuple[str, int], ...] | None = None,
+    kinds: tuple[tuple[str, int], ...] = KINDS,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it."""
     small = random.random() < 0.3
@@ -218,7 +227,7 @@ def simulate_job(
             begins_at=random.choice((3.0, 3.0, 100.0, 200.0)),
             lasts=random.choice((30.0, 80.0, 200.0)),
             eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
-            kinds=kinds or (HARSH if harsh else KINDS),
+            kinds=kinds,
         )
         cluster.heals_at = faults.ends_at
         try:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.layer import UnreadableLayer, encode_layer, layer_path, open_layer, refer_to
-from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
-from clonos.nodes.events import Fetched, FetchFailed, Heard, RowsReady, Stored, Wrote
+from clonos.nodes.events import Heard, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
+from clonos.simulator.durable import SlotStore
 from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.invariants import log_leaves, right_place, timer_in_time
 from clonos.simulator.network import Stream
@@ -99,7 +97,13 @@ class Slot:
     """
 
     def __init__(
-        self, cluster: Cluster, number: int, address: str, group: str, bound: int | None = None
+        self,
+        cluster: Cluster,
+        number: int,
+        address: str,
+        group: str,
+        layers: str,
+        bound: int | None = None,
     ) -> None:
         self.cluster = cluster
         self.number = number
@@ -115,12 +119,13 @@ class Slot:
         self._busy_until = 0.0
         # What is awaited, since when, and how long it should take.
         self._timer: tuple[tuple[Incarnation, int | None], float, int] | None = None
+        self.store = SlotStore(self, layers)
         self.node = WatchedNode(
             cluster.job.plan,
             SlotPorts(
                 network=SlotNetwork(self),
                 clock=SlotClock(self),
-                store=SlotStore(self),
+                store=self.store,
                 sources=SlotSources(self),
                 programs=self._program,
                 worlds=self._world,
@@ -335,43 +340,7 @@ class SlotNetwork:
         """Nothing is held back."""
 
 
-# --- store, sources, sinks ------------------------------------------------------------------------
-
-
-class SlotStore:
-    """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
-    done."""
-
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-
-    def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
-        cluster = self._slot.cluster
-        delay = sum(cluster.store_delay() for _ in refs)
-        cluster.scheduler.after(delay, self._fetched, ticket, tuple(refs))
-
-    def _fetched(self, ticket: int, refs: tuple[LayerRef, ...]) -> None:
-        try:
-            layers: tuple[Layer, ...] = tuple(
-                open_layer(self._slot.cluster.layers[ref.path], ref) for ref in refs
-            )
-        except (KeyError, UnreadableLayer) as error:
-            self._slot.post(FetchFailed(ticket, error))
-        else:
-            self._slot.post(Fetched(ticket, layers))
-
-    def put(self, life: int, sealed: ev.StoreLayer) -> None:
-        cluster = self._slot.cluster
-        cluster.scheduler.after(cluster.store_delay(), self._put, life, sealed)
-
-    def _put(self, life: int, sealed: ev.StoreLayer) -> None:
-        cluster = self._slot.cluster
-        if not self._slot.alive and cluster.random.random() < 0.5:
-            return
-        layer = replace(sealed.layer, delta=bytes(sealed.delta))
-        path = layer_path(layer.task, layer.epoch, layer.incarnation)
-        content = cluster.layers[path] = encode_layer(layer)
-        self._slot.post(Stored(life, refer_to(layer, content, path, len(content))))
+# --- sources, sinks -------------------------------------------------------------------------------
 
 
 class SlotWriter:

@@ -76,7 +76,7 @@ class JournalBroken(ClonosError):
     """A write failed: nothing can be committed until a rotation has succeeded."""
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """Where a frame's parts are in its file."""
 
     seq: int
@@ -85,12 +85,12 @@ class _Frame(NamedTuple):
     end: int
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
     """A checked segment file: its salt, where its frames are, and what follows them; whether its
     last frame has acknowledged nothing."""
 
     salt: int
-    frames: tuple[_Frame, ...]
+    frames: tuple[Frame, ...]
     end: int
     next_seq: int
     is_vouched: bool
@@ -183,10 +183,10 @@ class Journal:
         names = (info.name for info in self._folder.entries())
         return sorted(int(Path(name).stem) for name in names if name.endswith(_SUFFIX))
 
-    def _check(self, name: str, size: int | None = None) -> _Segment:
+    def _check(self, name: str, size: int | None = None) -> Segment:
         path = self._folder.path(name)
         with memoryview(self._disk.read(path)) as view:
-            return _check(path, view[:size])
+            return check(path, view[:size])
 
     def append(self, records: Sequence[bytes]) -> None:
         """Add records to the group that the next :meth:`commit` writes."""
@@ -364,7 +364,7 @@ def _checksum(head: bytes, body: bytes | memoryview, salt: int) -> int:
     return xxh3_64_intdigest(body, seed=xxh3_64_intdigest(head, seed=salt))
 
 
-def _check(path: str, view: memoryview) -> _Segment:
+def check(path: str, view: memoryview) -> Segment:
     """Check a segment; raises on damage, stops at a torn tail."""
     preamble_bytes = _PREAMBLE.size + _CHECKSUM.size
     if len(view) < preamble_bytes:
@@ -376,7 +376,7 @@ def _check(path: str, view: memoryview) -> _Segment:
         raise _unreadable(path, 0, "its preamble is damaged")
     if version != _VERSION:
         raise _unreadable(path, 0, f"it has format version {version}, not {_VERSION}")
-    frames: list[_Frame] = []
+    frames: list[Frame] = []
     offset = preamble_bytes
     while (frame := _frame_at(view, offset, salt)) and frame.seq == seq:
         frames.append(frame)
@@ -386,10 +386,10 @@ def _check(path: str, view: memoryview) -> _Segment:
     if _good_frame_after(view, offset, salt):
         raise _unreadable(path, offset, "it is damaged there, and good records follow")
     is_vouched = len(frames) == 1 or not frames[-1].records
-    return _Segment(salt, tuple(frames), offset, seq, is_vouched)
+    return Segment(salt, tuple(frames), offset, seq, is_vouched)
 
 
-def _frame_at(view: memoryview, offset: int, salt: int) -> _Frame | None:
+def _frame_at(view: memoryview, offset: int, salt: int) -> Frame | None:
     """The good frame that begins at `offset`, if one does."""
     body_at = offset + _FRAME.size + _CHECKSUM.size
     if body_at > len(view):
@@ -401,7 +401,7 @@ def _frame_at(view: memoryview, offset: int, salt: int) -> _Frame | None:
     (checksum,) = _CHECKSUM.unpack_from(view, offset + _FRAME.size)
     if checksum != _checksum(head, view[body_at : body_at + nbytes], salt):
         return None
-    return _Frame(seq, records, body_at, body_at + nbytes)
+    return Frame(seq, records, body_at, body_at + nbytes)
 
 
 def _good_frame_after(view: memoryview, offset: int, salt: int) -> bool:

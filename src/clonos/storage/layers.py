@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pyarrow import ArrowException
 
 from clonos.core.digest import content_digest
-from clonos.core.layer import UnreadableLayer
+from clonos.core.events import StoreLayer
+from clonos.core.layer import UnreadableLayer, encode_layer, layer_path, open_layer, refer_to
+from clonos.core.messages import Layer, LayerRef
 from clonos.storage.files import Durability, Files, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
 from clonos.storage.retry import Retry, StoreAway, may_pass
@@ -153,6 +156,19 @@ class LayerStore:
             remedy="recover from an older floor or a standby; see that every process reaches the "
             "store and that nothing else deletes from it",
         )
+
+
+def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
+    """Store a sealed layer, which is encoded only now."""
+    layer = replace(sealed.layer, delta=bytes(sealed.delta))
+    content = encode_layer(layer)
+    path = layer_path(layer.task, layer.epoch, layer.incarnation)
+    return refer_to(layer, content, path, store.put(path, content))
+
+
+def get_layers(store: LayerStore, refs: Iterable[LayerRef]) -> tuple[Layer, ...]:
+    """Read layers, each of which has to be the one that is meant."""
+    return tuple(open_layer(store.get(ref.path), ref) for ref in refs)
 
 
 def _framed(data: bytes) -> bytes:

@@ -1,0 +1,62 @@
+"""A checkpoint as its driver sees it: what it is called, and who goes on with it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import cached_property
+
+from clonos.storage.folder import Folder
+from clonos.storage.terms import Term, Terms
+
+
+class Checkpoint:
+    """The name of a checkpoint, which lies beside the journal, and its terms.
+
+    Parameters
+    ----------
+    journal
+        The folder around the journal, on a local disk. For the holder of the journal's lock.
+    machine
+        Where that is.
+    terms
+        Where the current driver is recorded; asked for when it is needed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from clonos.storage.files import files_of
+    >>> folder = Folder(*files_of(tempfile.mkdtemp()), "fsync")
+    >>> checkpoint = Checkpoint(folder, "host", lambda: Terms(folder))
+    >>> checkpoint.begin_term(position=0, before=0).number, checkpoint.rival()
+    (1, None)
+    """
+
+    def __init__(self, journal: Folder, machine: str, terms: Callable[[], Terms]) -> None:
+        self._journal, self._machine, self._make_terms = journal, machine, terms
+        self.term: Term | None = None
+        """Since when this driver goes on with it; None: it does not yet."""
+
+    @cached_property
+    def id(self) -> str:
+        """A name that no other checkpoint has, of the first start of the job."""
+        self._journal.create("checkpoint_id", secrets.token_hex(16).encode())
+        name: bytes = self._journal.read("checkpoint_id").to_pybytes()
+        return name.decode()
+
+    @cached_property
+    def _terms(self) -> Terms:
+        return self._make_terms()
+
+    def begin_term(self, *, position: int, before: int) -> Term:
+        """Go on with the checkpoint, alone; see :meth:`clonos.storage.terms.Terms.claim`."""
+        journal = self._journal.root
+        self.term = self._terms.claim(
+            self.id, journal, self._machine, position=position, before=before
+        )
+        return self.term
+
+    def rival(self) -> Term | None:
+        """The driver that goes on with it instead of us, if one does. To be asked now and then;
+        raises `OSError` where the folder cannot be reached."""
+        return None if self.term is None else self._terms.rival(self.term)
