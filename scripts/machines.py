@@ -1,4 +1,4 @@
-"""Print docs/machines.md: the state diagrams of core and nodes."""
+"""Print docs/machines.md: the state diagrams."""
 
 from clonos.nodes.diagrams import page
 

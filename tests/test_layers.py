@@ -92,7 +92,7 @@ CIRCLES: dict[frozenset[str], str] = {
 SANS_IO = {"core", "nodes"}
 """Layers that touch nothing of the world."""
 
-OF_TRANSPORT = ("clonos.transport.events.", "clonos.transport.errors.")
+OF_TRANSPORT = ("clonos.transport.events.", "clonos.transport.errors.", "clonos.transport.states.")
 """What a sans-I/O layer may know of the transport: words, no sockets."""
 
 CORE_MAY_IMPORT = {

@@ -13,6 +13,7 @@ import pytest
 
 import clonos.core
 import clonos.nodes
+import clonos.transport
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.machine import STORY_LENGTH, InvalidTransition, Table
@@ -48,7 +49,7 @@ def test_the_page_of_diagrams_is_made_from_the_tables():
 def test_every_table_is_on_the_page():
     modules = [
         import_module(f"{package.__name__}.{module.name}")
-        for package in (clonos.core, clonos.nodes)
+        for package in (clonos.core, clonos.nodes, clonos.transport)
         for module in iter_modules(package.__path__)
     ]
     tables = {t.name for module in modules for t in vars(module).values() if isinstance(t, Table)}

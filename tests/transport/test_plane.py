@@ -31,7 +31,7 @@ from clonos.transport import (
 from clonos.transport.events import WIRE, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.secret import Greeting, Purpose
-from clonos.transport.streams import State
+from clonos.transport.states import State
 
 from .conftest import (
     AUTHORITY,
@@ -349,6 +349,28 @@ def test_somebody_there_who_dies(node: Callable[..., Node]) -> None:
         wait_for(lambda: outgoing.stood)
     assert isinstance(sender.next(ChannelClosed).error, PeerUnreachable)
     assert outgoing.stood
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["with last words", "without"])
+def test_a_stream_that_is_closed_before_it_is_open_tells_its_story(says: bool) -> None:
+    planes = sender, receiver = [Plane(LOOPBACK, SECRET, "job", Inbox()) for _ in range(2)]
+    for plane in planes:
+        plane.pin(CHANNEL, SCHEMA)
+    outgoing = sender.connect(receiver.address, CHANNEL, A, B)
+    if says:
+        outgoing.send(data(1))
+    outgoing.close()
+    outgoing.close()
+    came: list[Any] = []
+    while outgoing.state is not State.ENDED:
+        sender.poll(0.01)
+        came += receiver.poll(0.01)
+    assert [thing[1] for thing in came if type(thing) is tuple] == [data(1)] * says
+    way = " -close, with something to say-> PARTING -proved->" if says else " -close->"
+    expected = f"OPENING{way} LEAVING -flushed-> LEFT -error, deadline or the other's end-> ENDED"
+    assert outgoing.story() == f"the stream with {receiver.address}: {expected}"
+    for plane in planes:
+        plane.shutdown(0.0)
 
 
 def test_the_secret_is_not_shown() -> None:

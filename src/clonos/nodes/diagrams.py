@@ -13,18 +13,20 @@ from clonos.core.seals import SEAL
 from clonos.nodes.commits import JOURNAL
 from clonos.nodes.driver import DRIVER
 from clonos.nodes.places import PLACE
+from clonos.transport.states import STREAM
 
 TABLES: tuple[Table[Any, Any], ...] = (
     LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, PLACE, JOURNAL, DRIVER,
+    STREAM,
 )  # fmt: skip
 
 HEAD = """\
 # State machines
 
-Made from the tables of `clonos.core` and `clonos.nodes` by `make machines`; a test holds this
-page to them. An event that a table does not have in some state raises `InvalidTransition`. Each
-machine keeps its last 32 transitions, its *story*; a `ProtocolError` shows the stories of what it
-concerns.
+Made from the tables of `clonos.core`, `clonos.nodes` and `clonos.transport` by `make machines`; a
+test holds this page to them. An event that a table does not have in some state raises
+`InvalidTransition`. Each machine keeps its last 32 transitions, its *story*; a `ProtocolError`
+shows the stories of what it concerns.
 """
 
 

@@ -29,7 +29,8 @@ from clonos.transport.errors import (
 )
 from clonos.transport.events import ClientClosed
 from clonos.transport.secret import Greeting, JobSecret, Purpose
-from clonos.transport.streams import Outgoing, State, Stream, Thing
+from clonos.transport.states import State
+from clonos.transport.streams import Outgoing, Stream, Thing
 from clonos.transport.tls import Identity, Keys
 
 REPLY_S: Final = 30.0

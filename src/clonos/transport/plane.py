@@ -48,7 +48,8 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
 from clonos.transport.silence import is_silent, watch
-from clonos.transport.streams import Incoming, Outgoing, State, Stream, Thing, wrong_schema
+from clonos.transport.states import State
+from clonos.transport.streams import Incoming, Outgoing, Stream, Thing, wrong_schema
 from clonos.transport.tls import CLIENT_NAME, Identity, Keys, slot_name
 
 HEARTBEAT_S: Final = 1.0
@@ -277,7 +278,7 @@ class Plane:
             if due <= now:
                 self._things += stream.end(None)
         for stream, since in list(self._opening.items()):
-            if stream.state is not State.OPENING:
+            if stream.state not in (State.OPENING, State.PARTING):
                 del self._opening[stream]
             elif now - since > CONNECT_S and not stream.is_connected:
                 self._things += stream.end(

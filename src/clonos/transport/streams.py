@@ -12,7 +12,6 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -35,6 +34,7 @@ from clonos.transport.frames import (
     Piece,
 )
 from clonos.transport.secret import GREETING_BYTES_MAX, Greeting, JobSecret
+from clonos.transport.states import DEAF, LEAVERS, STREAM, Change, State
 from clonos.transport.tls import Tls
 
 if TYPE_CHECKING:
@@ -45,15 +45,6 @@ BUFFERS_MAX: Final = 64
 
 Thing = Event | tuple[int, Any]
 """What the loop receives: an event, or ``(conn_id, message)``."""
-
-
-class State(Enum):
-    """The state of a stream."""
-
-    OPENING = "opening"  # the one side is not sure of the other yet
-    OPEN = "open"
-    LEAVING = "leaving"  # writes what is queued, hears nothing more
-    ENDED = "ended"
 
 
 class Host(Protocol):
@@ -67,7 +58,13 @@ class Host(Protocol):
 
 
 class Stream:
-    """One end of a stream: its connection, what is queued for it, and its state."""
+    """One end of a stream: its connection, what is queued for it, and its state.
+
+    Attributes
+    ----------
+    state
+        That of its machine: it is looked at for every message.
+    """
 
     def __init__(
         self, host: Host, conn_id: int, connection: socket.socket, peer: str, tls: Tls | None
@@ -76,11 +73,11 @@ class Stream:
         self.peer = peer
         self.connection = connection
         self.tls = tls
-        self.state = State.OPENING
+        self._machine = STREAM.machine(f"the stream with {peer}")
+        self.state = self._machine.state
         self.wants_to_write = False
         self.is_listed = False  # by the plane, as one to flush
         self.is_watched = False  # by the plane, for room to write
-        self.is_leaving = False
         self.stood = False  # something of what was sent has gone
         self._host = host
         self._codec = WIRE
@@ -88,8 +85,19 @@ class Stream:
         self._reader = FrameReader()
         self._out: deque[Any] = deque()
         self._unsent_bytes = 0
-        self._is_shut = False  # our half of it
         self._said_so = False  # that it is over
+
+    def _on(self, change: Change) -> None:
+        self.state = self._machine.on(change)
+
+    def story(self) -> str:
+        """What has become of it, oldest first."""
+        return self._machine.story()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was told to close."""
+        return self.state in LEAVERS
 
     @property
     def unsent_bytes(self) -> int:
@@ -173,7 +181,7 @@ class Stream:
         things: list[Thing] = []
         try:
             for encoded, body in frames:
-                if self.state in (State.LEAVING, State.ENDED):
+                if self.state in DEAF:
                     break
                 things += self._heard(encoded, body)
         except ClonosError as error:
@@ -183,7 +191,7 @@ class Stream:
     def _receive_sealed(self, tls: Tls) -> list[Frame] | None:
         """Read once; return all of it: what stayed in OpenSSL's buffer would not wake the loop."""
         came = self.connection.recv(RECEIVE_BYTES)
-        if not came or self.state is State.LEAVING:
+        if not came or self.state in DEAF:
             return [] if came else None
         was_open, frames = tls.is_open, []
         tls.arrived(came)
@@ -239,20 +247,17 @@ class Stream:
 
     def close(self) -> None:
         """Read nothing more; end the stream once its queue is written. Does not wait."""
-        if self.state in (State.LEAVING, State.ENDED):
-            return
-        self.state = State.LEAVING
-        self.is_leaving = True
-        self._host.changed(self)
+        if self.state not in DEAF:
+            self._on(Change.CLOSE)
+            self._host.changed(self)
 
     def _shut(self) -> None:
         # Not close(): the system would throw away, here and there, what was not read yet.
-        if not self._is_shut:
-            self._is_shut = True
-            try:
-                self.connection.shutdown(socket.SHUT_WR)
-            except OSError:
-                self._forget_unsent()
+        self._on(Change.FLUSH)
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._forget_unsent()
 
     def _wrong(self, error: ClonosError) -> list[Thing]:
         """The peer broke the protocol: tell it, and close."""
@@ -264,11 +269,12 @@ class Stream:
         """The connection is over: close it. Once."""
         if self.state is State.ENDED:
             return []
-        self.state = State.ENDED
+        was_asked_to = self.is_leaving
+        self._on(Change.END)
         self._host.gone(self)
         self._forget_unsent()
         self.connection.close()
-        return self._say_so(None if self.is_leaving else error)
+        return self._say_so(None if was_asked_to else error)
 
     def _say_so(self, error: ClonosError | None) -> list[Thing]:
         if self._said_so:
@@ -335,9 +341,9 @@ class Outgoing(Stream):
 
     def close(self) -> None:
         if self.state is State.OPENING and self._held:
-            self.is_leaving = True  # once it is open
+            self._on(Change.PART)
             self._host.changed(self)
-        else:
+        elif self.state is not State.PARTING:
             super().close()
 
     def _heard(self, encoded: bytes, body: pa.Buffer | None) -> list[Thing]:
@@ -348,12 +354,10 @@ class Outgoing(Stream):
             return self._turned_away(message)
         if not self._secret.is_answer(self._sealed, encoded):
             return self._turned_away(_as_refusal(encoded))
-        self.state = State.OPEN
+        self._on(Change.PROVE)
         for frame in self._held:
             self._put_frame(*frame)
         self._held.clear()
-        if self.is_leaving:
-            super().close()
         return []
 
     def _turned_away(self, refusal: Refused | None) -> list[Thing]:
@@ -415,7 +419,7 @@ class Incoming(Stream):
         self._deliver = deliver
         self._on_over = over
         self._reader.limit, self._reader.body_limit = MESSAGE_BYTES_MAX, BODY_BYTES_MAX
-        self.state = State.OPEN
+        self._on(Change.PROVE)
         self._put_frame(proof)
 
     def send(self, message: Any) -> None:
