@@ -160,7 +160,7 @@ class TaskFailed(ClonosError):
 
 
 class PoisonRecord(ClonosError):
-    """A task dies repeatedly at the same record; the job stops before every standby is lost."""
+    """A record kills every process that takes it; the job stops before every standby is lost."""
 
 
 class OrphanedOutput(ClonosError):

@@ -17,7 +17,6 @@ import clonos
 from clonos import errors
 from clonos.cluster.errors import BadDirectory, OtherJob
 from clonos.core.layer import UnreadableLayer
-from clonos.core.rounds import POISON_DEATHS
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
@@ -75,20 +74,23 @@ def test_bad_records_are_dropped_and_counted(spark):
 
 
 def test_a_poison_record(spark, tmp_path):
-    deaths = tmp_path / "deaths"
-    deaths.touch()
+    daemon, deaths = tmp_path / "daemon", tmp_path / "deaths"
 
     def work(row: Any) -> int:
+        if row.n == 0:
+            daemon.write_text(str(os.getppid()))  # that of all slots: Spark forks them
         if row.n == 50:
             with deaths.open("a") as file:
-                file.write("x")
-            os._exit(1)
+                file.write(f"{os.getppid()}\n")
+            os._exit(0)
         return int(row.n)
 
-    with pytest.raises(errors.PoisonRecord, match="kills the process") as caught:
+    with pytest.raises(errors.PoisonRecord, match=r"\{'n': 50\}.* kills the process") as caught:
         mapped(work).run(spark, timeout_s=600)
     assert caught.value.where.startswith("work[")
-    assert len(deaths.read_text()) == POISON_DEATHS
+    parents = deaths.read_text().split()
+    assert parents.count(daemon.read_text()) == 2, "slots; the others are copies of a third"
+    assert len(parents) >= 4
 
 
 def test_a_callback_that_raises(spark):

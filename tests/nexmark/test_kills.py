@@ -10,7 +10,6 @@ import pytest
 
 import clonos
 from clonos.core.messages import Kind
-from clonos.core.rounds import POISON_DEATHS
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.seeds import random_options, simulate_job
 from clonos_bench.nexmark import Generator
@@ -24,7 +23,7 @@ SEEDS_MAX = 20
 
 
 def run(number, seed):
-    """What the sinks have delivered, how many processes died, and the verdict."""
+    """What the sinks have delivered, and how many processes died."""
     random = Random(1000 * number + seed)
     depth: Any = random.choice((0, 1, 1, 2, "full"))
     job = clonos.Job("nexmark", parallelism=2, sharing_depth=depth)
@@ -35,8 +34,6 @@ def run(number, seed):
     options.availability = False
     options.rows_at_once = 20
     result, cluster = simulate_job(seed, arrow, options, random)
-    if result.verdict == "PoisonRecord" and cluster.deaths >= POISON_DEATHS:
-        return None, 0  # so many kills in a row look like a record that kills
     assert result.verdict == "ok", f"query {number}, seed {seed}: {result.failure}"
     batches = [
         payload
@@ -51,13 +48,10 @@ def run(number, seed):
 
 @pytest.mark.parametrize("number", sorted(QUERIES))
 def test_queries_survive_kills(reference, number):
-    deaths = compared = 0
+    deaths = 0
     for seed in range(SEEDS_MAX):
         table, died = run(number, seed)
-        if table is None:
-            continue
         deaths += died
-        compared += 1
         found = reference.found(table)
         if number == 12:  # that its windows are those of its log is one of the invariants
             assert sum(n for *_, n in found) == Generator(EVENTS).rows("bid")
@@ -65,6 +59,6 @@ def test_queries_survive_kills(reference, number):
             expected = reference.expected(number, Generator(EVENTS, DELAY_US))
             assert expected
             assert found == expected
-        if compared >= SEEDS and deaths:
+        if seed + 1 >= SEEDS and deaths:
             return
-    pytest.fail(f"{compared} seeds were compared, {deaths} processes died")
+    pytest.fail(f"no process died in {SEEDS_MAX} seeds")

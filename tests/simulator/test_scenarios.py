@@ -14,7 +14,6 @@ from clonos.core.life import Phase
 from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import TaskPhase
-from clonos.core.rounds import POISON_DEATHS
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
 from clonos.simulator.seeds import limits
@@ -319,16 +318,6 @@ def test_a_socket_source_dies(seed):
     play.kill(0, 1)
     play.finish()
     assert len(play.cluster.recorder.output(2)) >= delivered
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_poison_record_does_not_burn_all_standbys(seed):
-    poison = Behaviour(poison_id=20)
-    stages = (source(), stage("first", 0, behaviour=poison), sink(1))
-    play = Play(stages, seed, standbys=2)
-    outcome = play.cluster.run(30_000)
-    assert (outcome.state, outcome.error, outcome.task) == ("failed", "PoisonRecord", 1)
-    assert play.cluster.poisonings <= POISON_DEATHS + 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

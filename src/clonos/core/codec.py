@@ -406,6 +406,8 @@ CODEC: Final = Codec(
         38: m.TaskError,
         39: m.Followed,
         40: m.Unreachable,
+        41: m.Announced,
+        42: m.Survived,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from clonos.core import messages as msg
+from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.decisions import (
     Action,
@@ -85,18 +86,22 @@ class Coordinator:
         self.checkpoints = Checkpoints(self.roster, self.standbys)
         self.throttle = Throttle(self.roster)
         self.reach = Reach(self.roster, gather_ms)
+        self.blame = Blame(self.roster)
         self.rounds = Rounds(
             self.roster,
             self.checkpoints,
             availability=availability or not plan.causal_log,
             bound=frozenset(bound),
             reach=self.reach,
+            blame=self.blame,
         )
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.rounds.answered,
             msg.LogPrefix: self.rounds.read,
             msg.Restored: self.rounds.restored,
             msg.Live: self._on_live,
+            msg.Announced: self.blame.announced,
+            msg.Survived: self.blame.survived,
             msg.LayerAck: self.checkpoints.acknowledged,
             msg.Finished: self._on_finished,
             msg.TaskError: self._on_task_error,
@@ -131,7 +136,8 @@ class Coordinator:
 
     def machines(self) -> list[Machine[Any, Any]]:
         """For their stories."""
-        return [self.checkpoints.machine, *(t.machine for t in self.tasks.values())]
+        tasks = (task.machine for task in self.tasks.values())
+        return [self.checkpoints.machine, *tasks, *self.blame.machines()]
 
     # --- events -----------------------------------------------------------------------------
 
@@ -161,8 +167,8 @@ class Coordinator:
         match event:
             case SlotReady():
                 self._on_slot_ready(event)
-            case SlotLost(slot=slot):
-                self._on_slot_lost(slot)
+            case SlotLost(slot=slot, is_death=is_death):
+                self._on_slot_lost(slot, is_death=is_death)
             case Reported(slot=slot, report=report):
                 if slot in self.slots:
                     self._reports[type(report)](slot, report)
@@ -176,11 +182,9 @@ class Coordinator:
         if self.failed or self.done:
             return []
         for slot in self.rounds.silent_since(self.fence_timeout_ms):
-            self.roster.do(Expel(slot))
-            self._on_slot_lost(slot)
+            self._expel(slot)
         for slot in self.reach.due():
-            self.roster.do(Expel(slot))
-            self._on_slot_lost(slot, is_blamed=False)
+            self._expel(slot)
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
@@ -208,13 +212,18 @@ class Coordinator:
             self.rounds.activate_waiting()
         self.standbys.fill()
 
-    def _on_slot_lost(self, slot_id: int, *, is_blamed: bool = True) -> None:
+    def _expel(self, slot: int) -> None:
+        self.roster.do(Expel(slot))
+        self._on_slot_lost(slot, is_death=False)
+
+    def _on_slot_lost(self, slot_id: int, *, is_death: bool) -> None:
         slot = self.slots.pop(slot_id, None)
         if slot is None:
             return
+        self.blame.lost(slot, is_death=is_death)
         for task in self.tasks.values():
             if task.slot == slot_id:
-                self.rounds.lost(task, is_blamed=is_blamed)
+                self.rounds.lost(task)
         self.standbys.fill()
 
     # --- tasks --------------------------------------------------------------------------------

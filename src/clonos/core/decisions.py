@@ -26,9 +26,10 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """A slot's control stream has ended (or it has been silent for too long)."""
+    """A slot's control stream has ended, or (no `is_death`) we have given the slot up."""
 
     slot: int
+    is_death: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ input channel by the runtime (`conn`); both only to tell a new stream from a sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol, SupportsBytes
 
 from clonos.core.messages import (
@@ -21,7 +23,7 @@ from clonos.core.messages import (
     Welcome,
 )
 from clonos.core.plan import Incarnation
-from clonos.core.program import Batch
+from clonos.core.program import Batch, Program
 
 # --- events -----------------------------------------------------------------------------------
 
@@ -197,6 +199,14 @@ Event = (
 Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows
 
 
+class Trial(Enum):
+    """What became of a process that has tried something. UNKNOWN: it hung, or came to no result."""
+
+    SURVIVED = "survived"
+    DIED = "died"
+    UNKNOWN = "unknown"
+
+
 class World(Protocol):
     """The nondeterministic outside, as one object: asked only when live, never on replay."""
 
@@ -211,3 +221,12 @@ class World(Protocol):
 
     def decode_rows(self, content: bytes) -> Batch:
         """Rows from the content that a gated source put into its log (a pure function)."""
+
+    def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
+        """Do something with a copy of `program`, in a process whose end hurts nobody."""
+
+    def part(self, batch: Batch, first: int, rows: int) -> Batch:
+        """Some of the rows of a batch (a pure function)."""
+
+    def show(self, batch: Batch) -> str:
+        """The first row of a batch, for people, not too long."""

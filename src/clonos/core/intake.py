@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from clonos.core import events as ev
+from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, Source, SourceEnd, decode_record
 from clonos.core.program import Batch
 from clonos.errors import Divergence
@@ -41,6 +42,10 @@ class Intake:
         """Whether the reader should offer more."""
         return not (self.ended or self._offered or self._is_over or self.is_closed)
 
+    def throttle(self, command: msg.Throttle) -> None:
+        """Wait, or go on."""
+        self.is_closed = command.closed
+
     def offer(self, event: ev.SourceRows) -> None:
         """The reader has rows."""
         self._offered.append(event)
@@ -57,6 +62,11 @@ class Intake:
             rows = self._offered[0]
             return Source(rows.batch.rows, rows.batch.digest, rows.content)
         return SourceEnd() if self._is_over else None
+
+    @property
+    def offered(self) -> Batch:
+        """The rows of the cut that was chosen."""
+        return self._offered[0].batch
 
     def take(self) -> ev.SourceRows:
         """Return the rows of the cut that was chosen."""

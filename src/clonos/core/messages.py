@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -176,6 +176,44 @@ class Resolve:
     reset: bool = False
 
 
+class Rows(NamedTuple):
+    """The rows of a step: items of a channel from `first` to `last`, or what negative numbers of
+    channels stand for."""
+
+    channel: int
+    first: int
+    last: int
+
+    def common(self, other: Rows) -> Rows | None:
+        """The rows that are in both."""
+        first, last = max(self.first, other.first), min(self.last, other.last)
+        return Rows(self.channel, first, last) if self._may_meet(other, first, last) else None
+
+    def after(self, done: Rows) -> Rows | None:
+        """What is left of these when `done` and all rows before it have been taken."""
+        if done.channel != self.channel or done.last < self.first:
+            return self
+        return Rows(self.channel, done.last + 1, self.last) if done.last < self.last else None
+
+    def _may_meet(self, other: Rows, first: int, last: int) -> bool:
+        return self.channel == other.channel and first <= last
+
+
+SOURCE_ROWS: Final = -1
+"""Not items of a channel, but rows of the task's own source."""
+TIMER: Final = -2
+"""... its wake-up, by the time at which it was due."""
+MARKER: Final = -3
+"""... a marker that came from nobody, by its epoch."""
+
+
+class Suspect(NamedTuple):
+    """Rows within which a task has died, and how often that counts."""
+
+    rows: Rows
+    deaths: int
+
+
 @dataclass(frozen=True, slots=True)
 class Activate:
     """Become `task`: restore the layers, replay the log, go live.
@@ -184,6 +222,8 @@ class Activate:
 
     ``fences``: every resolved fence still in force, so that a task that was not there to hear
     of them refuses the same things.
+
+    ``watched_steps``: announce so many live steps; ``suspects``: rows to be tried first.
     """
 
     task: int
@@ -194,6 +234,8 @@ class Activate:
     fences: tuple[Resolve, ...]
     peers: tuple[Peer, ...]
     generation: int = 0
+    watched_steps: int = 0
+    suspects: tuple[Suspect, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +350,28 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """A watched task is about to take a step with these rows.
+
+    ``is_cleared``: they were suspect, and a trial in a process of its own has survived them.
+    """
+
+    task: int
+    incarnation: Incarnation
+    rows: Rows
+    is_cleared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """... it has taken it, and announces `left` more."""
+
+    task: int
+    incarnation: Incarnation
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerAck:
     """A layer is stored, and whatever the task delivered before it is durable.
 
@@ -385,6 +449,8 @@ Report = (
     | LogPrefix
     | Restored
     | Live
+    | Announced
+    | Survived
     | LayerAck
     | Finished
     | TaskError

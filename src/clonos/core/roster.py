@@ -75,10 +75,6 @@ class TaskState:
     incarnation: Incarnation
     machine: Machine[TaskPhase, TaskEvent]
     slot: int | None = None
-    activated_ms: int = 0
-    died: bool = False
-    deaths: int = 0
-    died_at: int = -1
     awaited: set[int] = field(default_factory=set)
     answers: dict[int, msg.FenceAnswer] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ A failure during a round joins it.
 from __future__ import annotations
 
 from clonos.core import messages as msg
+from clonos.core.blame import Blame
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.cuts import consistent_cut
 from clonos.core.decisions import Command, Note
@@ -23,13 +24,6 @@ from clonos.core.placement import best_slot
 from clonos.core.plan import Incarnation
 from clonos.core.reach import Reach
 from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
-
-POISON_DEATHS = 4
-"""A task that dies this often in a row, at nearly the same place, is killed by its input."""
-POISON_STEPS = 8
-"""Nearly the same place: timers and other inputs may add some log entries before each death."""
-POISON_WINDOW_MS = 30_000
-"""... if each death came this soon after activation (an idle task may be killed at leisure)."""
 
 
 class Rounds:
@@ -44,6 +38,8 @@ class Rounds:
         Tasks that can only live in slots of their own.
     reach
         Who cannot reach whom.
+    blame
+        Which lives are to be watched.
     """
 
     def __init__(
@@ -54,6 +50,7 @@ class Rounds:
         availability: bool,
         bound: frozenset[int],
         reach: Reach,
+        blame: Blame,
     ) -> None:
         self._roster = roster
         self._plan = roster.plan
@@ -64,6 +61,7 @@ class Rounds:
         self._availability = availability
         self._bound = bound
         self._reach = reach
+        self._blame = blame
         self._since_ms = 0
 
     @property
@@ -80,10 +78,9 @@ class Rounds:
             task.machine.on(TaskEvent.FAILED)
         self._advance()
 
-    def lost(self, task: TaskState, *, is_blamed: bool = True) -> None:
-        """The slot of a task is gone; `is_blamed`: what the task did may have been the reason."""
+    def lost(self, task: TaskState) -> None:
+        """The slot of a task is gone."""
         task.slot = None
-        task.died = is_blamed and task.phase in ACTIVE
         self._begin_recovery(task)
         self._advance()
 
@@ -191,10 +188,6 @@ class Rounds:
                 self._begin_recovery(orphan)
             self._advance()
             return
-        for task in failed:
-            self._note_death(task, lengths[task.id])
-        if self._roster.failed:
-            return
         reset = bool(self._availability and (orphans or lost_output))
         generation = self._keeper.generation + reset
         if reset:
@@ -238,23 +231,6 @@ class Rounds:
                 result.append(task)
         return result
 
-    def _note_death(self, task: TaskState, length: int) -> None:
-        """A poison record must not burn one standby after another."""
-        if not task.died or not self._plan.causal_log:
-            return
-        task.died = False
-        soon = self._roster.now_ms - task.activated_ms < POISON_WINDOW_MS
-        is_near = abs(length - task.died_at) <= POISON_STEPS
-        task.deaths = task.deaths + 1 if soon and is_near else 1
-        task.died_at = length
-        if task.deaths >= POISON_DEATHS:
-            self._roster.fail(
-                "PoisonRecord",
-                f"died {task.deaths} times in a row right after step {length}; the record or "
-                "call that comes next kills the process",
-                task.id,
-            )
-
     def _settle(self, task: TaskState, length: int, generation: int, *, reset: bool) -> None:
         """The round's outcome for one task: everybody hears it before the task lives again."""
         self._do(Note("fetched", task.id, task.incarnation, length))
@@ -283,7 +259,6 @@ class Rounds:
     def _activate(self, task: TaskState, slot_id: int) -> None:
         keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]
         task.machine.on(TaskEvent.ACTIVATED)
-        task.activated_ms = roster.now_ms
         log = keeper.book.runs(task.id, keeper.positions[task.id] + 1)
         *pieces, last = in_pieces(log if self._plan.causal_log else ()) or [()]
         activate = msg.Activate(
@@ -295,6 +270,7 @@ class Rounds:
             tuple(keeper.resolved),
             tuple(roster.peers_of(task.id)),
             keeper.generation,
+            *self._blame.next_life(task.id),
         )
         slot.standbys.clear()
         for piece in pieces:

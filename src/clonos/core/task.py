@@ -38,7 +38,11 @@ from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime, checked
+from clonos.core.watch import Watch
 from clonos.errors import Divergence, ProtocolError
+
+Logged = list[Determinant] | None
+"""What a step finds in the log; None: it is live."""
 
 
 class TaskMachine:
@@ -58,6 +62,8 @@ class TaskMachine:
         What `program` has applied already, if anything.
     holder
         Lent by the process: its logs, fences and what is stable.
+    announce
+        Tells the coordinator something at once, in the midst of a step.
 
     Attributes
     ----------
@@ -77,6 +83,7 @@ class TaskMachine:
         *,
         floor: Layer | None = None,
         holder: Holder | None = None,
+        announce: Callable[[msg.Report], None] = lambda _: None,
     ) -> None:
         for layer in layers:
             program.apply(layer.delta)
@@ -120,6 +127,8 @@ class TaskMachine:
         self.ended = self._has_ended()
         self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
+        is_watched = activate.watched_steps > 0
+        self.watch = Watch(self.spec, activate, world, announce) if is_watched else None
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[Any], Callable[[Any], object]]:
@@ -140,7 +149,7 @@ class TaskMachine:
             msg.Inject: self._on_inject,
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
-            msg.Throttle: self._on_throttle,
+            msg.Throttle: self.intake.throttle,
         }
 
     def _make_ends(self, floor: Layer | None) -> None:
@@ -372,9 +381,6 @@ class TaskMachine:
                 ack = msg.LayerAck(self.id, self.incarnation, ref.epoch, ref, layer.generation)
                 self._do(ev.Tell(ack))
 
-    def _on_throttle(self, command: msg.Throttle) -> None:
-        self.intake.is_closed = command.closed
-
     def _on_read_log(self, command: msg.ReadLog) -> None:
         pieces = in_pieces(self.book.runs(command.task, command.start)) or [()]
         for n, piece in enumerate(pieces, 1):
@@ -393,7 +399,11 @@ class TaskMachine:
             cause, items = self._choose()
             if cause is None:
                 return None
+            if self.watch is not None:
+                self.watch.before(self, cause, items)
             self._run(cause, items, None)
+            if self.watch is not None and self.watch.after():
+                self.watch = None
         except ProtocolError as error:
             with_stories(error, self.stories())
             raise
@@ -449,10 +459,10 @@ class TaskMachine:
             self.outbounds.welcome(outbound)
         return self._take_actions()
 
-    def _run(self, cause: Determinant, items: list[Item], logged: list[Determinant] | None) -> None:
-        """One step, atomic: state, determinants and outputs appear together at its end."""
+    def new_step(self, cause: Determinant, logged: Logged = None) -> RunningStep:
+        """A step that begins now."""
         now = cause.now_ms if isinstance(cause, Timer) else None
-        step = RunningStep(
+        return RunningStep(
             self.position + 1,
             cause,
             self.world,
@@ -462,6 +472,10 @@ class TaskMachine:
             now_ms=now,
             logged=logged,
         )
+
+    def _run(self, cause: Determinant, items: list[Item], logged: Logged) -> None:
+        """One step, atomic: state, determinants and outputs appear together at its end."""
+        step = self.new_step(cause, logged)
         marker, ended = self._call_program(step, cause, items)
         step.finish()
         self.position += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clonos.core.blame import BLAME
 from clonos.core.channels import INBOUND_ITEMS, INBOUND_LINK, OUTBOUND
 from clonos.core.checkpoints import EPOCH
 from clonos.core.life import LIFE
@@ -16,8 +17,8 @@ from clonos.nodes.places import PLACE
 from clonos.transport.states import STREAM
 
 TABLES: tuple[Table[Any, Any], ...] = (
-    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, PLACE, JOURNAL, DRIVER,
-    STREAM,
+    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, BLAME, PLACE, JOURNAL,
+    DRIVER, STREAM,
 )  # fmt: skip
 
 HEAD = """\

@@ -310,7 +310,7 @@ class DriverNode:
         limit_s = now_s - self._settings.silence_s
         for slot in [slot for slot, heard_s in self._heard.items() if heard_s < limit_s]:
             self._expel(slot)
-            self._decide(co.SlotLost(slot))
+            self._decide(co.SlotLost(slot, is_death=False))
 
     def _expel(self, slot: int) -> None:
         self._heard.pop(slot, None)
@@ -371,7 +371,7 @@ class DriverNode:
             return
         for slot in self.places.replaced(event):
             self._expel(slot)
-            self._decide(co.SlotLost(slot))
+            self._decide(co.SlotLost(slot, is_death=False))
         try:
             ready = self.places.registered(event)
         except OtherVersion as error:

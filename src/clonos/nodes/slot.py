@@ -313,6 +313,11 @@ class SlotNode:
         assert self._control is not None
         self._control.send(report)
 
+    def _announce(self, report: msg.Report) -> None:
+        """Say something in the midst of a step that the process may not survive."""
+        self._send(report)
+        self._ports.network.flush()
+
     def _on_task_command(self, command: msg.Command) -> None:
         if self._restoring is not None:
             self._restoring.waiting.append(command)
@@ -485,6 +490,7 @@ class SlotNode:
             layers,
             ports.worlds(task, command.incarnation),
             floor=standby.floor,
+            announce=self._announce,
         )
         self._writer = ports.writers(task)
         if machine.spec.is_source and not machine.source_ended:

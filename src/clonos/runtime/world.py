@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from clonos.columns.batches import from_bytes, seal
-from clonos.core.program import Batch
+from clonos.core.events import Trial
+from clonos.core.program import Batch, Program
+from clonos.runtime.trial import attempt
+
+SHOWN_MAX: Final = 300
+"""Characters of a row in an error."""
 
 
 class RealWorld:
@@ -31,3 +36,13 @@ class RealWorld:
 
     def decode_rows(self, content: bytes) -> Batch:
         return seal(from_bytes(content))
+
+    def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
+        return attempt(lambda: do(program))
+
+    def part(self, batch: Batch, first: int, rows: int) -> Batch:
+        return seal(batch.payload.slice(first, rows), digests=False)
+
+    def show(self, batch: Batch) -> str:
+        text = str(batch.payload.slice(0, 1).to_pylist()[0])
+        return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

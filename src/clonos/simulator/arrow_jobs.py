@@ -175,6 +175,9 @@ class ArrowJob:
     def wrap(self, payload: Any) -> Batch:
         return seal(payload)
 
+    def poison(self, task: int) -> int | None:
+        return None
+
 
 def random_arrow_job(random: Random) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""

@@ -11,7 +11,7 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.program import Batch
-from clonos.core.rounds import POISON_DEATHS
+from clonos.core.watch import DEATHS
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.disk import Died
 from clonos.simulator.disks import Disks, Rot
@@ -23,7 +23,7 @@ from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.slot import Slot
 from clonos.simulator.violations import Violation, require
-from clonos.simulator.world import MachineClock, Scheduler, Service
+from clonos.simulator.world import MachineClock, Scheduler, Service, Trials
 from clonos.storage.journal import JournalBroken, UnreadableJournal
 from clonos.storage.retry import StoreAway
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
@@ -118,6 +118,7 @@ class Cluster:
         """By executor: each is a machine."""
         self.deaths = 0
         self.poisonings = 0
+        self.trials = Trials(job.wrap, Random(0))
         self._controls: dict[Slot, Control] = {}
         self._names = 0
         self._next_number = 0
@@ -211,7 +212,7 @@ class Cluster:
         self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
         self.deaths += 1
         self.poisonings += why == "poisoned"
-        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, POISON_DEATHS)
+        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, DEATHS)
         slot.alive = False
         self.slots.remove(slot)
         self.network.host_died(slot, is_silent=is_silent)
@@ -314,13 +315,18 @@ class Cluster:
         if not slot.is_controlled:
             return
         control = self._controls[slot]
-        at = self.scheduler.now + self.network.delay(slot)
+        if isinstance(report, (msg.Announced, msg.Survived)):
+            delay = self.options.latency_ms * (0.1 + self.trials.random.random())
+        else:
+            delay = self.network.delay(slot)
+        at = self.scheduler.now + delay
         control.report_at = max(control.report_at, at)
         self.scheduler.at(control.report_at, self._reported, slot, report)
 
     def _reported(self, slot: Slot, report: msg.Report) -> None:
         driver = self._controls[slot].driver
-        if driver.alive and slot.is_controlled:
+        was_flushed = isinstance(report, msg.Announced)  # the end of the process does not stop it
+        if driver.alive and (slot.is_controlled or was_flushed):
             self.trace(f"<- {slot.address} {report}"[:300])
             self.recorder.reported(slot.number, report)
             driver.post((slot.number, report))

@@ -429,6 +429,14 @@ def few_are_burnt(poisonings: int, deaths: int, terms: int, each: int) -> None:
     require(poisonings <= 2 * each * terms + others, "poison", f"{poisonings} slots were burnt")
 
 
+def only_poison_is_blamed(poison: int | None, verdict: str) -> None:
+    """A job fails for a record only if one kills, in the task that is said to die of it; `poison`:
+    that record's id. A verdict that names one names that one."""
+    require(poison is not None, "blame", f"no record kills here, and yet: {verdict}")
+    names_one = "the record (" in verdict
+    require(not names_one or f"({poison}, " in verdict, "blame", f"{poison} kills, not: {verdict}")
+
+
 def right_place(bound: int | None, task: int, tasks_bound: Iterable[int]) -> None:
     """A task that reads a DataFrame's partition runs in the slot of that partition."""
     require(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
@@ -16,13 +17,15 @@ from clonos.core.fences import Fences, Trust
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
+from clonos.core.intake import Intake
 from clonos.core.log import LogBook
-from clonos.core.messages import Dependencies, Item
+from clonos.core.messages import Dependencies, Item, Rows
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
+from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits, Group
 from clonos.nodes.layers import LayerCare
 from clonos.simulator.programs import Toy
@@ -218,12 +221,16 @@ def keep_the_log(original: Any) -> Any:
     return tick
 
 
-def count_no_death(original: Any) -> Any:
-    def note(self: Rounds, task: TaskState, length: int) -> None:
-        original(self, task, length)
-        task.deaths = min(task.deaths, 2)
+def look_away(_: Any) -> Any:
+    return lambda *_: (0, ())
 
-    return note
+
+def hasty_verdict(original: Any) -> Any:
+    def convict(self: Watch, rows: Rows, rehearsal: Rehearsal) -> None:
+        with patch.object(Rehearsal, "dies", constant(True)(None)):
+            original(self, rows, rehearsal)
+
+    return convict
 
 
 def answer_before_commit(original: Any) -> Any:
@@ -281,8 +288,8 @@ def newest_layer(_: Any) -> Any:
 
 
 def never_opened(_: Any) -> Any:
-    def on_throttle(self: TaskMachine, _: msg.Throttle) -> None:
-        self.intake.is_closed = True
+    def on_throttle(self: Intake, _: msg.Throttle) -> None:
+        self.is_closed = True
 
     return on_throttle
 

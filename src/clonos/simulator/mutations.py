@@ -19,19 +19,23 @@ from clonos.core import fences as fences_module
 from clonos.core import log as log_module
 from clonos.core import rounds as rounds_module
 from clonos.core import task as task_module
+from clonos.core.blame import Blame
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.coordinator import Coordinator
+from clonos.core.events import Trial
 from clonos.core.fences import Fences
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
+from clonos.core.intake import Intake
 from clonos.core.log import LogBook
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
+from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits
 from clonos.nodes.layers import LayerCare
 from clonos.simulator import mistakes as wrong
@@ -239,7 +243,12 @@ MUTATIONS: dict[str, Mutation] = {
         "open flow", (Inbound, "credit", wrong.never_relaxed)
     ),
     "any slot runs any task": mutation("placement", (Slot, "serves", constant(True))),
-    "deaths are not counted": mutation("poison", (Rounds, "_note_death", wrong.count_no_death)),
+    "nobody is watched after a death": mutation("poison", (Blame, "next_life", wrong.look_away)),
+    "who has died in a trial is forgiven": mutation("poison", (Watch, "_convict", constant(None))),
+    "suspect rows are guilty": mutation("blame", (Rehearsal, "attempt", constant(Trial.DIED))),
+    "nobody asks which of the rows it was": mutation(
+        "blame", (Watch, "_convict", wrong.hasty_verdict)
+    ),
     "a gated source waits for what it is about to send": mutation(
         "liveness", (Outbounds, "_gate_closed", wrong.wait_for_the_journal)
     ),
@@ -253,7 +262,7 @@ MUTATIONS: dict[str, Mutation] = {
         "liveness", (TaskTime, "now_ms", wrong.standing_clock)
     ),
     "sources that wait are forgotten": mutation(
-        "liveness", (TaskMachine, "_on_throttle", wrong.never_opened)
+        "liveness", (Intake, "throttle", wrong.never_opened)
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -11,14 +11,10 @@ import msgpack
 
 from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.core.program import Batch, Program, Step
-from clonos.simulator.world import SourceData, batch_of
+from clonos.simulator.world import Poisoned, SourceData, batch_of
 
 MASK = (1 << 61) - 1
 KEYS = 5
-
-
-class Poisoned(BaseException):
-    """Kills the process that runs into it."""
 
 
 def ask(*arguments: int) -> int:
@@ -206,6 +202,7 @@ class AnyJob(Protocol):
     def encode(self, batch: Batch) -> bytes: ...
     def decode(self, content: bytes) -> Any: ...
     def wrap(self, payload: Any) -> Batch: ...
+    def poison(self, task: int) -> int | None: ...
     def merge(self, deltas: Sequence[bytes], *, is_base: bool) -> bytes: ...
     def arrivals(self) -> dict[int, dict[int, int]]: ...
 
@@ -238,6 +235,11 @@ class Job:
     def wrap(self, payload: Any) -> Batch:
         """A payload as a batch."""
         return batch_of(payload)
+
+    def poison(self, task: int) -> int | None:
+        """The id of the record that kills a task, if there is one."""
+        row_id = self.stages[self.stage_of[task]].behaviour.poison_id
+        return row_id if row_id >= 0 else None
 
     @staticmethod
     def merge(deltas: Sequence[bytes], *, is_base: bool) -> bytes:  # noqa: ARG004 - it keeps all

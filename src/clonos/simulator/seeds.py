@@ -15,14 +15,15 @@ from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core.machine import InvalidTransition
 from clonos.core.plan import Plan
-from clonos.core.rounds import POISON_DEATHS
 from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, Faults
+from clonos.simulator.invariants import only_poison_is_blamed
 from clonos.simulator.programs import AnyJob, Job, chain_job, random_job
 from clonos.simulator.violations import Violation
+from clonos.simulator.world import Trials
 
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
@@ -187,7 +188,7 @@ def simulate(
         options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
     kinds = (*KINDS, *DISK) if disk else KINDS
     return simulate_job(
-        seed, job, options, random, trace=trace, is_poisoned=is_poisoned, harsh=harsh,
+        seed, job, options, random, trace=trace, harsh=harsh,
         kinds=HARSH if harsh else kinds,
     )[0]  # fmt: skip
 
@@ -213,7 +214,6 @@ def simulate_job(
     *,
     trace: bool = False,
     harsh: bool = False,
-    is_poisoned: bool = False,
     kinds: tuple[tuple[str, int], ...] = KINDS,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it."""
@@ -230,11 +230,13 @@ def simulate_job(
             kinds=kinds,
         )
         cluster.heals_at = faults.ends_at
+        trials = cluster.trials = Trials(job.wrap, Random(seed))
+        trials.misfortune = trials.random.choice((0.0, 0.0, 0.3))
         try:
             cluster.start()
             outcome = cluster.run(faults.ends_at + PATIENCE_MS)
             if outcome.state == "failed":
-                _judge_failure(cluster, is_poisoned=is_poisoned)
+                _judge_failure(job, cluster)
                 result.verdict = outcome.error
             else:
                 cluster.recorder.check_end(cluster.service)
@@ -260,13 +262,13 @@ def simulate_job(
     return result, cluster
 
 
-def _judge_failure(cluster: Cluster, *, is_poisoned: bool) -> None:
+def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
     """The only honest reason to give up is a record that kills its readers."""
     outcome = cluster.outcome
-    is_poison = outcome.error == "PoisonRecord"
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
     if outcome.error in CRASHES:
         raise CRASHES[outcome.error](outcome.message)
-    if not is_poison or (not is_poisoned and cluster.deaths < POISON_DEATHS):
+    if outcome.error != "PoisonRecord":
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
+    only_poison_is_blamed(job.poison(outcome.task), outcome.message)

@@ -12,6 +12,7 @@ from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.task import TaskMachine
+from clonos.errors import PoisonRecord
 from clonos.nodes.events import Heard, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
@@ -20,9 +21,8 @@ from clonos.simulator.durable import SlotStore
 from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.invariants import log_leaves, right_place, timer_in_time
 from clonos.simulator.network import Stream
-from clonos.simulator.programs import Poisoned
 from clonos.simulator.recorder import Recorder
-from clonos.simulator.world import EPOCH_MS, TaskWorld
+from clonos.simulator.world import EPOCH_MS, Poisoned, TaskWorld
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
@@ -83,10 +83,13 @@ class WatchedMachine(TaskMachine):
 
 
 class WatchedNode(SlotNode):
-    """A slot in which nothing may go wrong: user code never fails in a simulation."""
+    """A slot in which nothing may go wrong but a record that kills: user code never fails in a
+    simulation."""
 
     def _failed(self, error: Exception) -> None:
-        raise error
+        if not isinstance(error, PoisonRecord):
+            raise error
+        super()._failed(error)
 
 
 class Slot:
@@ -214,6 +217,7 @@ class Slot:
             cluster.clocks[self.group],
             cluster.random.randint(-20, 20),
             cluster.decode_rows,
+            cluster.trials,
         )
 
     def _writer(self, task: int) -> SlotWriter | None:

@@ -25,6 +25,7 @@ INVARIANTS = {
     "open flow": "who replays or aligns holds up nobody",
     "placement": "a task runs where it can",
     "poison": "a record that kills its readers kills few",
+    "blame": "a job fails only for what is wrong with it",
     "liveness": "when faults have healed, the job gets done",
 }
 """All invariants. Each check names the one that it stands for."""

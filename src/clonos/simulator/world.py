@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ import msgpack
 import xxhash
 
 from clonos.core.digest import content_digest
+from clonos.core.events import Trial
 from clonos.core.plan import Incarnation
-from clonos.core.program import Batch
+from clonos.core.program import Batch, Program
 from clonos.simulator.violations import Violation
 
 EPOCH_MS = 1_700_000_000_000
@@ -124,6 +126,53 @@ class MachineClock:
         return EPOCH_MS + int(self._scheduler.now) + self._ahead_ms
 
 
+class Poisoned(BaseException):
+    """Kills the process that runs into it."""
+
+
+class Trials:
+    """Copies of processes, which try what has killed others.
+
+    Parameters
+    ----------
+    wrap
+        Makes a batch of rows.
+    random
+        Of its own: that a life is watched changes nothing else in a seed.
+
+    Attributes
+    ----------
+    misfortune
+        How often a trial hangs, or is killed by something else: the latter never twice in a row.
+    """
+
+    def __init__(self, wrap: Callable[[Any], Batch], random: Random) -> None:
+        self._wrap, self.random = wrap, random
+        self._has_struck = False
+        self.misfortune = 0.0
+
+    def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
+        has_struck, self._has_struck = self._has_struck, False
+        if self.random.random() < self.misfortune:
+            self._has_struck = not has_struck and self.random.random() < 0.5
+            return Trial.DIED if self._has_struck else Trial.UNKNOWN
+        try:
+            do(deepcopy(program))
+        except Poisoned:
+            return Trial.DIED
+        return Trial.SURVIVED
+
+    def part(self, batch: Batch, first: int, rows: int) -> Batch:
+        payload = batch.payload
+        if isinstance(payload, tuple):
+            return self._wrap(payload[first : first + rows])
+        return self._wrap(payload.slice(first, rows))
+
+    def show(self, batch: Batch) -> str:
+        payload = batch.payload
+        return str(payload[0] if isinstance(payload, tuple) else payload.slice(0, 1).to_pylist()[0])
+
+
 class TaskWorld:
     """What one incarnation of a task sees of the world (a :class:`clonos.core.events.World`)."""
 
@@ -136,7 +185,9 @@ class TaskWorld:
         clock: MachineClock,
         skew_ms: int,
         decode_rows: Callable[[bytes], Batch],
+        trials: Trials,
     ) -> None:
+        self._trials = trials
         self._scheduler = scheduler
         self._service = service
         self._task = task
@@ -157,6 +208,15 @@ class TaskWorld:
     def decode_rows(self, content: bytes) -> Batch:
         return self._decode_rows(content)
 
+    def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
+        return self._trials.attempt(program, do)
+
+    def part(self, batch: Batch, first: int, rows: int) -> Batch:
+        return self._trials.part(batch, first, rows)
+
+    def show(self, batch: Batch) -> str:
+        return self._trials.show(batch)
+
 
 class NoWorld:
     """The world of a re-run: a log that is complete never asks."""
@@ -175,3 +235,12 @@ class NoWorld:
 
     def decode_rows(self, content: bytes) -> Batch:
         return self._decode_rows(content)
+
+    def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
+        raise Violation("blame", "a replay is on trial")
+
+    def part(self, batch: Batch, first: int, rows: int) -> Batch:
+        raise Violation("blame", "a replay is on trial")
+
+    def show(self, batch: Batch) -> str:
+        raise Violation("blame", "a replay is on trial")

@@ -1,0 +1,183 @@
+"""Blame: what the deaths of a task are put down to.
+
+Processes die of many things, and only one of them is a record that kills whoever reads it. So a
+death alone accuses nobody. After a death of unknown cause the next life of the task is *watched*:
+it announces its first live steps before each begins. A death within an announced step makes the
+rows of that step *suspect*, and a life that meets suspect rows tries them first, in a process of
+its own (:mod:`clonos.core.watch`). What dies there is poison; what survives is cleared.
+
+Where a trial says nothing (it hangs), deaths are counted after all, but only those within a step
+that takes the same rows, and not those of a whole executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from clonos.core import messages as msg
+from clonos.core.machine import Machine, Table
+from clonos.core.messages import Rows, Suspect
+from clonos.core.placement import Slot
+from clonos.core.roster import ACTIVE, Roster, TaskState
+
+WATCHED_STEPS: Final = 64
+"""Live steps that are announced after a death of unknown cause: what killed one life is among the
+first things that the next one does."""
+SUSPECTS_MAX: Final = 8
+"""Suspect rows of a task; of more, the newest."""
+TOGETHER_MS: Final = 1000
+"""Slots of one executor that die this close to one another have died with it."""
+
+
+class Suspicion(Enum):
+    """Of a task's rows."""
+
+    CLEAR = "clear"
+    WATCHED = "watched"
+    SUSPECT = "suspect"
+
+
+class Clue(Enum):
+    """What is learnt about them."""
+
+    DIED = "unknown death"
+    DIED_WITHIN = "death within an announced step"
+    SURVIVED = "all suspect rows taken"
+    ENOUGH = "64 steps"
+
+
+BLAME: Final = Table(
+    "blame",
+    Suspicion.CLEAR,
+    {
+        **{(state, Clue.DIED): state for state in Suspicion},
+        (Suspicion.CLEAR, Clue.DIED): Suspicion.WATCHED,
+        (Suspicion.WATCHED, Clue.DIED_WITHIN): Suspicion.SUSPECT,
+        (Suspicion.SUSPECT, Clue.DIED_WITHIN): Suspicion.SUSPECT,
+        (Suspicion.SUSPECT, Clue.SURVIVED): Suspicion.WATCHED,
+        (Suspicion.WATCHED, Clue.ENOUGH): Suspicion.CLEAR,
+        (Suspicion.SUSPECT, Clue.ENOUGH): Suspicion.CLEAR,
+    },
+)
+
+
+class _Case:
+    """What is known about one task. ``within``: the announced step that is under way."""
+
+    def __init__(self, task: TaskState) -> None:
+        self.machine: Machine[Suspicion, Clue] = BLAME.machine(task.machine.of)
+        self.within: msg.Announced | None = None
+        self.suspects: list[Suspect] = []
+
+
+class _Death(NamedTuple):
+    """The last one in an executor: when, of what, and within which rows that was counted."""
+
+    at_ms: int
+    tasks: frozenset[int]
+    rows: Rows | None
+
+
+class Blame:
+    """What is known about the deaths of all tasks of a job."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._cases = {task.id: _Case(task) for task in roster.tasks.values()}
+        self._deaths: dict[str, _Death] = {}  # by executor
+
+    def machines(self) -> Iterable[Machine[Suspicion, Clue]]:
+        """For their stories."""
+        return (case.machine for case in self._cases.values())
+
+    # --- what is learnt -------------------------------------------------------------------------
+
+    def announced(self, slot: int, report: msg.Announced) -> None:
+        """A watched life is about to take a step."""
+        if self._is_current(slot, report):
+            self._cases[report.task].within = report
+
+    def survived(self, slot: int, report: msg.Survived) -> None:
+        """It has taken it."""
+        if not self._is_current(slot, report):
+            return
+        case = self._cases[report.task]
+        done, case.within = case.within, None
+        if done is not None:
+            case.suspects = [
+                suspect._replace(rows=rest)
+                for suspect in case.suspects
+                if (rest := suspect.rows.after(done.rows)) is not None
+            ]
+        if case.machine.state is Suspicion.SUSPECT and not case.suspects:
+            case.machine.on(Clue.SURVIVED)
+        if not report.left:
+            case.machine.on(Clue.ENOUGH)
+            case.suspects.clear()
+
+    def _is_current(self, slot: int, report: msg.Announced | msg.Survived) -> bool:
+        task = self._roster.tasks[report.task]
+        return report.incarnation == task.incarnation and task.slot == slot
+
+    def lost(self, slot: Slot, *, is_death: bool) -> None:
+        """A slot is gone. `is_death`: it has not been given up by us, or cancelled."""
+        tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
+        is_executor = is_death and self._has_died_with_others(slot, tasks)
+        counted: Rows | None = None
+        for task in tasks:
+            case = self._cases[task]
+            within, case.within = case.within, None
+            if not is_death or self._roster.tasks[task].phase not in ACTIVE:
+                continue
+            if within is None or within.is_cleared:
+                case.machine.on(Clue.DIED)
+                continue
+            case.machine.on(Clue.DIED_WITHIN)
+            counted = None if is_executor else within.rows
+            case.suspects = _with(case.suspects, within.rows, 0 if is_executor else 1)
+        if is_death:
+            self._deaths[slot.group] = _Death(self._roster.now_ms, tasks, counted)
+
+    def _has_died_with_others(self, slot: Slot, tasks: frozenset[int]) -> bool:
+        """Whether its executor has died; the first of its slots was counted then, in vain.
+
+        Two lives of one task have not died together, but one after the other.
+        """
+        last = self._deaths.get(slot.group)
+        if not slot.group or last is None or (tasks and tasks == last.tasks):
+            return False
+        if self._roster.now_ms - last.at_ms > TOGETHER_MS:
+            return False
+        if last.rows is not None:
+            for task in last.tasks:
+                case = self._cases[task]
+                case.suspects = _with(case.suspects, last.rows, -1)
+        return True
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
+        """How many steps the next life of a task announces, and what it has to try first."""
+        case = self._cases[task]
+        case.within = None  # of a life that was fenced in its slot
+        steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS
+        return steps, tuple(case.suspects)
+
+
+def _with(suspects: list[Suspect], rows: Rows, deaths: int) -> list[Suspect]:
+    """`suspects` after so many more deaths within `rows`.
+
+    Examples
+    --------
+    >>> _with([Suspect(Rows(7, 1, 9), 1)], Rows(7, 4, 20), 1)
+    [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2)]
+    """
+    known = [s for s in suspects if s.rows.common(rows) is not None]
+    if not known:
+        return [*suspects, Suspect(rows, max(deaths, 0))][-SUSPECTS_MAX:]
+    return [
+        Suspect(s.rows.common(rows) or s.rows, max(s.deaths + deaths, 0)) if s in known else s
+        for s in suspects
+    ]

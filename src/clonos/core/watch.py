@@ -1,0 +1,210 @@
+"""The first live steps of a task whose last life has died for an unknown reason.
+
+Each step is announced before it begins (:mod:`clonos.core.blame`). Rows within which an earlier
+life has died are tried first, by a copy of this process that takes the step and whose end hurts
+nobody: all of them, then halves, down to the row. A record is called poison if two such copies have
+died of it, or, where a copy says nothing, if :data:`DEATHS` lives of the task have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from clonos.core import messages as msg
+from clonos.core.determinants import Determinant, Marker, Order, Source, SourceEnd, Timer
+from clonos.core.events import Trial, World
+from clonos.core.intake import Intake
+from clonos.core.messages import MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows
+from clonos.core.plan import TaskSpec
+from clonos.core.program import Batch, Program, Step
+from clonos.errors import PoisonRecord
+
+DEATHS: Final = 4
+"""So many lives end within the same rows before these are to blame, if trials say nothing."""
+_REMEDY: Final = (
+    "see the executors' logs for how the process ended (a crash in native code, too little memory, "
+    "an exit); correct the function for this record, or filter the record out before it"
+)
+
+
+class Task(Protocol):
+    """What is watched, as far as it matters here."""
+
+    program: Program
+    world: World
+    intake: Intake
+    wake_ms: int | None
+
+    def new_step(self, cause: Determinant) -> Step:
+        """A step that begins now."""
+
+
+class Rehearsal:
+    """The next step of a task, which a copy of it may take, with fewer rows if need be.
+
+    Attributes
+    ----------
+    batches
+        All that the step takes.
+    """
+
+    def __init__(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
+        self._task, self._cause, self._items = task, cause, items
+        if isinstance(cause, Source):
+            self.batches = [task.intake.offered]
+        else:
+            self.batches = [item.batch for item in items if item.batch is not None]
+
+    def attempt(self, batches: Sequence[Batch]) -> Trial:
+        """Take the step with these batches in place of all."""
+        task = self._task
+        return task.world.attempt(task.program, lambda program: self._do(program, batches))
+
+    def dies(self, batches: Sequence[Batch]) -> bool:
+        """Whether the copy dies of these."""
+        return self.attempt(batches) is Trial.DIED
+
+    def _do(self, program: Program, batches: Sequence[Batch]) -> None:
+        cause, items, step = self._cause, self._items, self._task.new_step(self._cause)
+        match cause:
+            case Source():
+                for batch in batches:
+                    program.on_source(step, batch)
+            case SourceEnd():
+                program.on_end(step, None)
+            case Timer(now_ms=now_ms):
+                program.on_timer(step, now_ms)
+            case Order(channel=channel) if items[0].kind is Kind.BATCH:
+                program.on_batches(step, channel, batches, items[-1].watermark)
+            case Order(channel=channel) if items[0].kind is Kind.WATERMARK:
+                program.on_watermark(step, channel, items[0].value)
+            case Order(channel=channel) if items[0].kind is Kind.END:
+                program.on_end(step, channel)
+            case _:  # a marker: what may go wrong is to seal
+                bytes(program.delta())
+
+
+class Watch:
+    """What a watched life does before and after each of its live steps.
+
+    Parameters
+    ----------
+    announce
+        Tells the coordinator, at once: the process may not live to do it later.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        activate: msg.Activate,
+        world: World,
+        announce: Callable[[msg.Report], None],
+    ) -> None:
+        self._spec, self._life = spec, (activate.task, activate.incarnation)
+        self._left, self._suspects = activate.watched_steps, activate.suspects
+        self._world, self._announce = world, announce
+
+    def before(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
+        """A step is about to begin.
+
+        Raises
+        ------
+        PoisonRecord
+            It would kill the process.
+        """
+        rows = rows_of(cause, items, task.intake.taken, task.wake_ms)
+        met = [s for s in self._suspects if s.rows.common(rows) is not None]
+        is_cleared = False
+        if met:
+            rehearsal = Rehearsal(task, cause, items)
+            trial = rehearsal.attempt(rehearsal.batches)
+            if trial is Trial.DIED:
+                self._convict(rows, rehearsal)
+            elif trial is Trial.UNKNOWN:
+                self._count(rows, max(s.deaths for s in met))
+            is_cleared = trial is Trial.SURVIVED
+        self._announce(msg.Announced(*self._life, rows, is_cleared))
+
+    def after(self) -> bool:
+        """The step is over, and the process alive; True: so many are enough."""
+        self._left -= 1
+        self._announce(msg.Survived(*self._life, self._left))
+        return self._left == 0
+
+    def _convict(self, rows: Rows, rehearsal: Rehearsal) -> None:
+        """A copy has died. Something else may have killed it: its cause has to kill another one."""
+        guilty = self._narrow_down(rehearsal)
+        if rehearsal.dies(guilty):
+            raise PoisonRecord(
+                f"{self._name(rows, guilty)} kills the process: the task has died of it, and so "
+                "has every process that tried it",
+                where=self._spec.name,
+                remedy=_REMEDY,
+            )
+
+    def _count(self, rows: Rows, deaths: int) -> None:
+        if deaths >= DEATHS:
+            raise PoisonRecord(
+                f"{deaths} lives of the task have ended within the same step, of "
+                f"{_describe(self._spec, rows)}, and a trial of it comes to no end",
+                where=self._spec.name,
+                remedy=_REMEDY,
+            )
+
+    def _narrow_down(self, rehearsal: Rehearsal) -> Sequence[Batch]:
+        """As few rows as suffice, in one piece."""
+        batches: Sequence[Batch] = rehearsal.batches
+        while (count := sum(batch.rows for batch in batches)) > 1:
+            halves = self._part(batches, 0, count // 2), self._part(batches, count // 2, count)
+            tried = (half for half in halves if rehearsal.dies(half))
+            dies = next(tried, None)
+            if dies is None:
+                break
+            batches = dies
+        return batches
+
+    def _part(self, batches: Sequence[Batch], first: int, end: int) -> list[Batch]:
+        """Rows `first` up to `end` of all batches taken together."""
+        parts, start = [], 0
+        for batch in batches:
+            low, high = max(first - start, 0), min(end - start, batch.rows)
+            if low < high:
+                parts.append(self._world.part(batch, low, high - low))
+            start += batch.rows
+        return parts
+
+    def _name(self, rows: Rows, guilty: Sequence[Batch]) -> str:
+        count, where = sum(batch.rows for batch in guilty), _describe(self._spec, rows)
+        if count == 0:
+            return where
+        shown = self._world.show(guilty[0])
+        if count == 1:
+            return f"the record {shown}, one of {where},"
+        return f"something in {count} records, from {shown} on, among {where},"
+
+
+def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int | None) -> Rows:
+    """Which rows a step takes; `taken`: rows of the source that were taken before it."""
+    match cause:
+        case Order(channel=channel):
+            return Rows(channel, items[0].seq, items[-1].seq)
+        case Source(rows=rows):
+            return Rows(SOURCE_ROWS, taken + 1, taken + rows)
+        case Timer(now_ms=now_ms):
+            due_ms = now_ms if wake_ms is None else wake_ms
+            return Rows(TIMER, due_ms, due_ms)
+        case Marker(epoch=epoch):
+            return Rows(MARKER, epoch, epoch)
+        case _:
+            return Rows(SOURCE_ROWS, taken + 1, taken + 1)  # its end
+
+
+def _describe(spec: TaskSpec, rows: Rows) -> str:
+    if rows.channel == SOURCE_ROWS:
+        return f"rows {rows.first} to {rows.last} of its source"
+    if rows.channel == TIMER:
+        return f"the timer that was due at {rows.first} ms"
+    if rows.channel == MARKER:
+        return f"the state at the end of epoch {rows.first}"
+    return f"items {rows.first} to {rows.last} of input {spec.inputs.index(rows.channel)}"

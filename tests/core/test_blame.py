@@ -1,0 +1,228 @@
+"""What the deaths of a task are put down to, and how the guilty record is found."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clonos.core import messages as msg
+from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, Blame
+from clonos.core.determinants import Order
+from clonos.core.events import Trial
+from clonos.core.messages import Item, Kind, Rows, Suspect
+from clonos.core.placement import Slot
+from clonos.core.plan import Incarnation
+from clonos.core.program import Batch
+from clonos.core.roster import RECOVERY, TaskPhase, TaskState
+from clonos.core.watch import DEATHS, Watch
+from clonos.errors import PoisonRecord
+
+LIFE = Incarnation(1, 3)
+ROWS = Rows(7, 10, 19)
+
+
+class Deaths:
+    """Task 0 runs in slot 5, task 1 in slot 6, both on one executor; slot 9 has one of its own."""
+
+    def __init__(self) -> None:
+        machine = RECOVERY.machine
+        tasks = {
+            task: TaskState(task, LIFE, machine(f"task {task}", TaskPhase.LIVE), slot=5 + task)
+            for task in (0, 1)
+        }
+        roster: Any = SimpleNamespace(tasks=tasks, now_ms=0)
+        self.roster, self.blame = roster, Blame(roster)
+
+    def announces(self, rows: Rows, *, is_cleared: bool = False, life: Incarnation = LIFE) -> None:
+        self.blame.announced(5, msg.Announced(0, life, rows, is_cleared))
+
+    def survives(self, left: int = 60) -> None:
+        self.blame.survived(5, msg.Survived(0, LIFE, left))
+
+    def loses(self, slot: int, *, at_ms: int, group: str = "a", is_death: bool = True) -> None:
+        self.roster.now_ms = at_ms
+        self.blame.lost(Slot(slot, "there", group), is_death=is_death)
+
+    def dies(self, *, at_ms: int, is_death: bool = True) -> Any:
+        self.loses(5, at_ms=at_ms, is_death=is_death)
+        return self.blame.next_life(0)
+
+
+@pytest.fixture
+def deaths() -> Deaths:
+    """One, long ago."""
+    deaths = Deaths()
+    deaths.dies(at_ms=-60_000)
+    return deaths
+
+
+def test_the_first_death_says_nothing():
+    deaths = Deaths()
+    assert deaths.blame.next_life(0) == (0, ())
+    assert deaths.dies(at_ms=0) == (WATCHED_STEPS, ())
+
+
+def test_a_death_within_an_announced_step_makes_its_rows_suspect(deaths):
+    deaths.announces(Rows(7, 1, 9))
+    deaths.survives()
+    deaths.announces(ROWS)
+    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1),))
+    assert deaths.dies(at_ms=9000) == (WATCHED_STEPS, (Suspect(ROWS, 1),)), "within no step"
+
+
+def test_the_same_rows_are_those_that_all_deaths_have_in_common(deaths):
+    for n in range(3):
+        deaths.announces(Rows(7, 10 + n, 30 - n))
+        (_, suspects) = deaths.dies(at_ms=5000 * n)
+    assert suspects == (Suspect(Rows(7, 12, 28), 3),)
+
+
+def test_rows_that_were_taken_are_not_suspect_any_more(deaths):
+    deaths.announces(ROWS)
+    deaths.dies(at_ms=0)
+    deaths.announces(Rows(7, 10, 14))
+    deaths.survives()
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, (Suspect(Rows(7, 15, 19), 1),))
+    deaths.announces(Rows(7, 15, 30))
+    deaths.survives()
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, ())
+    deaths.survives(left=0)
+    assert deaths.blame.next_life(0) == (0, ())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d.dies(at_ms=5000, is_death=False),
+        lambda d: (d.announces(ROWS, is_cleared=True), d.dies(at_ms=5000)),
+        lambda d: (d.blame.next_life(0), d.dies(at_ms=5000)),  # fenced in its slot
+        lambda d: (d.survives(), d.announces(ROWS, life=Incarnation(1, 2)), d.dies(at_ms=5000)),
+    ],
+)
+def test_what_does_not_count(deaths, spoil):
+    deaths.announces(ROWS)
+    spoil(deaths)
+    assert deaths.blame.next_life(0)[1] == ()
+
+
+def test_an_executor_that_dies_is_no_fault_of_its_tasks(deaths):
+    deaths.announces(ROWS)
+    deaths.dies(at_ms=0)
+    deaths.loses(6, at_ms=TOGETHER_MS)
+    assert deaths.blame.next_life(0)[1] == (Suspect(ROWS, 0),), "to be tried, but not counted"
+    deaths.announces(ROWS)
+    deaths.loses(6, at_ms=10_000)
+    assert deaths.dies(at_ms=10_000)[1] == (Suspect(ROWS, 0),)
+    deaths.announces(ROWS)
+    deaths.loses(9, at_ms=20_000, group="b")
+    assert deaths.dies(at_ms=20_000)[1] == (Suspect(ROWS, 1),)
+
+
+def test_lives_of_one_task_die_one_after_the_other(deaths):
+    for n in range(DEATHS):
+        deaths.announces(ROWS)
+        (_, suspects) = deaths.dies(at_ms=n)
+    assert suspects == (Suspect(ROWS, DEATHS),)
+
+
+def test_few_rows_are_suspect_at_a_time(deaths):
+    for n in range(2 * SUSPECTS_MAX):
+        deaths.announces(Rows(7, n, n))
+        (_, suspects) = deaths.dies(at_ms=5000 * n)
+    assert suspects[-1].rows.first == 2 * SUSPECTS_MAX - 1
+    assert len(suspects) == SUSPECTS_MAX
+
+
+class Tried:
+    """A task that is about to take items 10 to 12 of channel 7, four rows each."""
+
+    def __init__(self, dies_of: set[int], *, deaths: int = 1, outcomes: Any = None) -> None:
+        self.tried: list[list[int]] = []
+        self.said: list[Any] = []
+        self._dies_of, self._outcomes = dies_of, iter(outcomes or ())
+        spec: Any = SimpleNamespace(name="work[0]", inputs=(4, 7))
+        activate = msg.Activate(
+            0,
+            LIFE,
+            0,
+            (),
+            (),
+            (),
+            (),
+            watched_steps=2,
+            suspects=(Suspect(Rows(7, 11, 11), deaths),),
+        )
+        self.program, self.world, self.wake_ms = self, self, None
+        self.intake = SimpleNamespace(taken=0)
+        self.watch = Watch(spec, activate, self, self.said.append)  # type: ignore[arg-type]
+
+    def takes(self, first: int = 10) -> None:
+        items = [
+            Item(seq, Kind.BATCH, 0, 0, Batch(tuple(range(4 * seq, 4 * seq + 4)), 4, 4, 0), {}, 0)
+            for seq in range(first, first + 3)
+        ]
+        self.watch.before(self, Order(7, 3, 1, 1, 0), items)  # type: ignore[arg-type]
+
+    def new_step(self, cause: Any) -> Any:
+        return None
+
+    def attempt(self, program: Any, do: Any) -> Trial:
+        do(self)
+        is_fatal = self._dies_of <= set(self.tried[-1]) and bool(self._dies_of)
+        return next(self._outcomes, Trial.DIED if is_fatal else Trial.SURVIVED)
+
+    def on_batches(self, step: Any, channel: int, batches: Any, watermark_ms: Any) -> None:
+        self.tried.append([row for batch in batches for row in batch.payload])
+
+    @staticmethod
+    def part(batch: Batch, first: int, rows: int) -> Batch:
+        return Batch(batch.payload[first : first + rows], rows, rows, 0)
+
+    @staticmethod
+    def show(batch: Batch) -> str:
+        return f"number {batch.payload[0]}"
+
+
+@pytest.mark.parametrize("row", range(40, 52))
+def test_the_record_is_found(row):
+    task = Tried({row})
+    with pytest.raises(PoisonRecord, match=rf"number {row}, one of items 10 to 12 of input 1,"):
+        task.takes()
+    assert task.tried[0] == list(range(40, 52))
+    assert task.tried[-1] == task.tried[-2] or len(task.tried[-1]) == 1
+    assert not task.said
+
+
+def test_records_that_kill_together_are_found_together():
+    task = Tried({44, 45})
+    with pytest.raises(PoisonRecord, match="something in 2 records, from number 44 on"):
+        task.takes()
+
+
+def test_who_survives_is_cleared():
+    task = Tried(set())
+    task.takes()
+    assert task.said == [msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=True)]
+    assert not task.watch.after()
+    task.takes(13)
+    assert task.said[-1] == msg.Announced(0, LIFE, Rows(7, 13, 15), is_cleared=False)
+    assert len(task.tried) == 1, "nobody suspects these"
+    assert task.watch.after()
+    assert task.said[-1] == msg.Survived(0, LIFE, 0)
+
+
+def test_one_dead_copy_is_no_proof():
+    task = Tried(set(), outcomes=[Trial.DIED])
+    task.takes()
+    assert task.said == [msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=False)]
+
+
+def test_where_trials_say_nothing_deaths_count():
+    task = Tried(set(), deaths=DEATHS - 1, outcomes=[Trial.UNKNOWN])
+    task.takes()
+    assert not task.said[-1].is_cleared
+    task = Tried(set(), deaths=DEATHS, outcomes=[Trial.UNKNOWN])
+    with pytest.raises(PoisonRecord, match=f"{DEATHS} lives of the task have ended within"):
+        task.takes()

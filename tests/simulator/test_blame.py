@@ -1,0 +1,96 @@
+"""A record that kills its readers is found, and named; no other is blamed, whoever kills what."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from clonos.core.blame import Suspicion
+from clonos.core.events import Trial
+from clonos.core.watch import DEATHS
+from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.programs import Behaviour, Stage, build_job
+
+SEEDS = range(4)
+POISON = 20
+WORK = 1
+"""The task that may meet poison, and is killed."""
+
+
+def cluster_of(seed: int, *, rows: int = 60, poison: int = -1) -> Cluster:
+    stages = (
+        Stage("source", 1, ()),
+        Stage("work", 1, (0,), Behaviour(poison_id=poison)),
+        Stage("sink", 1, (1,), is_sink=True),
+    )
+    job = build_job(stages, sharing_depth=1, rows=rows)
+    options = Options(slots=8, epoch_ms=15.0, standbys=2, floors_at_end=2)
+    cluster = Cluster(job, options, Random(seed))
+    cluster.start()
+    return cluster
+
+
+def case_of(cluster: Cluster) -> Any:
+    return cluster.driver.coordinator.blame._cases[WORK]
+
+
+def kill(cluster: Cluster) -> None:
+    slot = cluster.slot_of(WORK)
+    assert slot is not None
+    cluster.kill(slot, "script")
+
+
+def works(cluster: Cluster, steps: int) -> bool:
+    slot = cluster.slot_of(WORK)
+    return slot is not None and slot.machine is not None and slot.machine.position >= steps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_record_that_kills_is_named(seed):
+    cluster = cluster_of(seed, poison=POISON)
+    outcome = cluster.run(30_000)
+    assert (outcome.state, outcome.error, outcome.task) == ("failed", "PoisonRecord", WORK)
+    assert f"the record ({POISON}, " in outcome.message
+    assert cluster.poisonings == 2, "the first death says nothing, the second one makes it suspect"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_trials_say_nothing_deaths_within_the_same_rows_count(seed):
+    cluster = cluster_of(seed, poison=POISON)
+    cluster.trials.attempt = lambda *_: Trial.UNKNOWN  # type: ignore[method-assign]
+    outcome = cluster.run(30_000)
+    assert (outcome.state, outcome.error, outcome.task) == ("failed", "PoisonRecord", WORK)
+    assert f"{DEATHS} lives of the task have ended within the same step" in outcome.message
+    assert cluster.poisonings == 1 + DEATHS
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_task_may_be_killed_in_every_step(seed):
+    cluster = cluster_of(seed, rows=200)
+    cluster.heals_at = float("inf")  # sources do not end before the script does
+    cluster.run_until(lambda: works(cluster, 3))
+    kill(cluster)
+    seen = set()
+    for _ in range(5 * DEATHS):
+        cluster.run_until(lambda: case_of(cluster).within is not None)
+        kill(cluster)
+        cluster.run_until(lambda: cluster.slot_of(WORK) is not None)
+        seen.add(case_of(cluster).machine.state)
+    assert Suspicion.SUSPECT in seen
+    cluster.heals_at = cluster.scheduler.now
+    assert cluster.run(cluster.scheduler.now + 30_000).state == "done"
+    cluster.recorder.check_end(cluster.service)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_64_steps_nobody_watches_any_more(seed):
+    cluster = cluster_of(seed, rows=400)
+    cluster.heals_at = float("inf")
+    cluster.run_until(lambda: works(cluster, 3))
+    kill(cluster)
+    cluster.run_until(lambda: case_of(cluster).machine.state is Suspicion.WATCHED)
+    cluster.run_until(lambda: case_of(cluster).machine.state is Suspicion.CLEAR)
+    cluster.heals_at = cluster.scheduler.now
+    assert cluster.run(cluster.scheduler.now + 30_000).state == "done"
