@@ -184,18 +184,10 @@ class NeedRows:
     cuts: tuple[int, ...]
 
 
-Event = (
-    Opened
-    | Received
-    | InputClosed
-    | Answered
-    | OutputClosed
-    | SourceRows
-    | SourceEnded
-    | LayerStored
-    | Written
-    | Tick
-)
+ChannelEvent = Opened | Received | InputClosed | Answered | OutputClosed
+"""What happens at either end of a channel."""
+
+Event = ChannelEvent | SourceRows | SourceEnded | LayerStored | Written | Tick
 Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows
 
 

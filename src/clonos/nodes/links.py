@@ -1,12 +1,12 @@
-"""Which connection belongs to which channel of the task that this slot runs.
+"""Which connection belongs to which channel of the tasks in this slot.
 
-The automaton counts the attempts of an output channel and the connections of an input channel;
+An automaton counts the attempts of an output channel and the connections of an input channel;
 here they meet the network's. A sender may connect before its receiver is restored: it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -63,16 +63,16 @@ class Links:
         self._in: dict[int, tuple[int, Connection]] = {}
         self._early: list[ChannelOpened] = []
 
-    def reset(self) -> None:
-        """The slot becomes another task (or life): close all its connections."""
-        for _, outgoing in self._out.values():
+    def reset(self, channels: Collection[int]) -> None:
+        """A task is over, with these channels: close their connections."""
+        for channel in [channel for channel in self._out if channel in channels]:
+            _, outgoing = self._out.pop(channel)
+            self._channel_of.pop(outgoing.conn_id, None)
+            self._trials.pop(channel, None)
             outgoing.close()
-        for _, incoming in self._in.values():
+        for conn in [conn for conn, (channel, _) in self._in.items() if channel in channels]:
+            _, incoming = self._in.pop(conn)
             incoming.close()
-        self._out.clear()
-        self._channel_of.clear()
-        self._trials.clear()
-        self._in.clear()
 
     def dial(self, action: ev.Dial, incarnation: Incarnation) -> None:
         outgoing = self._network.connect(
@@ -125,9 +125,10 @@ class Links:
         self._in[event.conn_id] = (event.channel, event.incoming)
         return ev.Opened(event.channel, event.conn_id, event.sender_incarnation)
 
-    def waiting(self) -> list[ChannelOpened]:
-        """Senders that came too early: the task is there now."""
-        early, self._early = self._early, []
+    def waiting(self, channels: Collection[int]) -> list[ChannelOpened]:
+        """Senders of these channels that came too early: the task is there now."""
+        early = [e for e in self._early if e.channel in channels]
+        self._early = [e for e in self._early if e.channel not in channels]
         return early
 
     def closed(self, event: ChannelClosed) -> ev.InputClosed | ev.OutputClosed | None:

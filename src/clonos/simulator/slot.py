@@ -15,6 +15,7 @@ from clonos.core.task import TaskMachine
 from clonos.errors import PoisonRecord
 from clonos.nodes.events import Heard, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
+from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
 from clonos.simulator.durable import SlotStore
@@ -86,10 +87,10 @@ class WatchedNode(SlotNode):
     """A slot in which nothing may go wrong but a record that kills: user code never fails in a
     simulation."""
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, resident: Resident, error: Exception) -> None:
         if not isinstance(error, PoisonRecord):
             raise error
-        super()._failed(error)
+        super()._failed(resident, error)
 
 
 class Slot:
@@ -143,7 +144,7 @@ class Slot:
 
     @property
     def machine(self) -> TaskMachine | None:
-        return self.node.machine
+        return next(iter(self.node.machines), None)
 
     @property
     def standbys(self) -> dict[int, Standby]:

@@ -1,0 +1,312 @@
+"""One task in a slot: its automaton, and what stands around it.
+
+::
+
+    restoring --its layers are there--> running
+    any       --another life of it, an error--> gone
+
+A resident knows nothing of the others. The slot brings it what has come for it and lets it run for
+a while. Whatever it raises is reported as an error of this task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clonos.blame import complaint_of
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.life import Phase
+from clonos.core.messages import Layer
+from clonos.core.plan import Plan, TaskSpec
+from clonos.core.task import TaskMachine
+from clonos.errors import OperatorError
+from clonos.nodes.links import Links
+from clonos.nodes.ports import Prefetch, SlotPorts, Writer
+from clonos.nodes.standby import Standby
+from clonos.transport.events import TaskStatistics
+
+STATISTICS_S: Final = 0.25
+"""How often a running task reports its statistics."""
+FLUSH_S: Final = 0.002
+"""While there are more steps to do, their output is flushed to the network this often."""
+IDLE_S: Final = 0.25
+"""Longest time between two turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What all residents of a slot share.
+
+    Attributes
+    ----------
+    share_s
+        Log entries that no batch has carried for this long travel by themselves.
+    machines
+        Makes the automaton of a task; the simulator's watches what it does.
+    send
+        Takes reports for the coordinator.
+    """
+
+    plan: Plan
+    ports: SlotPorts
+    links: Links
+    share_s: float
+    machines: Callable[..., TaskMachine]
+    send: Callable[[Any], None]
+
+
+class Resident:
+    """One life of one task in a slot.
+
+    Parameters
+    ----------
+    number
+        Of this life in this slot: what was begun for another one is void.
+    command
+        What to become.
+    standby
+        The copy that it begins with; perhaps an empty one.
+    warm
+        Its source, if a standby has kept it open.
+
+    Attributes
+    ----------
+    machine
+        Its automaton; None while it is restored.
+    is_busy
+        Its last slice of time was too short for all that it could do.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        number: int,
+        command: msg.Activate,
+        standby: Standby,
+        warm: Prefetch | None,
+    ) -> None:
+        self.task = command.task
+        self.number = number
+        self.machine: TaskMachine | None = None
+        self.is_busy = False
+        self._home, self._ports = home, home.ports
+        self._command, self._standby, self._source = command, standby, warm
+        self._waiting: list[msg.Command] = []  # until it is restored
+        self._writer: Writer | None = None
+        self._latency_ms = 0
+        self._tick_at: float | None = None  # None: nothing has happened since the last one
+        self._flush_at = 0.0
+        self._statistics_at = 0.0
+        links = home.links
+        self._on_action: dict[type[Any], Callable[[Any], None]] = {
+            ev.Dial: self._dial,
+            ev.Hang: links.hang,
+            ev.Send: links.send,
+            ev.Reply: links.reply,
+            ev.Refuse: links.refuse,
+            ev.Tell: self._tell,
+            ev.StoreLayer: self._store_layer,
+            ev.Release: self._release,
+            ev.NeedRows: self._need_rows,
+        }
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self._home.plan.tasks[self.task]
+
+    # --- lifecycle ------------------------------------------------------------------------------
+
+    def missing(self) -> tuple[msg.LayerRef, ...]:
+        """The layers that it needs before it can begin."""
+        return self._standby.missing(self._command.layers)
+
+    def begin(self, layers: Iterable[Layer]) -> None:
+        """Its layers are there: replay, with those who have waited for it."""
+        machine = self.machine = self._make(layers)
+        self._perform(machine.start())
+        links = self._home.links
+        for opened in links.waiting(machine.inputs):
+            self.hear(links.opened(opened, machine))
+        waiting, self._waiting = self._waiting, []
+        for command in waiting:
+            self.hear(command)
+
+    def _make(self, layers: Iterable[Layer]) -> TaskMachine:
+        ports, command, warm = self._ports, self._command, self._source
+        machine = self._home.machines(
+            self._home.plan,
+            command,
+            self._standby.program,
+            layers,
+            ports.worlds(self.task, command.incarnation),
+            floor=self._standby.floor,
+            announce=self._announce,
+        )
+        self._writer = ports.writers(self.task)
+        if machine.spec.is_source and not machine.source_ended:
+            self._source = warm or ports.sources.open(self.task)
+            if not machine.spec.is_gated:
+                self._source.advance(machine.source_rows)
+        else:
+            self._close_source()
+        return machine
+
+    def close(self) -> None:
+        """It is over: nobody reads for it, or talks with it, any more."""
+        self._close_source()
+        self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def complaint(self, error: Exception) -> msg.TaskError:
+        """What goes wrong in a task is reported with its place."""
+        kind, what, where, remedy, trace = complaint_of(error)
+        position = self.machine.position if self.machine is not None else 0
+        incarnation = self._command.incarnation
+        return msg.TaskError(self.task, incarnation, kind, what, position, where, remedy, trace)
+
+    # --- what comes in --------------------------------------------------------------------------
+
+    def command(self, command: msg.Command) -> None:
+        """Take a command, as soon as the state is there."""
+        if self.machine is None:
+            self._waiting.append(command)
+        else:
+            self.hear(command)
+
+    def hear(self, event: ev.Event | msg.Command | None) -> None:
+        """Take what has happened; None is nothing."""
+        if event is not None and self.machine is not None:
+            self._perform(self.machine.handle(event))
+
+    def _perform(self, actions: list[ev.Action]) -> None:
+        if self._tick_at is None:
+            self._tick_at = self._ports.clock.ticks_s() + self._home.share_s
+        for action in actions:
+            self._on_action[type(action)](action)
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def run(self, slice_s: float, steps_max: int) -> None:
+        """Do steps, for so long and so many at most."""
+        machine = self.machine
+        if machine is None:
+            return
+        self._offer_rows(machine)
+        self._steps(machine, slice_s, steps_max)
+        self._share(machine)
+
+    def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
+        self.is_busy = False
+        clock, world, network = self._ports.clock, machine.world, self._ports.network
+        until = clock.ticks_s() + slice_s
+        for _ in range(steps_max):
+            actions = machine.step()
+            if actions is None:
+                return
+            self._perform(actions)
+            now = clock.ticks_s()
+            if now >= self._flush_at:
+                self._share(machine)
+                network.flush()
+                self._flush_at = now + FLUSH_S
+            if machine.born_ms:
+                self._latency_ms = max(self._latency_ms, world.clock_ms() - machine.born_ms)
+            if machine.spec.is_source:
+                self._offer_rows(machine)
+            if now >= until:
+                break
+        self.is_busy = True
+
+    def _share(self, machine: TaskMachine) -> None:
+        """Logs that travel with no item go to the house-keeper, once for many steps."""
+        actions = machine.flush()
+        if actions:
+            self._perform(actions)
+
+    def _offer_rows(self, machine: TaskMachine) -> None:
+        source = self._source
+        if source is None:
+            return
+        ready = None
+        if machine.phase is Phase.REPLAYING:
+            if machine.intake.is_empty:  # else what is read again waits with the reader
+                ready = source.taken()
+        elif machine.wants_rows:
+            if not source.is_placed:
+                # It cannot replay: what it gave before is in the log, it goes on behind that.
+                source.advance(machine.source_rows)
+            ready = source.take()
+        if ready is not None:
+            self._perform(machine.handle(ready))
+
+    def tick(self) -> None:
+        """What is due by the clock."""
+        machine, now = self.machine, self._ports.clock.ticks_s()
+        if machine is None:
+            return
+        if self._tick_at is not None and now >= self._tick_at:
+            self._tick_at = None
+            self._perform(machine.handle(ev.Tick()))
+        if now >= self._statistics_at:
+            self._statistics_at = now + STATISTICS_S
+            self.tell_statistics()
+
+    def tell_statistics(self) -> None:
+        """Report the counters."""
+        machine = self.machine
+        if machine is None:
+            return
+        counters = {
+            **machine.statistics(),
+            **getattr(machine.program, "statistics", {}),
+            **getattr(machine.program, "traffic", {}),
+            "latency_ms": self._latency_ms,
+        }
+        self._latency_ms = 0
+        self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
+
+    def wait_s(self) -> float:
+        """How long it has nothing to do, unless something comes."""
+        machine = self.machine
+        if machine is None:
+            return IDLE_S
+        if self.is_busy:
+            return 0.0
+        until = IDLE_S
+        if self._tick_at is not None:
+            until = min(until, self._tick_at - self._ports.clock.ticks_s())
+        if (wait_ms := machine.wait_ms) is not None:
+            until = min(until, wait_ms / 1000)
+        return until
+
+    # --- what the automaton asks for ------------------------------------------------------------
+
+    def _dial(self, action: ev.Dial) -> None:
+        self._home.links.dial(action, self._command.incarnation)
+
+    def _tell(self, action: ev.Tell) -> None:
+        self._home.send(action.report)
+
+    def _announce(self, report: msg.Report) -> None:
+        """Say something in the midst of a step that the process may not survive."""
+        self._home.send(report)
+        self._ports.network.flush()
+
+    def _need_rows(self, action: ev.NeedRows) -> None:
+        assert self._source is not None
+        self._source.ask(action.cuts)
+
+    def _store_layer(self, action: ev.StoreLayer) -> None:
+        self._ports.store.put(self.number, action)
+
+    def _release(self, action: ev.Release) -> None:
+        if self._writer is None:
+            raise OperatorError("this sink has no writer", remedy="report this as a bug")
+        self._writer.write(self.number, action)
