@@ -12,6 +12,7 @@ from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 from clonos.nodes.links import ANSWERED, Links
+from clonos.nodes.local import Local
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed
 
@@ -29,7 +30,8 @@ class Dialled:
         )
         self.plane = plane
         self.complaints: list[str] = []
-        self.links = Links(plane, LIMIT_S, lambda *said: self.complaints.append(said[-1]))
+        local = Local(lambda _: None)
+        self.links = Links(plane, LIMIT_S, lambda *said: self.complaints.append(said[-1]), local)
 
     def _connect(self, *_: Any) -> Any:
         self.conn += 1

@@ -239,6 +239,8 @@ _BY_HAND_READERS: Final[dict[type, Reader]] = {
 
 # --- the table --------------------------------------------------------------------------------
 
+_TASK_COMMANDS: Final = frozenset(get_args(m.TaskCommand))
+
 
 def _getter_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     names = [field.name for field in fields(kind)]
@@ -276,12 +278,13 @@ class Codec:
         self._numbers = {kind: number for number, kind in table.items()}
         if len(self._numbers) != len(self._table):
             raise ValueError("a message type has two numbers")
+        by_hand = {**_BY_HAND_READERS, m.ToTask: self._read_to_task}
         self._readers = {
-            number: _BY_HAND_READERS.get(kind) or _record(kind, _field_readers(kind))
+            number: by_hand.get(kind) or _record(kind, _field_readers(kind))
             for number, kind in table.items()
         }
         self._getters = {part: _getter_of(part) for kind in table.values() for part in _parts(kind)}
-        self._getters |= _BY_HAND_FIELDS
+        self._getters |= {**_BY_HAND_FIELDS, m.ToTask: self._to_task_fields}
 
     def extended(self, more: Mapping[int, type]) -> Codec:
         """Return this table with more types (what a transport says besides the protocol)."""
@@ -293,6 +296,17 @@ class Codec:
     def table(self) -> Mapping[int, type]:
         """From type number to type."""
         return dict(self._table)
+
+    def _to_task_fields(self, message: m.ToTask) -> tuple[Any, ...]:
+        """A message in a message: with its number."""
+        kind = type(message.command)
+        return message.task, (self._numbers[kind], *self._getters[kind](message.command))
+
+    def _read_to_task(self, value: Any) -> m.ToTask:
+        task, (number, *values) = value
+        if type(task) is not int or self._table.get(number) not in _TASK_COMMANDS:
+            raise _Wrong("a task's number and a command for tasks expected")
+        return m.ToTask(task, self._readers[number](tuple(values)))
 
     def _nested(self, value: Any) -> tuple[Any, ...]:
         getter = self._getters.get(type(value))
@@ -396,6 +410,7 @@ CODEC: Final = Codec(
         25: m.Stop,
         26: m.Throttle,
         27: m.LogPiece,
+        28: m.ToTask,
         # Slot to coordinator.
         32: m.FenceAnswer,
         33: m.LogPrefix,

@@ -300,6 +300,18 @@ class Throttle:
     closed: bool
 
 
+TaskCommand = Fence | Resolve | Connect | Inject | Floor | ReadLog | Throttle
+"""What a task is told; other commands are the slot's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToTask:
+    """A command for one of the tasks in a slot."""
+
+    task: int
+    command: TaskCommand
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Exit: the job has ended (or failed)."""
@@ -430,20 +442,7 @@ class Followed:
     epoch: int
 
 
-Command = (
-    Fence
-    | Resolve
-    | LogPiece
-    | Activate
-    | Connect
-    | Inject
-    | Floor
-    | Follow
-    | Drop
-    | ReadLog
-    | Throttle
-    | Stop
-)
+Command = ToTask | LogPiece | Activate | Follow | Drop | Stop
 Report = (
     FenceAnswer
     | LogPrefix

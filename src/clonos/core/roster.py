@@ -118,11 +118,11 @@ class Roster:
         self._actions.clear()
         return actions
 
-    def command(self, task: int, command: msg.Command) -> None:
-        """Send a message to the slot that runs a task, if any."""
+    def command(self, task: int, command: msg.TaskCommand) -> None:
+        """Send a message to a task, if it has a slot."""
         slot = self.tasks[task].slot
         if slot is not None and slot in self.slots:
-            self.do(Command(slot, command))
+            self.do(Command(slot, msg.ToTask(task, command)))
 
     def fail(self, error: str, message: str, task: int, *told: str) -> None:
         """The job cannot go on; `told`: where, remedy and trace, as far as they are known."""

@@ -276,7 +276,7 @@ class TaskMachine:
             self.outbounds.flush()
         return self._take_actions()
 
-    def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
+    def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
         """Take one event; the only way, besides :meth:`step`, in which the machine changes."""
         try:
             fenced = self.phase is Phase.FENCED

@@ -19,6 +19,7 @@ from clonos.transport.events import ChannelClosed, ChannelOpened
 if TYPE_CHECKING:
     from clonos.core.task import TaskMachine
     from clonos.errors import ClonosError
+    from clonos.nodes.local import Local
     from clonos.nodes.ports import Network
     from clonos.transport.events import Connection
 
@@ -40,6 +41,8 @@ class Links:
 
     Parameters
     ----------
+    local
+        Connections between tasks of this slot.
     unreachable_s
         A peer that cannot be reached for this long, and that the coordinator has not given up
         meanwhile, may be alive behind something that drops packets.
@@ -53,8 +56,9 @@ class Links:
         network: Network,
         unreachable_s: float,
         complain: Callable[[int, Incarnation, str], None],
+        local: Local,
     ) -> None:
-        self._network = network
+        self._network, self._local = network, local
         self._unreachable_s = unreachable_s
         self._complain = complain
         self._trials: dict[int, _Trial] = {}
@@ -75,12 +79,12 @@ class Links:
             incoming.close()
 
     def dial(self, action: ev.Dial, incarnation: Incarnation) -> None:
-        outgoing = self._network.connect(
-            action.address,
-            action.channel,
-            incarnation,
-            action.incarnation,
-        )
+        what = action.channel, incarnation, action.incarnation
+        outgoing: Connection
+        if action.address == self._network.address:
+            outgoing = self._local.connect(*what)
+        else:
+            outgoing = self._network.connect(action.address, *what)
         peer = (action.incarnation, action.address)
         now = self._network.listened_s
         trial = self._trials.get(action.channel)

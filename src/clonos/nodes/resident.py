@@ -78,6 +78,8 @@ class Resident:
         Its automaton; None while it is restored.
     is_busy
         Its last slice of time was too short for all that it could do.
+    is_over
+        It was closed.
     """
 
     def __init__(
@@ -91,10 +93,11 @@ class Resident:
         self.task = command.task
         self.number = number
         self.machine: TaskMachine | None = None
-        self.is_busy = False
+        self.is_busy = self.is_over = False
+        self._has_room = True
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
-        self._waiting: list[msg.Command] = []  # until it is restored
+        self._waiting: list[msg.TaskCommand] = []  # until it is restored
         self._writer: Writer | None = None
         self._latency_ms = 0
         self._tick_at: float | None = None  # None: nothing has happened since the last one
@@ -156,6 +159,7 @@ class Resident:
 
     def close(self) -> None:
         """It is over: nobody reads for it, or talks with it, any more."""
+        self.is_over = True
         self._close_source()
         self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
 
@@ -173,14 +177,14 @@ class Resident:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def command(self, command: msg.Command) -> None:
+    def command(self, command: msg.TaskCommand) -> None:
         """Take a command, as soon as the state is there."""
         if self.machine is None:
             self._waiting.append(command)
         else:
             self.hear(command)
 
-    def hear(self, event: ev.Event | msg.Command | None) -> None:
+    def hear(self, event: ev.Event | msg.TaskCommand | None) -> None:
         """Take what has happened; None is nothing."""
         if event is not None and self.machine is not None:
             self._perform(self.machine.handle(event))
@@ -193,11 +197,12 @@ class Resident:
 
     # --- turns ----------------------------------------------------------------------------------
 
-    def run(self, slice_s: float, steps_max: int) -> None:
-        """Do steps, for so long and so many at most."""
+    def run(self, slice_s: float, steps_max: int, *, has_room: bool) -> None:
+        """Do steps, for so long and so many at most; without room, no new rows are read."""
         machine = self.machine
         if machine is None:
             return
+        self._has_room = has_room
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
         self._share(machine)
@@ -238,7 +243,7 @@ class Resident:
         if machine.phase is Phase.REPLAYING:
             if machine.intake.is_empty:  # else what is read again waits with the reader
                 ready = source.taken()
-        elif machine.wants_rows:
+        elif machine.wants_rows and self._has_room:
             if not source.is_placed:
                 # It cannot replay: what it gave before is in the log, it goes on behind that.
                 source.advance(machine.source_rows)

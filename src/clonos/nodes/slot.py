@@ -23,6 +23,7 @@ from clonos.errors import ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard
 from clonos.nodes.links import Links
+from clonos.nodes.local import Local
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import IDLE_S, Home, Resident
 from clonos.nodes.standby import Copies, Standby
@@ -30,9 +31,14 @@ from clonos.transport.errors import AuthenticationFailed, CannotConnect, SchemaM
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection, ControlLost
 
 STEPS_PER_TURN: Final = 32
-"""Steps per turn, however many are ready: a message may be waiting."""
+"""Steps of a task per turn, however many are ready: a message may be waiting."""
 TURN_S: Final = 0.01
 """The same in time: a fence waits for one long step, not for many."""
+SLICE_S: Final = 0.002
+"""Several tasks share that time; each gets this much at least."""
+QUEUE_MAX: Final = 16
+"""A source waits while a task of its slot has more items of it to take: what they need is time, and
+batches of a backlog are larger."""
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 _NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
@@ -80,9 +86,10 @@ class SlotNode:
         self._plan, self._ports = plan, ports
         self._steps_per_turn = steps_per_turn
         self._control: Connection | None = None
-        self._links = Links(ports.network, unreachable_s, self._complain)
-        self._home = Home(plan, ports, self._links, share_s, machines, self._send)
         self._came: deque[Heard] = deque()
+        local = Local(self._came.append)
+        self._links = Links(ports.network, unreachable_s, self._complain, local)
+        self._home = Home(plan, ports, self._links, share_s, machines, self._send)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)
@@ -101,7 +108,8 @@ class SlotNode:
             node_events.RowsReady: self._on_rows_ready,
         }
         self._on_command: dict[type[Any], Callable[[Any], None]] = {
-            msg.LogPiece: self._pieces.append,
+            msg.ToTask: self._on_to_task,
+            msg.LogPiece: self._on_log_piece,
             msg.Activate: self._on_activate,
             msg.Follow: self._copies.follow,
             msg.Drop: lambda command: self._copies.drop(command.task),
@@ -138,17 +146,38 @@ class SlotNode:
             Seconds until the next turn is wanted, if nothing comes before.
         """
         self._came.extend(events)
-        while self._came:
-            self._hear(self._came.popleft())
-        for resident in list(self._residents.values()):
+        self._hear_all()
+        has_news = False
+        for resident in self._order():
             self._let(resident, self._run, resident)
+            has_news |= bool(self._came)
+            self._hear_all()
+        if has_news:  # of each other
+            return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
         wait_s = min(waits, default=IDLE_S)
         return max(wait_s, SLEEP_MIN_S) if wait_s else 0.0
 
+    def _order(self) -> list[Resident]:
+        """Whose turn is when. It is in nobody's log, so any order will do: with senders before
+        receivers, an item crosses the slot in one turn."""
+        return [self._residents[task] for task in sorted(self._residents)]
+
     def _run(self, resident: Resident) -> None:
-        resident.run(TURN_S, self._steps_per_turn)
+        if resident.is_over:
+            return
+        slice_s = max(SLICE_S, TURN_S / len(self._residents))
+        resident.run(slice_s, self._steps_per_turn, has_room=self._has_room(resident))
         resident.tick()
+
+    def _has_room(self, resident: Resident) -> bool:
+        """Whether others in this slot have taken most of what `resident` has sent them."""
+        for channel in resident.spec.outputs:
+            receiver = self._residents.get(self._plan.channels[channel].receiver)
+            machine = receiver.machine if receiver is not None else None
+            if machine is not None and len(machine.inputs[channel].queue) > QUEUE_MAX:
+                return False
+        return True
 
     def close(self) -> None:
         """The process ends: stop reading."""
@@ -170,13 +199,17 @@ class SlotNode:
 
     # --- what comes in ------------------------------------------------------------------------
 
+    def _hear_all(self) -> None:
+        while self._came:
+            self._hear(self._came.popleft())
+
     def _hear(self, heard: Heard) -> None:
         if not isinstance(heard, tuple):
             self._on_event[type(heard)](heard)
             return
         conn, message = heard
         if self._control is not None and conn == self._control.conn_id:
-            self._on_command.get(type(message), self._on_task_command)(message)
+            self._on_command[type(message)](message)
         else:
             self._feed(self._links.heard(conn, message))
 
@@ -194,9 +227,10 @@ class SlotNode:
         assert self._control is not None
         self._control.send(report)
 
-    def _on_task_command(self, command: msg.Command) -> None:
-        for resident in list(self._residents.values()):
-            self._let(resident, resident.command, command)
+    def _on_to_task(self, command: msg.ToTask) -> None:
+        resident = self._residents.get(command.task)
+        if resident is not None:
+            self._let(resident, resident.command, command.command)
 
     def _on_stop(self, command: msg.Stop) -> None:
         for resident in self._residents.values():
@@ -256,20 +290,22 @@ class SlotNode:
 
     # --- becoming a task ------------------------------------------------------------------------
 
+    def _on_log_piece(self, piece: msg.LogPiece) -> None:
+        self._pieces.append(piece)
+
     def _on_activate(self, command: msg.Activate) -> None:
-        """Become a task, or another life of it; all other standbys are given up."""
-        life = command.task, command.incarnation
-        pieces = [p.runs for p in self._pieces if (p.task, p.incarnation) == life]
-        self._pieces.clear()
+        """Take a task in, or another life of it; standbys of what is not of its cell must go."""
+        task, life = command.task, command.incarnation
+        pieces = [p.runs for p in self._pieces if (p.task, p.incarnation) == (task, life)]
+        self._pieces = [p for p in self._pieces if p.task != task]
         if pieces:
             command = replace(command, log=(*chain(*pieces), *command.log))
-        for other in self._residents.values():
-            other.close()
-        self._residents.clear()
-        standby, warm = self._copies.take(command.task)
+        if task in self._residents:
+            self._residents.pop(task).close()
+        standby, warm = self._copies.take(task)
         self._copies.keep_only(())
         resident = Resident(self._home, next(self._lives), command, standby, warm)
-        self._residents[command.task] = resident
+        self._residents[task] = resident
         self._let(resident, self._restore, resident)
 
     def _restore(self, resident: Resident) -> None:

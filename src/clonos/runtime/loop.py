@@ -73,30 +73,35 @@ class Layers:
 
 
 class Writers:
-    """Sinks that write themselves; output is written in its order, by one thread.
+    """Sinks that write themselves; the output of each is written in its order, by one thread.
 
     Where a sink's store is away or full for a while, it is tried again as long as the slot has that
-    task.
+    life of the task.
     """
 
     def __init__(self, shipment: Shipment, inbox: Inbox) -> None:
         self._shipment, self._inbox = shipment, inbox
-        self._given_up = threading.Event()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
+        self._given_up: dict[int, threading.Event] = {}  # by task: its newest life
+        self._pools: dict[int, ThreadPoolExecutor] = {}  # by task
 
     def of(self, task: int) -> _TaskWriter | None:
         make = self._shipment.writers.get(task)
         if make is None:
             return None
-        self._given_up.set()  # whatever the last task has not written
-        self._given_up = threading.Event()
+        if task in self._given_up:
+            self._given_up[task].set()  # whatever its last life has not written
+        given_up = self._given_up[task] = threading.Event()
         spec = self._shipment.plan.tasks[task]
-        retry = Retry(f"output of {spec.name}", self._given_up.wait)
-        return _TaskWriter(spec.index, make(), self._pool, self._inbox, retry)
+        retry = Retry(f"output of {spec.name}", given_up.wait)
+        if task not in self._pools:
+            self._pools[task] = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
+        return _TaskWriter(spec.index, make(), self._pools[task], self._inbox, retry)
 
     def close(self) -> None:
-        self._given_up.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for given_up in self._given_up.values():
+            given_up.set()
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _TaskWriter:

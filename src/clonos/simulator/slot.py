@@ -53,7 +53,7 @@ class WatchedMachine(TaskMachine):
     def start(self) -> list[ev.Action]:
         return self._watch(super().start())
 
-    def handle(self, event: ev.Event | msg.Command) -> list[ev.Action]:
+    def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
         if isinstance(event, ev.Received):
             self._recorder.receives(self, event)
         actions = self._watch(super().handle(event))
