@@ -6,25 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clonos.core.placement import Slot, best_slot, misplaced_standby, place_standbys
+from clonos.core.plan import Cell
 
 
 def settle(slots, homes, copies):
     """What the coordinator does when a slot registers; must come to rest."""
-    for slot, task in place_standbys(slots, homes, copies, ()):
-        slot.standbys[task] = 0
+    for slot, cell in place_standbys(slots, homes, copies, ()):
+        slot.standbys.update(dict.fromkeys(cell, 0))
     for _ in range(1000):
         move = misplaced_standby(slots, homes, ())
         if move is None:
             return
-        keeper, better, task = move
-        del keeper.standbys[task]
-        better.standbys[task] = 0
+        keeper, better, cell = move
+        for task in cell:
+            del keeper.standbys[task]
+            better.standbys[task] = 0
     raise AssertionError("copies move for ever")
 
 
 def test_the_first_spare_slot_gives_away_what_the_next_can_keep_better():
     slots = {i: Slot(i, "", group="ab"[i % 2]) for i in range(5)}
-    homes = dict(enumerate(range(4)))
+    homes = {(i,): i for i in range(4)}
     settle(slots, homes, 1)  # only slot 4, on executor "a", is spare
     assert sorted(slots[4].standbys) == [0, 1, 2, 3]
     slots[5] = Slot(5, "", group="b")
@@ -33,25 +35,43 @@ def test_the_first_spare_slot_gives_away_what_the_next_can_keep_better():
     assert sorted(slots[5].standbys) == [0, 2]
 
 
-@given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 4), st.integers(0, 2))
-def test_placement_comes_to_rest_with_every_copy_in_a_slot_of_its_own(groups, tasks, copies):
+@given(
+    st.lists(st.integers(0, 2), min_size=2, max_size=9),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(1, 3),
+)
+def test_placement_comes_to_rest_with_every_copy_in_a_slot_of_its_own(groups, tasks, copies, size):
     slots: dict[int, Slot] = {}
-    homes: dict[int, int | None] = dict.fromkeys(range(tasks))
+    cells = [tuple(range(i * size, (i + 1) * size)) for i in range(tasks)]
+    homes: dict[Cell, int | None] = dict.fromkeys(cells)
     for i, group in enumerate(groups):
         slots[i] = Slot(i, "", group=str(group))
         if i < tasks:
-            homes[i] = i
+            homes[cells[i]] = i
         if all(home is not None for home in homes.values()):
             settle(slots, homes, copies)
     spare = [s for s in slots.values() if s.id >= tasks]
-    for task in range(tasks):
-        kept = [s for s in spare if task in s.standbys]
+    for cell in cells:
+        kept = [s for s in spare if s.keeps(cell)]
         assert len(kept) == min(copies, len(spare))
+        assert all(task in s.standbys for s in kept for task in cell)
 
 
 def test_the_most_advanced_standby_is_activated():
     slots = [Slot(0, ""), Slot(1, "", standbys={7: 3}), Slot(2, "", standbys={7: 4, 8: 4})]
-    best = best_slot(7, slots, running=(), bound=())
+    best = best_slot((7,), slots, running=(), bound=())
     assert best is slots[2]
-    assert best_slot(7, slots, running=(2, 1), bound=()) is slots[0]
-    assert best_slot(7, slots, running=(), bound=(7,)) is None
+    assert best_slot((7,), slots, running=(2, 1), bound=()) is slots[0]
+    assert best_slot((7,), slots, running=(), bound=(7,)) is None
+
+
+def test_a_copy_of_a_cell_is_worth_as_much_as_the_least_of_its_tasks():
+    slots = [Slot(0, "", standbys={7: 9}), Slot(1, "", standbys={7: 3, 8: 3})]
+    assert best_slot((7, 8), slots, running=(), bound=()) is slots[1]
+
+
+def test_a_cell_with_a_bound_task_needs_the_slot_of_that_task():
+    slots = [Slot(0, ""), Slot(1, "", bound=7), Slot(2, "", bound=5)]
+    assert best_slot((7, 8), slots, running=(), bound=(5, 7)) is slots[1]
+    assert best_slot((8, 9), slots, running=(), bound=(5, 7)) is slots[0]

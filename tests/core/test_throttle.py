@@ -37,11 +37,9 @@ def roster() -> Roster:
 
 
 def throttled(actions: list[Action]) -> list[bool]:
-    return [
-        action.command.closed
-        for action in actions
-        if isinstance(action, Command) and isinstance(action.command, msg.Throttle)
-    ]
+    told = [a.command for a in actions if isinstance(a, Command)]
+    commands = [each.command for each in told if isinstance(each, msg.ToTask)]
+    return [command.closed for command in commands if isinstance(command, msg.Throttle)]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,12 @@ class Link:
         self.is_closed = True
 
 
+def injected(link: Link) -> list[int]:
+    """The epochs whose markers tasks were told to take."""
+    commands = [told.command for told in link.sent if isinstance(told, msg.ToTask)]
+    return [command.epoch for command in commands if isinstance(command, msg.Inject)]
+
+
 class World:
     """All ports of a driver, and its clock."""
 
@@ -186,7 +192,7 @@ class World:
         self.turn((1, msg.LayerAck(0, life, epoch, ref)))
 
     def epoch(self, link: Link) -> int:
-        return [c.epoch for c in link.sent if isinstance(c, msg.Inject)][-1]
+        return injected(link)[-1]
 
 
 @pytest.fixture
@@ -199,7 +205,7 @@ def test_a_job_begins(world):
     link = world.begin()
     assert [place for place, _ in world.launched] == [0, 1]
     assert isinstance(world.heard[0], JobStarted)
-    assert any(isinstance(command, msg.Inject) for command in link.sent)
+    assert injected(link)
     world.turn(after_s=RATES_S)
     view = world.node.view
     assert view.tasks[0].phase == "live"

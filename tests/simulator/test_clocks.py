@@ -46,7 +46,7 @@ class Windows:
     @property
     def machine(self) -> Any:
         slot = self.cluster.slot_of(self.task)
-        return slot.machine if slot else None
+        return slot.machine_of(self.task) if slot else None
 
     def set_clocks(self, by_ms: int) -> None:
         for clock in self.cluster.clocks.values():

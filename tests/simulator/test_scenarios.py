@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from clonos.core.determinants import Marker, Order, decode_record
 from clonos.core.life import Phase
 from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
-from clonos.core.roster import TaskPhase
+from clonos.core.roster import RUNNING, TaskPhase
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
 from clonos.simulator.seeds import limits
@@ -37,8 +38,11 @@ def sink(*reads, name="sink", parallelism=1, behaviour=PLAIN, **options):
 class Play:
     """A cluster, its script, and what must hold at the end."""
 
-    def __init__(self, stages, seed, *, depth=1, rows=60, **options):
+    def __init__(self, stages, seed, *, depth=1, rows=60, cells=(), **options):
         self.job = build_job(stages, sharing_depth=depth, rows=rows)
+        if cells:
+            placed = tuple(replace(t, cell=cells[t.id]) for t in self.job.plan.tasks)
+            self.job = replace(self.job, plan=replace(self.job.plan, tasks=placed))
         tasks = len(self.job.plan.tasks)
         settings = {"slots": 2 * tasks, "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
         self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
@@ -64,7 +68,7 @@ class Play:
 
     def machine(self, task) -> Any:
         slot = self.slot(task)
-        return slot.machine if slot else None
+        return slot.machine_of(task) if slot else None
 
     def until(self, condition):
         self.cluster.run_until(condition)
@@ -404,4 +408,40 @@ def test_more_failures_than_slots(seed):
     play = Play(CHAIN, seed, slots=4, standbys=0)
     play.at(2, 8)
     play.kill(0, 1, 2, 3)
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cell_dies_whose_logs_are_one_hop_away(seed):
+    """Tasks 0 and 1 are one hop from 2, not two: with depth 1 all that it depends on survives."""
+    play = Play(CHAIN, seed, depth=1, cells=(0, 0, 1, 2), epoch_ms=1000.0)
+    play.all_live()
+    assert play.slot(0) is play.slot(1)
+    play.at(2, 2)
+    play.cluster.network.cut(play.slot(2), play.cluster.driver)  # nobody else holds these logs
+    play.until(lambda: play.machine(2).dep[0].position > play.keeper.length(0) + 3)
+    play.kill(0)
+    play.cluster.network.cuts.clear()
+    play.until(lambda: len(play.noted("live", 0)) > 1 and len(play.noted("live", 1)) > 1)
+    assert play.slot(0) is play.slot(1)
+    assert not play.noted("orphan")
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_orphan_recovers_in_its_slot_beside_those_who_live_on(seed):
+    """Task 3 shares a slot with the source's second half, which depends on nobody."""
+    stages = (source(), stage("first", 0), source("other"), sink(1, 2))
+    play = Play(stages, seed, depth=0, cells=(0, 1, 2, 2), epoch_ms=10_000, floors_at_end=0)
+    play.all_live()
+    slot = play.slot(3)
+    play.until(lambda: play.machine(3).dep.keys() >= {0})
+    play.cluster.network.cut(play.slot(0), play.cluster.driver)
+    play.until(lambda: play.machine(3).dep[0].position > play.keeper.length(0) + 3)
+    play.kill(0)
+    play.until(lambda: len(play.noted("live", 0)) > 1)
+    play.until(lambda: all(t.phase in RUNNING for t in play.coordinator.tasks.values()))
+    assert play.noted("orphan", 3)
+    assert play.slot(3) is slot is play.slot(2)
+    assert play.machine(2).incarnation.n == 0
     play.finish()

@@ -94,6 +94,7 @@ class Coordinator:
             bound=frozenset(bound),
             reach=self.reach,
             blame=self.blame,
+            standbys=self.standbys,
         )
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.rounds.answered,

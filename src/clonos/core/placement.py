@@ -1,17 +1,20 @@
-"""Which slot runs or keeps what: anti-affinity across executors, one running task per slot."""
+"""Which slot runs or keeps what: anti-affinity across executors, one running cell per slot."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from clonos.core.plan import Cell
+
 
 @dataclass(slots=True)
 class Slot:
-    """A process offered by one Spark task: runs one task or keeps passive standbys.
+    """A process offered by one Spark task: runs the tasks of one cell or keeps passive standbys.
 
-    ``group`` names its executor; ``bound`` the only task it can serve (a partition of a
-    DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still empty).
+    ``group`` names its executor; ``bound`` the task without which it can serve no cell (it has a
+    partition of its DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still
+    empty).
     """
 
     id: int
@@ -20,79 +23,88 @@ class Slot:
     bound: int | None = None
     standbys: dict[int, int] = field(default_factory=dict)
 
-    def serves(self, task: int, bound: Collection[int]) -> bool:
-        """Whether `task` could live here; tasks in `bound` need slots of their own."""
-        return self.bound == task if task in bound else self.bound is None
+    def serves(self, cell: Cell, bound: Collection[int]) -> bool:
+        """Whether `cell` could live here; tasks in `bound` need slots of their own."""
+        return self.bound == next((task for task in cell if task in bound), None)
+
+    def keeps(self, cell: Cell) -> bool:
+        """Whether this is to have a copy of `cell`, if perhaps an empty one."""
+        return any(task in self.standbys for task in cell)
+
+    def progress(self, cell: Cell) -> int:
+        """The epoch that a copy of the whole cell has reached; -2: there is none."""
+        return min(self.standbys.get(task, -2) for task in cell)
 
 
 def best_slot(
-    task: int,
+    cell: Cell,
     slots: Iterable[Slot],
     running: Collection[int],
     bound: Collection[int],
     shunned: Collection[str] = (),
 ) -> Slot | None:
-    """Where to activate `task`: its most advanced standby, else the slot with least to lose.
+    """Where to activate `cell`: its most advanced standby, else the slot with least to lose.
 
     Executors in `shunned` (they cannot reach its neighbours) only if there is no other slot.
     """
-    free = [s for s in slots if s.id not in running and s.serves(task, bound)]
+    free = [s for s in slots if s.id not in running and s.serves(cell, bound)]
     return min(
         free,
-        key=lambda s: (s.group in shunned, -s.standbys.get(task, -2), len(s.standbys), s.id),
+        key=lambda s: (s.group in shunned, -s.progress(cell), len(s.standbys), s.id),
         default=None,
     )
 
 
 def place_standbys(
-    slots: Mapping[int, Slot], homes: Mapping[int, int | None], copies: int, bound: Collection[int]
-) -> list[tuple[Slot, int]]:
-    """New (slot, task) pairs so that each task has its passive copies, as far as slots allow.
+    slots: Mapping[int, Slot], homes: Mapping[Cell, int | None], copies: int, bound: Collection[int]
+) -> list[tuple[Slot, Cell]]:
+    """New (slot, cell) pairs so that each cell has its passive copies, as far as slots allow.
 
-    A copy never shares the slot of its task, nor of another copy of it; it avoids the executor of
-    its task if another has room; slots fill evenly.
+    A copy never shares the slot of its cell, nor of another copy of it; it avoids the executor of
+    its cell if another has room; slots fill evenly.
     """
     running = {slot for slot in homes.values() if slot is not None}
     spare = [s for s in slots.values() if s.id not in running]
     load = {s.id: len(s.standbys) for s in spare}
-    result: list[tuple[Slot, int]] = []
-    for task, home in homes.items():
+    result: list[tuple[Slot, Cell]] = []
+    for cell, home in homes.items():
         group = slots[home].group if home is not None and home in slots else None
-        keepers = [s for s in spare if task in s.standbys]
+        keepers = [s for s in spare if s.keeps(cell)]
         while len(keepers) < copies:
             used = {s.group for s in keepers} | {group}
-            candidates = [s for s in spare if s not in keepers and s.serves(task, bound)]
+            candidates = [s for s in spare if s not in keepers and s.serves(cell, bound)]
             best = min(candidates, key=lambda s: (s.group in used, load[s.id], s.id), default=None)
             if best is None:
                 break
             keepers.append(best)
-            load[best.id] += 1
-            result.append((best, task))
+            load[best.id] += len(cell)
+            result.append((best, cell))
     return result
 
 
 def misplaced_standby(
-    slots: Mapping[int, Slot], homes: Mapping[int, int | None], bound: Collection[int]
-) -> tuple[Slot, Slot, int] | None:
-    """A copy that should move, as (from, to, task): slots register one after the other, and the
-    first must not keep all copies, nor those of tasks on its own executor."""
+    slots: Mapping[int, Slot], homes: Mapping[Cell, int | None], bound: Collection[int]
+) -> tuple[Slot, Slot, Cell] | None:
+    """A copy that should move, as (from, to, cell): slots register one after the other, and the
+    first must not keep all copies, nor those of cells on its own executor."""
     running = {slot for slot in homes.values() if slot is not None}
     spare = [s for s in slots.values() if s.id not in running]
+    cell_of = {task: cell for cell in homes for task in cell}
     for keeper in sorted(spare, key=lambda s: (-len(s.standbys), s.id)):
-        for task in keeper.standbys:
-            if task in bound:
+        for cell in dict.fromkeys(cell_of[task] for task in keeper.standbys):
+            if any(task in bound for task in cell):
                 continue  # its slot has begun to read: it could not begin again
-            home = homes[task]
-            taken = {s.group for s in spare if task in s.standbys and s is not keeper}
+            home = homes[cell]
+            taken = {s.group for s in spare if s.keeps(cell) and s is not keeper}
             if home is not None and home in slots:
                 taken.add(slots[home].group)
-            others = [s for s in spare if task not in s.standbys and s.serves(task, bound)]
+            others = [s for s in spare if not s.keeps(cell) and s.serves(cell, bound)]
             best = min(
                 others, key=lambda s: (s.group in taken, len(s.standbys), s.id), default=None
             )
             if best is None or (best.group in taken) > (keeper.group in taken):
                 continue
             apart = (best.group in taken) < (keeper.group in taken)
-            if apart or len(keeper.standbys) - len(best.standbys) > 1:
-                return keeper, best, task
+            if apart or len(keeper.standbys) - len(best.standbys) > len(cell):
+                return keeper, best, cell
     return None

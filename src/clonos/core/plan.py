@@ -1,15 +1,18 @@
-"""The running graph as pure data: tasks, the channels between them, and how far logs travel.
+"""The running graph as pure data: tasks, channels, cells, and how far logs travel.
 
-A plan is made once per job by :mod:`clonos.graph` and is the same on every process. Tasks and
+A *cell* is a set of tasks that share a slot, and so are placed together and die together; a task
+stays the unit of log, state and recovery. A plan is made once per job by :mod:`clonos.graph` and is
+the same on every process. Tasks and
 channels are small integers, so that a dependency vector on a batch costs a few bytes.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 HOUSE_KEEPER: Final = -1
 """The receiver of every channel that leads out of the job (see :mod:`clonos.core.housekeeper`)."""
@@ -33,7 +36,8 @@ class TaskSpec:
     waits until the house-keeper holds the log entries that made it (sources that cannot replay
     put their content there). ``sink``: the name of the sink that its last operator is; its last
     channel leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect
-    where it runs, after the house-keeper has acknowledged them.
+    where it runs, after the house-keeper has acknowledged them. ``cell``: which tasks share its
+    slot, those with the same number; None: it has a slot of its own.
     """
 
     id: int
@@ -46,11 +50,16 @@ class TaskSpec:
     sink: str | None = None
     is_gated: bool = False
     writes_itself: bool = False
+    cell: int | None = None
 
     @property
     def is_sink(self) -> bool:
         """Whether its output leaves the job."""
         return self.sink is not None
+
+
+Cell = tuple[int, ...]
+"""Its tasks, in the order of their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,35 +93,85 @@ class Plan:
     job_seed: int = 0
 
     @cached_property
-    def distances(self) -> dict[int, dict[int, int]]:
-        """For each task, the tasks whose logs can reach it, with the number of hops (itself: 0)."""
-        downstream: dict[int, list[int]] = {task.id: [] for task in self.tasks}
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for task in self.tasks:
+            key = ("task", task.id) if task.cell is None else ("cell", task.cell)
+            found.setdefault(key, []).append(task.id)
+        return tuple(map(tuple, found.values()))
+
+    @cached_property
+    def cell_of(self) -> dict[int, Cell]:
+        """The cell of each task."""
+        return {task: cell for cell in self.cells for task in cell}
+
+    @cached_property
+    def _downstream(self) -> dict[int, list[int]]:
+        result: dict[int, list[int]] = {task.id: [] for task in self.tasks}
         for channel in self.channels:
             if channel.receiver != HOUSE_KEEPER:
-                downstream[channel.sender].append(channel.receiver)
-        result: dict[int, dict[int, int]] = {task.id: {} for task in self.tasks}
-        for origin in downstream:
-            seen = {origin: 0}
-            queue = deque([origin])
-            while queue:
-                here = queue.popleft()
-                for there in downstream[here]:
-                    if there not in seen:
-                        seen[there] = seen[here] + 1
-                        queue.append(there)
-            for task_id, hops in seen.items():
-                result[task_id][origin] = hops
+                result[channel.sender].append(channel.receiver)
         return result
 
+    @cached_property
+    def distances(self) -> dict[int, dict[int, int]]:
+        """For each task, the tasks whose logs can reach it, and over how many hops (itself: 0).
+
+        Hops are counted from cell to cell: what a task shares with others of its cell dies with
+        it. All tasks of a cell are equally far away.
+        """
+        result: dict[int, dict[int, int]] = {task.id: {} for task in self.tasks}
+        for origin in self._downstream:
+            reached = _hops(self._downstream, origin)
+            nearby: dict[Cell, set[Cell]] = {}
+            for task in reached:
+                near = nearby.setdefault(self.cell_of[task], set())
+                near.update(self.cell_of[there] for there in self._downstream[task])
+            hops = _hops(nearby, self.cell_of[origin])
+            for task in reached:
+                result[task][origin] = hops[self.cell_of[task]]
+        return result
+
+    def _carried(self, task: int) -> dict[int, int]:
+        """Whose log bodies come to a task, and from how far; its own is among them."""
+        senders = [self.channels[channel].sender for channel in self.tasks[task].inputs]
+        return {
+            origin: hops
+            for origin, hops in self.distances[task].items()
+            if origin == task
+            or any(self.distances[s].get(origin, FULL_DEPTH) < self.sharing_depth for s in senders)
+        }
+
     def forwarded_logs(self, channel: ChannelSpec) -> tuple[int, ...]:
-        """The tasks whose log bodies the sender of `channel` passes on along it."""
+        """The tasks whose log bodies the sender of `channel` passes on along it.
+
+        A log travels on until as many cells as the sharing depth says have it, besides the one
+        that it comes from.
+        """
         if not self.causal_log:
             return ()
-        held = self.distances[channel.sender]
+        held = self._carried(channel.sender)
         if channel.receiver != HOUSE_KEEPER:
-            return tuple(t for t, hops in held.items() if hops + 1 <= self.sharing_depth)
+            return tuple(t for t, hops in held.items() if hops < self.sharing_depth)
         sender = self.tasks[channel.sender]
         if sender.is_sink:
-            return tuple(t for t, hops in held.items() if hops <= self.sharing_depth)
+            return tuple(held)
         boundary = tuple(t for t, hops in held.items() if hops == self.sharing_depth)
         return tuple(sorted({*boundary, sender.id} if sender.is_gated else boundary))
+
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def _hops(nearby: Mapping[Node, Iterable[Node]], origin: Node) -> dict[Node, int]:
+    """How far everything is that can be reached."""
+    seen = {origin: 0}
+    queue = deque([origin])
+    while queue:
+        here = queue.popleft()
+        for there in nearby[here]:
+            if there not in seen:
+                seen[there] = seen[here] + 1
+                queue.append(there)
+    return seen

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
-from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.plan import HOUSE_KEEPER, Cell
 from clonos.core.roster import ACTIVE, Roster
 
 GATHER_MS: Final = 300
@@ -93,13 +93,14 @@ class Reach:
         self._moves[task] = [*moves, now_ms]
         return len(moves) < MOVES_MAX
 
-    def shunned(self, task: int) -> frozenset[str]:
-        """Executors from which a neighbour of `task` could not be reached."""
+    def shunned(self, cell: Cell) -> frozenset[str]:
+        """Executors from which a neighbour of `cell` could not be reached."""
         roster, plan = self._roster, self._roster.plan
-        spec = plan.tasks[task]
-        near = {plan.channels[c].sender for c in spec.inputs}
-        near |= {plan.channels[c].receiver for c in spec.outputs} - {HOUSE_KEEPER}
-        homes = {roster.tasks[t].slot for t in near}
+        near: set[int] = set()
+        for task in cell:
+            near |= {plan.channels[c].sender for c in plan.tasks[task].inputs}
+            near |= {plan.channels[c].receiver for c in plan.tasks[task].outputs}
+        homes = {roster.tasks[t].slot for t in near - {HOUSE_KEEPER, *cell}}
         groups = {slot.group for slot in roster.slots.values() if slot.id in homes}
         fresh = [p for p, since in self._apart.items() if roster.now_ms - since < FORGET_MS]
         return frozenset(g for pair in fresh if pair & groups for g in (pair - groups or pair))

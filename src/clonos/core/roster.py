@@ -10,7 +10,7 @@ from clonos.core.decisions import Action, Command, Fail
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, Table
 from clonos.core.placement import Slot
-from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 
 
 class TaskPhase(Enum):
@@ -128,6 +128,15 @@ class Roster:
         """The job cannot go on; `told`: where, remedy and trace, as far as they are known."""
         self.failed = True
         self.do(Fail(error, message, task, *told))
+
+    def home(self, cell: Cell) -> int | None:
+        """The slot in which a cell lives, if any of its tasks has one."""
+        slots = (self.tasks[task].slot for task in cell)
+        return next((slot for slot in slots if slot is not None), None)
+
+    def homes(self) -> dict[Cell, int | None]:
+        """Where each cell lives."""
+        return {cell: self.home(cell) for cell in self.plan.cells}
 
     def active(self) -> list[TaskState]:
         """Tasks that have a slot to live in."""

@@ -21,9 +21,10 @@ from clonos.core.decisions import Command, Note
 from clonos.core.fences import depends_on_lost
 from clonos.core.log import in_pieces
 from clonos.core.placement import best_slot
-from clonos.core.plan import Incarnation
+from clonos.core.plan import Cell, Incarnation
 from clonos.core.reach import Reach
 from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
+from clonos.core.standbys import Standbys
 
 
 class Rounds:
@@ -40,6 +41,8 @@ class Rounds:
         Who cannot reach whom.
     blame
         Which lives are to be watched.
+    standbys
+        The copies that tasks may begin with.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Rounds:
         bound: frozenset[int],
         reach: Reach,
         blame: Blame,
+        standbys: Standbys,
     ) -> None:
         self._roster = roster
         self._plan = roster.plan
@@ -62,6 +66,7 @@ class Rounds:
         self._bound = bound
         self._reach = reach
         self._blame = blame
+        self._standbys = standbys
         self._since_ms = 0
 
     @property
@@ -248,13 +253,19 @@ class Rounds:
         """Give resolved tasks a slot, as far as slots are available."""
         for task in self._in(TaskPhase.WAITING):
             if task.slot is None:
-                running = {t.slot for t in self._tasks.values() if t.slot is not None}
-                slots, shunned = self._roster.slots.values(), self._reach.shunned(task.id)
-                slot = best_slot(task.id, slots, running, self._bound, shunned)
-                if slot is None:
-                    continue
-                task.slot = slot.id
-            self._activate(task, task.slot)
+                task.slot = self._slot_for(self._plan.cell_of[task.id])
+            if task.slot is not None:
+                self._activate(task, task.slot)
+
+    def _slot_for(self, cell: Cell) -> int | None:
+        """Where the rest of the cell is; the first of it chooses."""
+        home = self._roster.home(cell)
+        if home is not None:
+            return home
+        running = {t.slot for t in self._tasks.values() if t.slot is not None}
+        slots, shunned = self._roster.slots.values(), self._reach.shunned(cell)
+        slot = best_slot(cell, slots, running, self._bound, shunned)
+        return slot.id if slot is not None else None
 
     def _activate(self, task: TaskState, slot_id: int) -> None:
         keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]
@@ -272,7 +283,7 @@ class Rounds:
             keeper.generation,
             *self._blame.next_life(task.id),
         )
-        slot.standbys.clear()
+        self._standbys.activated(slot, task.id)
         for piece in pieces:
             self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
         self._do(Command(slot.id, activate))

@@ -1,4 +1,4 @@
-"""Passive copies of tasks: which slot keeps which, and how far each has come."""
+"""Passive copies of cells: which slot keeps which, and how far each task's copy has come."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from clonos.core import messages as msg
 from clonos.core.decisions import Command, Note
 from clonos.core.messages import LayerRef
 from clonos.core.placement import Slot, misplaced_standby, place_standbys
+from clonos.core.plan import Cell
 from clonos.core.roster import Roster
 
 
 class Standbys:
-    """The copies of all tasks.
+    """The copies of all cells.
 
     Parameters
     ----------
     copies
-        Of each task.
+        Of each cell.
     bound
         Tasks that can only live in slots of their own.
     """
@@ -26,26 +27,34 @@ class Standbys:
         self._bound = bound
 
     def fill(self) -> None:
-        """Give every task its passive copies again, away from the executor it runs on.
+        """Give every cell its passive copies again, away from the executor it runs on.
 
         Not while one recovers: to fill a copy takes what its recovery needs.
         """
         roster = self._roster
         if not roster.all_run:
             return
-        homes = {t.id: t.slot for t in roster.tasks.values()}
-        for slot, task in place_standbys(roster.slots, homes, self._copies, self._bound):
-            self._follow(slot, task)
+        homes = roster.homes()
+        for slot, cell in place_standbys(roster.slots, homes, self._copies, self._bound):
+            self._follow(slot, cell)
         while (move := misplaced_standby(roster.slots, homes, self._bound)) is not None:
-            keeper, better, task = move
-            del keeper.standbys[task]
-            roster.do(Command(keeper.id, msg.Drop(task)))
-            self._follow(better, task)
+            keeper, better, cell = move
+            for task in cell:
+                if keeper.standbys.pop(task, None) is not None:
+                    roster.do(Command(keeper.id, msg.Drop(task)))
+            self._follow(better, cell)
 
-    def _follow(self, slot: Slot, task: int) -> None:
+    def _follow(self, slot: Slot, cell: Cell) -> None:
         keeper = self._roster.keeper
-        slot.standbys[task] = -1
-        self._roster.do(Command(slot.id, msg.Follow(task, keeper.epoch, keeper.layers[task])))
+        for task in cell:
+            slot.standbys[task] = -1
+            self._roster.do(Command(slot.id, msg.Follow(task, keeper.epoch, keeper.layers[task])))
+
+    def activated(self, slot: Slot, task: int) -> None:
+        """A slot has become `task`: of its copies those of the rest of the cell stay."""
+        cell = self._roster.plan.cell_of[task]
+        kept = {t: epoch for t, epoch in slot.standbys.items() if t in cell and t != task}
+        slot.standbys = kept
 
     def floor(self, epoch: int, layers: dict[int, tuple[LayerRef, ...]]) -> None:
         """`epoch` is complete: every copy applies the new layer of its task."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from clonos.core import messages as msg
 from clonos.core.roster import Roster, TaskState
 
 INFLIGHT_BYTES_HIGH: Final = 512 << 20
-"""Sources wait while a task keeps more than this for its receivers (one is away, or replays)."""
+"""Sources wait while a process keeps more than this for its receivers (one is away, or replays)."""
 LOG_BYTES_HIGH: Final = 256 << 20
-"""Sources wait while a task holds more of the logs: only a floor takes log entries away."""
+"""Sources wait while a process holds more of the logs: only a floor takes log entries away."""
 KEEPER_BYTES_HIGH: Final = 1 << 30
 """The same for the house-keeper, which holds them all."""
 RELIEVED: Final = 0.5
@@ -33,12 +34,17 @@ class Throttle:
 
     @property
     def _inflight_fullness(self) -> float:
-        return max(self._inflight_bytes.values(), default=0) / INFLIGHT_BYTES_HIGH
+        return self._most(self._inflight_bytes) / INFLIGHT_BYTES_HIGH
 
     @property
     def _log_fullness(self) -> float:
-        held = max(self._log_bytes.values(), default=0) / LOG_BYTES_HIGH
+        held = self._most(self._log_bytes) / LOG_BYTES_HIGH
         return max(held, self._roster.keeper.book.nbytes / KEEPER_BYTES_HIGH)
+
+    def _most(self, nbytes: Mapping[int, int]) -> int:
+        """What the process with most has."""
+        cells = self._roster.plan.cells
+        return max(sum(nbytes.get(task, 0) for task in cell) for cell in cells)
 
     @property
     def wants_floor(self) -> bool:

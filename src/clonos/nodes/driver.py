@@ -176,7 +176,7 @@ class DriverNode:
             settings.name,
             settings.places,
             ports.launcher,
-            spare=len(settings.places) > len(self.plan.tasks),
+            spare=len(settings.places) > len(self.plan.cells),
             versions=settings.versions,
             fatal=settings.interruptions,
             pace=settings.pace,

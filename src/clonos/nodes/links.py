@@ -69,10 +69,11 @@ class Links:
 
     def reset(self, channels: Collection[int]) -> None:
         """A task is over, with these channels: close their connections."""
+        for channel in channels:
+            self._trials.pop(channel, None)
         for channel in [channel for channel in self._out if channel in channels]:
             _, outgoing = self._out.pop(channel)
             self._channel_of.pop(outgoing.conn_id, None)
-            self._trials.pop(channel, None)
             outgoing.close()
         for conn in [conn for conn, (channel, _) in self._in.items() if channel in channels]:
             _, incoming = self._in.pop(conn)

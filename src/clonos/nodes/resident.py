@@ -278,12 +278,10 @@ class Resident:
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
 
     def wait_s(self) -> float:
-        """How long it has nothing to do, unless something comes."""
+        """How long it has nothing to do once it is not busy, unless something comes."""
         machine = self.machine
         if machine is None:
             return IDLE_S
-        if self.is_busy:
-            return 0.0
         until = IDLE_S
         if self._tick_at is not None:
             until = min(until, self._tick_at - self._ports.clock.ticks_s())

@@ -152,11 +152,10 @@ class SlotNode:
             self._let(resident, self._run, resident)
             has_news |= bool(self._came)
             self._hear_all()
-        if has_news:  # of each other
+        if has_news or any(resident.is_busy for resident in self._residents.values()):
             return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
-        wait_s = min(waits, default=IDLE_S)
-        return max(wait_s, SLEEP_MIN_S) if wait_s else 0.0
+        return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
 
     def _order(self) -> list[Resident]:
         """Whose turn is when. It is in nobody's log, so any order will do: with senders before
@@ -303,7 +302,7 @@ class SlotNode:
         if task in self._residents:
             self._residents.pop(task).close()
         standby, warm = self._copies.take(task)
-        self._copies.keep_only(())
+        self._copies.keep_only(self._plan.cell_of[task])
         resident = Resident(self._home, next(self._lives), command, standby, warm)
         self._residents[task] = resident
         self._let(resident, self._restore, resident)

@@ -11,6 +11,7 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.program import Batch
+from clonos.core.task import TaskMachine
 from clonos.core.watch import DEATHS
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.disk import Died
@@ -289,11 +290,14 @@ class Cluster:
             self.start()
 
     def describe(self, slot: Slot) -> str:
-        machine = slot.machine
-        if machine is None:
+        if not slot.machines:
             return f"with standbys {sorted(slot.standbys)}"
+        return f"running {', '.join(map(self._life, slot.machines))}"
+
+    @staticmethod
+    def _life(machine: TaskMachine) -> str:
         n = machine.incarnation
-        return f"running {machine.spec.name} {n.term}.{n.n} {machine.phase.value}"
+        return f"{machine.spec.name} {n.term}.{n.n} {machine.phase.value}"
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -375,8 +379,7 @@ class Cluster:
     def slot_of(self, task: int) -> Slot | None:
         """Where the newest life of a task runs."""
         for slot in self.slots:
-            machine = slot.machine
-            if machine is not None and machine.id == task and slot.is_controlled:
+            if slot.machine_of(task) is not None and slot.is_controlled:
                 return slot
         return None
 
@@ -389,8 +392,7 @@ class Cluster:
             for t in coordinator.tasks.values()
         ]
         for slot in self.slots:
-            machine = slot.machine
-            if machine is not None:
+            for machine in slot.machines:
                 queues = {
                     c: (i.conn, i.greeted, i.consumed, len(i.queue), i.aligned, i.ended)
                     for c, i in machine.inputs.items()
@@ -400,7 +402,7 @@ class Cluster:
                     for c, o in machine.outputs.items()
                 }
                 lines.append(
-                    f"{slot.address} {self.describe(slot)} at {machine.position} of "
+                    f"{slot.address} {self._life(machine)} at {machine.position} of "
                     f"{machine.replay_to} epoch {machine.epoch} in {queues} out {outs}"
                 )
         return "\n".join(lines)

@@ -20,6 +20,7 @@ from clonos.nodes.views import Sample
 from clonos.simulator.disk import Died
 from clonos.simulator.disks import HOME, LAYERS, TERMS
 from clonos.simulator.durable import ClosedKeeper, SimulatedJournal, SimulatedMerger, outputs_of
+from clonos.simulator.invariants import cells_together
 from clonos.simulator.network import Stream
 from clonos.simulator.spark import Spark
 from clonos.simulator.world import EPOCH_MS
@@ -245,6 +246,8 @@ class Driver:
         if wait_s is None:
             return
         self.node.check()
+        slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
+        cells_together(self.cluster.job.plan, slots)
         if self.node.failed is not None:
             self.cluster.fail(self.node.failed)
         elif self.node.error is not None:

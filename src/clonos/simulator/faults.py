@@ -104,7 +104,7 @@ class Faults:
         return self.cluster.random.choice(slots) if slots else None
 
     def _busy(self) -> Slot | None:
-        slots = [slot for slot in self.cluster.alive() if slot.machine is not None]
+        slots = [slot for slot in self.cluster.alive() if slot.machines]
         return self.cluster.random.choice(slots) if slots else self._any()
 
     def _kill(self) -> None:
@@ -119,14 +119,15 @@ class Faults:
             self.cluster.kill(slot, "killed")
 
     def _kill_neighbours(self) -> None:
-        """A task and those who hold its log: more failures than the sharing depth."""
+        """A slot and those that hold the logs of it: more failures than the sharing depth."""
         first = self._busy()
-        if first is None or first.machine is None:
+        if first is None or not first.machines:
             return
         plan = self.cluster.job.plan
-        near = {plan.channels[c].receiver for c in first.machine.spec.outputs}
+        outputs = [c for machine in first.machines for c in machine.spec.outputs]
+        near = {plan.channels[c].receiver for c in outputs}
         for slot in self.cluster.alive():
-            is_near = slot.machine is not None and slot.machine.id in near
+            is_near = any(machine.id in near for machine in slot.machines)
             if slot is first or (is_near and self.cluster.random.random() < 0.8):
                 self.cluster.kill(slot, "killed with its neighbours")
 

@@ -18,7 +18,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
 from clonos.core.messages import Item, Kind, Layer, LayerRef
-from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan, TaskSpec
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
 from clonos.simulator.violations import Violation, require
 from clonos.storage.layers import LayerStore, get_layers
@@ -28,14 +28,12 @@ LATE_MS = 2
 
 
 def log_before_effect(
-    machine: TaskMachine, durable: dict[int, int], paths: dict[int, dict[int, int]]
+    machine: TaskMachine, durable: dict[int, int], shared: dict[int, set[int]]
 ) -> None:
-    """Invariant 1 inside the job: a task holds every log entry that its state depends on, if no
-    path to it is longer than the sharing depth (or the journal holds it, or a floor has passed)."""
-    plan = machine.plan
+    """Invariant 1 inside the job: a task holds every entry that its state depends on of the logs
+    that are `shared` with it (or the journal holds it, or a floor has passed)."""
     for task, dependency in machine.dep.items():
-        hops = paths[machine.id].get(task, 0)
-        if not 0 < hops <= plan.sharing_depth or not plan.causal_log:
+        if task not in shared[machine.id] or not machine.plan.causal_log:
             continue
         held = max(machine.book.length(task), durable.get(task, 0))
         require(
@@ -69,15 +67,24 @@ def log_leaves(machine: TaskMachine) -> None:
         )
 
 
-def longest_paths(plan: Plan) -> dict[int, dict[int, int]]:
-    """For each task: the hops on the longest way to it from every task before it."""
-    paths: dict[int, dict[int, int]] = {task.id: {} for task in plan.tasks}
+def shared_logs(plan: Plan) -> dict[int, set[int]]:
+    """For each task: whose logs it must hold, by the sharing depth.
+
+    Those from which, on each way to it, fewer other cells lie before it than the depth: what is in
+    the cell where a log comes from dies with it.
+    """
+    passed: dict[int, dict[int, int]] = {task.id: {task.id: 0} for task in plan.tasks}
+    shared: dict[int, set[int]] = {}
     for task in plan.tasks:  # numbered from the sources to the sinks
-        for channel in task.inputs:
-            sender = plan.channels[channel].sender
-            for origin, hops in ({sender: 0} | paths[sender]).items():
-                paths[task.id][origin] = max(paths[task.id].get(origin, 0), hops + 1)
-    return paths
+        before: dict[int, int] = {}
+        for sender in (plan.channels[channel].sender for channel in task.inputs):
+            for origin, cells in passed[sender].items():
+                before[origin] = max(before.get(origin, 0), cells)
+                homes = plan.cell_of[origin], plan.cell_of[sender]
+                here = cells + (plan.cell_of[task.id] not in homes)
+                passed[task.id][origin] = max(passed[task.id].get(origin, 0), here)
+        shared[task.id] = {origin for origin, cells in before.items() if cells < plan.sharing_depth}
+    return shared
 
 
 def log_before_output(keeper: HouseKeeper, deliver: Deliver) -> None:
@@ -437,13 +444,26 @@ def only_poison_is_blamed(poison: int | None, verdict: str) -> None:
     require(not names_one or f"({poison}, " in verdict, "blame", f"{poison} kills, not: {verdict}")
 
 
-def right_place(bound: int | None, task: int, tasks_bound: Iterable[int]) -> None:
-    """A task that reads a DataFrame's partition runs in the slot of that partition."""
+def right_place(bound: int | None, cell: Cell, tasks_bound: Iterable[int]) -> None:
+    """A task that reads a DataFrame's partition runs, with its cell, in the slot of that
+    partition."""
     require(
-        bound == (task if task in tasks_bound else None),
+        bound == next((task for task in cell if task in tasks_bound), None),
         "placement",
-        f"task {task} came to a slot that cannot run it",
+        f"{cell} came to a slot that cannot run it",
     )
+
+
+def cells_together(plan: Plan, slots: Mapping[int, int | None]) -> None:
+    """The tasks of a cell are in one slot, and no others are."""
+    cells: dict[int, Cell] = {}
+    for cell in plan.cells:
+        homes = {slots[task] for task in cell} - {None}
+        require(len(homes) <= 1, "placement", f"{cell} is in several slots: {homes}")
+        for home in homes:
+            assert home is not None
+            other = cells.setdefault(home, cell)
+            require(other == cell, "placement", f"{cell} and {other} are in one slot")
 
 
 def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:

@@ -21,13 +21,14 @@ from clonos.core.intake import Intake
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item, Rows
 from clonos.core.outbounds import Outbounds
-from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits, Group
 from clonos.nodes.layers import LayerCare
+from clonos.nodes.slot import SlotNode
 from clonos.simulator.programs import Toy
 from clonos.simulator.world import NoWorld
 from clonos.storage.layers import LayerStore
@@ -378,3 +379,40 @@ def delete_what_is_used(original: Any) -> Any:
         self._garbage += [(now_s, ref.path) for ref in chain]
 
     return merged
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def every_hop_counts(original: Any) -> Any:
+    """As if every task had a slot of its own."""
+
+    def distances(self: Plan) -> Any:
+        if "_apart" not in self.__dict__:
+            tasks = tuple(replace(task, cell=None) for task in self.tasks)
+            self.__dict__["_apart"] = original.func(replace(self, tasks=tasks))
+        return self.__dict__["_apart"]
+
+    return property(distances)
+
+
+def answer_for_each_other(original: Any) -> Any:
+    def to_task(self: SlotNode, command: msg.ToTask) -> None:
+        task, fence = command.task, command.command
+        others = [m for m in self.machines if m.id != task]
+        if isinstance(fence, msg.Fence) and fence.task != task and others:
+            known = others[0].book.length(fence.task), others[0].dep.get(fence.task)
+            self._send(msg.FenceAnswer(task, fence.task, fence.incarnation, *known))
+        else:
+            original(self, command)
+
+    return to_task
+
+
+def recover_the_first(original: Any) -> Any:
+    def lost(self: Coordinator, slot_id: int, **how: Any) -> None:
+        for task in [t for t in self.tasks.values() if t.slot == slot_id][1:]:
+            task.slot = None
+        original(self, slot_id, **how)
+
+    return lost

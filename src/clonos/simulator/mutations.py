@@ -32,12 +32,15 @@ from clonos.core.intake import Intake
 from clonos.core.log import LogBook
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
+from clonos.core.plan import Plan
+from clonos.core.roster import Roster
 from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits
 from clonos.nodes.layers import LayerCare
+from clonos.nodes.slot import SlotNode
 from clonos.simulator import mistakes as wrong
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
@@ -248,6 +251,16 @@ MUTATIONS: dict[str, Mutation] = {
     "suspect rows are guilty": mutation("blame", (Rehearsal, "attempt", constant(Trial.DIED))),
     "nobody asks which of the rows it was": mutation(
         "blame", (Watch, "_convict", wrong.hasty_verdict)
+    ),
+    "each task of a cell looks for a slot": mutation("placement", (Roster, "home", constant(None))),
+    "a hop inside a cell counts": mutation(
+        "log before effect", (Plan, "distances", wrong.every_hop_counts)
+    ),
+    "one task of a slot answers for the others": mutation(
+        "fencing", (SlotNode, "_on_to_task", wrong.answer_for_each_other)
+    ),
+    "of a lost cell the first task recovers": mutation(
+        "liveness", (Coordinator, "_on_slot_lost", wrong.recover_the_first)
     ),
     "a gated source waits for what it is about to send": mutation(
         "liveness", (Outbounds, "_gate_closed", wrong.wait_for_the_journal)

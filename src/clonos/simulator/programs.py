@@ -309,6 +309,17 @@ def build_job(
     return Job(tuple(stages), plan, {t: tuple(e) for t, e in edges.items()}, stage_of, sources)
 
 
+def in_cells(job: Job, random: Random) -> Job:
+    """The same job with several tasks in a slot: those of equal index, or any."""
+    count = random.randint(1, len(job.plan.tasks))
+    by_index = random.random() < 0.5
+    tasks = tuple(
+        replace(task, cell=task.index if by_index else random.randrange(count))
+        for task in job.plan.tasks
+    )
+    return replace(job, plan=replace(job.plan, tasks=tasks))
+
+
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:
     """Whatever a stage can do, in any combination that makes sense."""
     window = random.random()

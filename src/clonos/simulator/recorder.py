@@ -70,7 +70,7 @@ class Recorder:
         self._floor_epoch = 0
         self._floors: dict[int, int] = {}
         self._channel_floors = invariants.floors_of_channels(job.plan, {})
-        self._paths = invariants.longest_paths(job.plan)
+        self._shared = invariants.shared_logs(job.plan)
 
     @property
     def _is_exact(self) -> bool:
@@ -236,7 +236,7 @@ class Recorder:
         if not machine.life.generation:
             invariants.gap_free_input(machine, consumed, cause)
         consumed.update((channel, end.consumed) for channel, end in machine.inputs.items())
-        invariants.log_before_effect(machine, self._durable, self._paths)
+        invariants.log_before_effect(machine, self._durable, self._shared)
         invariants.bounded_memory(machine, backlogs)
 
     def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:

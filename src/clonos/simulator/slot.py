@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
@@ -85,7 +86,15 @@ class WatchedMachine(TaskMachine):
 
 class WatchedNode(SlotNode):
     """A slot in which nothing may go wrong but a record that kills: user code never fails in a
-    simulation."""
+    simulation. Its tasks have their turns in any order."""
+
+    random: Random
+
+    def _order(self) -> list[Resident]:
+        order = super()._order()
+        if len(order) > 1:
+            self.random.shuffle(order)
+        return order
 
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not isinstance(error, PoisonRecord):
@@ -121,8 +130,8 @@ class Slot:
         self._inbox: list[Heard] = []
         self._turn_at: float | None = None
         self._busy_until = 0.0
-        # What is awaited, since when, and how long it should take.
-        self._timer: tuple[tuple[Incarnation, int | None], float, int] | None = None
+        # By task: what is awaited, since when, and how long it should take.
+        self._timers: dict[int, tuple[tuple[Incarnation, int | None], float, int]] = {}
         self.store = SlotStore(self, layers)
         self.node = WatchedNode(
             cluster.job.plan,
@@ -140,11 +149,21 @@ class Slot:
             steps_per_turn=cluster.options.steps_per_turn,
             machines=partial(WatchedMachine, cluster.recorder),
         )
+        self.node.random = cluster.random
         self.node.join(ControlEnd(self))
 
     @property
+    def machines(self) -> list[TaskMachine]:
+        return self.node.machines
+
+    @property
     def machine(self) -> TaskMachine | None:
-        return next(iter(self.node.machines), None)
+        """The first of them, if there is one."""
+        return next(iter(self.machines), None)
+
+    def machine_of(self, task: int) -> TaskMachine | None:
+        """The automaton of a task, if it runs here."""
+        return next((machine for machine in self.machines if machine.id == task), None)
 
     @property
     def standbys(self) -> dict[int, Standby]:
@@ -160,7 +179,8 @@ class Slot:
 
     def command(self, command: msg.Command) -> None:
         if isinstance(command, msg.Activate):
-            right_place(self.bound, command.task, self.cluster.options.bound)
+            cell = self.cluster.job.plan.cell_of[command.task]
+            right_place(self.bound, cell, self.cluster.options.bound)
         self.post((CONTROL, command))
 
     def _turn_by(self, time: float) -> None:
@@ -190,18 +210,19 @@ class Slot:
         for _ in range(self.cluster.recorder.steps - before):
             self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
         self._turn_by(now + 1000 * wait_s)
-        self._watch_timer(now)
+        for machine in self.machines:
+            self._watch_timer(machine, now)
 
-    def _watch_timer(self, now: float) -> None:
-        machine = self.machine
-        wait_ms = machine.wait_ms if machine is not None else None
-        if machine is None or not wait_ms:  # nothing to wait for, or blocked
-            self._timer = None
+    def _watch_timer(self, machine: TaskMachine, now: float) -> None:
+        wait_ms = machine.wait_ms
+        if not wait_ms:  # nothing to wait for, or blocked
+            self._timers.pop(machine.id, None)
             return
         timer = machine.incarnation, machine.wake_ms
-        if self._timer is None or self._timer[0] != timer:
-            self._timer = timer, now, wait_ms
-        timer_in_time(machine, now - self._timer[1], self._timer[2])
+        known = self._timers.get(machine.id)
+        if known is None or known[0] != timer:
+            known = self._timers[machine.id] = timer, now, wait_ms
+        timer_in_time(machine, now - known[1], known[2])
 
     # --- small ports -----------------------------------------------------------------------------
 
