@@ -24,7 +24,7 @@ from clonos.cluster.shipping import ship
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode, DriverSettings
 from clonos.nodes.events import OutsideFailed
-from clonos.nodes.ports import DriverPorts
+from clonos.nodes.ports import DriverPorts, Journal
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
@@ -87,8 +87,7 @@ class DriverSetup:
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             self.inbox = undo.enter_context(closing(Inbox()))
-            tell = self.inbox.put
-            journal = JournalFile(self.directory.journal / "journal", durability, tell)
+            journal = JournalFile(self.directory.journal / "journal", durability, self.inbox.put)
             undo.callback(journal.close)
             self.keeper = house_keeper(plan)
             recovered = journal.recover(self.keeper)
@@ -97,12 +96,13 @@ class DriverSetup:
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
             secret, identities = self._listen(address, standby_slots, tls)
             undo.callback(self.plane.shutdown)
+            uri = self.directory.layers_uri
             shipment = ship(
                 self.feeds.reading(with_materialized(compiled, spark, self.directory.spool_uri)),
                 self.run_id,
                 secret,
                 self.plane.address,
-                self.directory.layers_uri,
+                uri,
                 layers_durability=durability,
                 lineage=compiled.options.lineage or self.directory.checkpoint_id,
                 identities=identities,
@@ -112,22 +112,17 @@ class DriverSetup:
             )
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
-            layers_uri = self.directory.layers_uri
-            self.merger = BackgroundMerger(layers_uri, durability, self._term, self.inbox)
-            written = JournalThread(journal, self.inbox)
-            undo.callback(written.close)
-            ports = DriverPorts(
-                SystemClock(),
-                written,
-                DeliveredOutputs(plan, store, self.consumers, tell),
-                self.pool,
-                self.merger,
-                self.audience,
-            )
+            self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
+            written = undo.enter_context(closing(JournalThread(journal, self.inbox)))
+            ports = self._ports(written, store)
             settings = self._settings(silence_s, answer_s, progress_s)
             self.node = DriverNode(self.keeper, recovered, ports, settings)
             self.observer.look = lambda: self.node.view
             self._undo = undo.pop_all()
+
+    def _ports(self, journal: Journal, store: DeliveredStore) -> DriverPorts:
+        outputs = DeliveredOutputs(self.compiled.plan, store, self.consumers, self.inbox.put)
+        return DriverPorts(SystemClock(), journal, outputs, self.pool, self.merger, self.audience)
 
     def _settings(self, silence_s: float, answer_s: float, progress_s: float) -> DriverSettings:
         compiled, options = self.compiled, self.compiled.options
