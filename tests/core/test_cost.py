@@ -99,11 +99,12 @@ class Wires:
         while True:
             sys.setprofile(profile)
             try:
-                actions = machine.step()
+                if (job := machine.begin()) is None:
+                    break
+                job()
+                actions = machine.end()
             finally:
                 sys.setprofile(None)
-            if actions is None:
-                break
             self.calls[machine.spec.name] += counted
             counted = 0
             self._queue.extend(actions)

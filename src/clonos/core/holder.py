@@ -5,7 +5,7 @@ Tasks and the house-keeper hold logs in the same way; a task is *lent* a holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from clonos.core.fences import Fences
 from clonos.core.log import LogBook
@@ -41,6 +41,15 @@ class Holder:
         self.fences.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
         if logs:
             self.book.resolve(cut.task, cut.incarnation, cut.length)
+
+    def truncate(self, floors: Mapping[int, int], kept: Collection[int]) -> None:
+        """These are floors now. `kept`: whose logs are to be held from there on."""
+        for task, position in floors.items():
+            if task in kept:
+                self.book.truncate(task, position)
+            else:
+                self.book.pass_by(task, position)
+        self.fences.truncate(floors)
 
     def is_being_cut(self, logs: Iterable[int]) -> bool:
         """Whether a fence of one of these tasks is not yet resolved."""

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Link, Verdict
+from clonos.core.determinants import Order
 from clonos.core.fences import Trust, depends_on_lost
 from clonos.core.holder import Holder
-from clonos.core.messages import Kind
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation
+from clonos.errors import Divergence
 
 COALESCE_BATCHES = 64
 """Batches of a channel handled as one, at most: bounds the latency of a step."""
@@ -41,6 +43,7 @@ class Inbounds:
         self, ends: Iterable[Inbound], holder: Holder, do: Callable[[ev.Action], None]
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
+        self._in_turn = list(self.ends.values())
         self._book = holder.book
         self._fences = holder.fences
         self._holder = holder
@@ -104,11 +107,34 @@ class Inbounds:
                 break  # rows that follow a watermark may be late by it
         return count
 
-    def have_come(self, end: Inbound, count: int) -> bool:
-        """Whether the next `count` items of a channel are there and can be trusted."""
-        if len(end.queue) < count:
-            return False
-        return all(self._fences.judge(end.queue[i].dep) is Trust.VALID for i in range(count))
+    def choose(self) -> tuple[Order | None, list[Item]]:
+        """Take what there is on the next channel that has something; each has its turn."""
+        ends = self._in_turn
+        for i, end in enumerate(ends, 1):
+            count = self.available(end)
+            if count:
+                self._in_turn = [*ends[i:], *ends[:i]]
+                items = end.consume(count)
+                made = items[-1].dep[end.spec.sender]
+                return Order(end.spec.id, count, made.position, *made.incarnation), items
+        return None, []
+
+    def retake(self, cause: Order, task: str) -> list[Item]:
+        """Take what a logged step took, once it is there and can be trusted (else nothing)."""
+        end = self.ends[cause.channel]
+        if len(end.queue) < cause.taken:
+            return []
+        if any(self._fences.judge(end.queue[i].dep) is not Trust.VALID for i in range(cause.taken)):
+            return []
+        items = end.consume(cause.taken)
+        made = items[-1].dep[end.spec.sender].position
+        if made != cause.position:
+            raise Divergence(
+                f"an item made at {cause.position} of channel {cause.channel} was taken; now it "
+                f"was made at {made}",
+                where=task,
+            )
+        return items
 
     def closed(self, event: ev.InputClosed) -> None:
         """A stream has ended."""

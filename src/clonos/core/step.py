@@ -19,6 +19,9 @@ BATCH_BYTES_MAX: Final = 1 << 30
 
 D = TypeVar("D", Clock, Call)
 
+Job = Callable[[], object]
+"""What user code does of a step."""
+
 
 def checked(record: bytes, position: int, where: str) -> bytes:
     """Return the log entry of a step; raise `StepTooLarge` if it cannot travel."""
@@ -31,6 +34,25 @@ def checked(record: bytes, position: int, where: str) -> bytes:
             "or set a smaller batch_rows_max",
         )
     return record
+
+
+class Abandoned(BaseException):  # user code may well catch every Exception
+    """The life that a step belongs to is over: nobody waits for what comes of it."""
+
+
+def nothing() -> None:
+    """Do the job of a step that user code hears nothing of."""
+
+
+def attempt(job: Job) -> Exception | None:
+    """Do a job; return what it has raised."""
+    try:
+        job()
+    except Exception as error:  # noqa: BLE001 - whoever has begun it decides what it means
+        return error
+    except Abandoned:
+        return None
+    return None
 
 
 class TaskTime:
@@ -62,6 +84,16 @@ class RunningStep:
 
     A live step asks `world` and appends to :attr:`record`; a replayed one takes every answer
     from `logged` and never touches the world.
+
+    Between its two halves a step shares nothing with its machine: user code may run in one thread
+    while the machine hears of the world in another.
+
+    Attributes
+    ----------
+    marker, ends
+        It takes the marker of this epoch (0: none); it takes an END.
+    is_abandoned
+        Its life is over: whatever it still calls returns by raising :class:`Abandoned`.
     """
 
     def __init__(
@@ -83,6 +115,9 @@ class RunningStep:
         self.wake_ms = wake_ms
         self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
         self._now_ms = now_ms
+        self.marker = 0
+        self.ends = self.is_abandoned = False
+        self.is_live = logged is None
         self._world, self._time = world, time
         self._replayed = list(logged[::-1]) if logged is not None else None
 
@@ -114,10 +149,12 @@ class RunningStep:
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         arguments = _arguments_digest(args, kwargs)
         if self._replayed is None:
+            self._go_on()
             try:
                 outcome = Call(arguments, True, encode(self._world.call(fn, args, kwargs)))
             except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
                 outcome = Call(arguments, False, encode_error(error))
+            self._go_on()
             self.record.append(outcome)
         else:
             outcome = self._logged(Call)
@@ -129,6 +166,10 @@ class RunningStep:
         if outcome.ok:
             return decode(outcome.answer)
         raise decode_error(outcome.answer)
+
+    def _go_on(self) -> None:
+        if self.is_abandoned:
+            raise Abandoned
 
     def wake_at(self, due_ms: int | None) -> None:
         self.wake_ms = due_ms

@@ -1,14 +1,16 @@
 """A task as a deterministic automaton driven by a log of events. The protocol's heart.
 
-Events go in (:meth:`TaskMachine.handle`, and :meth:`TaskMachine.step` when the runtime has time
-for a step), actions come out. All nondeterminism enters in a step: live, the machine chooses
-what to do next and writes the choice down; replaying, the log chooses. Nothing else differs
-between the two, so a replay gives the same state, the same items and the same digests.
+Events go in (:meth:`TaskMachine.handle`), actions come out. A step has two halves
+(:meth:`TaskMachine.begin`, :meth:`TaskMachine.end`), between which user code runs. All
+nondeterminism enters in a step: live, the machine chooses what to do next and writes the choice
+down; replaying, the log chooses. Nothing else differs between the two, so a replay gives the same
+state, the same items and the same digests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from clonos.core import events as ev
@@ -37,9 +39,9 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import RunningStep, TaskTime, checked
+from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, nothing
 from clonos.core.watch import Watch
-from clonos.errors import Divergence, ProtocolError
+from clonos.errors import ProtocolError
 
 Logged = list[Determinant] | None
 """What a step finds in the log; None: it is live."""
@@ -69,8 +71,10 @@ class TaskMachine:
     ----------
     inputs, outputs
         The ends of its channels, by channel.
-    ended
-        No input of any kind is left.
+    ended, end_is_out
+        No input of any kind is left; END was put out.
+    under_way
+        The step between its two halves.
     """
 
     def __init__(
@@ -122,10 +126,10 @@ class TaskMachine:
         # the oldest row of the last step was read.
         self.rows = self.entry_bytes = self.born_ms = 0
         self._inject = 0
-        self._turn = 0
+        self.under_way: RunningStep | None = None
         self.seals = Seals()
         self.ended = self._has_ended()
-        self._end_is_out = self.ended or (floor is not None and floor.end_is_out)
+        self.end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
         is_watched = activate.watched_steps > 0
         self.watch = Watch(self.spec, activate, world, announce) if is_watched else None
@@ -214,22 +218,9 @@ class TaskMachine:
     @property
     def wait_ms(self) -> int | None:
         """Time until there is something to do without input; None: never."""
-        if self.wake_ms is None or self.phase is not Phase.LIVE or self.ended:
+        if self.wake_ms is None or self.phase is not Phase.LIVE or self.ended or self.under_way:
             return None
         return max(self.wake_ms - self.time.now_ms(), 0)
-
-    def statistics(self) -> dict[str, int]:
-        """Counters for the progress display."""
-        return {
-            "position": self.position,
-            "rows": self.rows,
-            "entry_bytes": self.entry_bytes,
-            "epoch": self.epoch,
-            "replay_to": self.replay_to,
-            "queued": sum(len(i.queue) for i in self.inputs.values()),
-            "log_bytes": self.book.nbytes,
-            **self.outbounds.statistics(),
-        }
 
     def _has_ended(self) -> bool:
         if self.spec.is_source:
@@ -262,22 +253,19 @@ class TaskMachine:
         self._if_finished()
 
     def _if_finished(self) -> None:
-        if self.phase is Phase.LIVE and self.ended and self.outbounds.is_settled:
+        is_ended = self.ended and self.end_is_out  # else that step is under way
+        if self.phase is Phase.LIVE and is_ended and self.outbounds.is_settled:
             self.life.machine.on(LifeEvent.FINISHED)
             self._do(ev.Tell(msg.Finished(self.id, self.incarnation)))
 
     def flush(self) -> list[ev.Action]:
-        """End of a turn: logs that go to the house-keeper only, of all its steps, in one message.
-
-        To be called after the steps of a turn, and as often as what they send is written. Who
-        forgets it waits for the next tick.
-        """
+        """End of a turn: logs that go to the house-keeper only, in one message for all steps."""
         if self.phase is not Phase.FENCED:
             self.outbounds.flush()
         return self._take_actions()
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
-        """Take one event; the only way, besides :meth:`step`, in which the machine changes."""
+        """Take one event; the only way, besides steps, in which the machine changes."""
         try:
             fenced = self.phase is Phase.FENCED
             if not fenced or isinstance(event, (msg.ReadLog, msg.Fence, msg.Resolve)):
@@ -311,7 +299,7 @@ class TaskMachine:
                 self._credit(inbound, force=True)
 
     def _credit(self, inbound: Inbound, *, force: bool = False) -> None:
-        relaxed = self.phase is Phase.REPLAYING or inbound.aligned
+        relaxed = self.life.machine.state is Phase.REPLAYING or inbound.aligned
         credit = inbound.credit(relaxed=relaxed, force=force)
         if credit is not None and inbound.conn is not None:
             self._do(ev.Reply(inbound.conn, credit))
@@ -323,6 +311,7 @@ class TaskMachine:
             if incarnation <= self.incarnation:
                 return
             self.life.machine.on(LifeEvent.FENCED)
+            self.abandon()
         else:
             mine = [d for d in (self.dep.get(task), self._future.get(task)) if d is not None]
             dep = max(mine, key=lambda d: d.position) if mine else None
@@ -354,12 +343,7 @@ class TaskMachine:
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
         seal = self.seals.floor(command.epoch)
-        for task, position in command.positions.items():
-            if task == self.id or task in self.plan.distances[self.id]:
-                self.book.truncate(task, position)
-            else:
-                self.book.pass_by(task, position)
-        self.fences.truncate(command.positions)
+        self.holder.truncate(command.positions, {self.id, *self.plan.distances[self.id]})
         if seal is not None:
             for channel, (seq, _) in seal.layer.outs.items():
                 self.outputs[channel].log.truncate(seq)
@@ -389,11 +373,21 @@ class TaskMachine:
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> list[ev.Action] | None:
-        """Do one step if one can be done. ``None``: nothing to do for now."""
+        """Both halves of a step, if one can be done, for who has nothing to say meanwhile."""
+        job = self.begin()
+        return None if job is None else self.end(attempt(job))
+
+    def begin(self) -> Job | None:
+        """The first half of a step: choose, take the items, depend on what they depend on.
+
+        Returns what the program has to do; ``None``: nothing for now. Until :meth:`end` the
+        machine may hear anything, but begins no other step.
+        """
+        assert self.under_way is None
         try:
             phase = self.life.machine.state
             if phase is Phase.REPLAYING:
-                return self._replay_step()
+                return self._begin_logged()
             if phase is not Phase.LIVE and phase is not Phase.FINISHED:
                 return None
             cause, items = self._choose()
@@ -401,13 +395,33 @@ class TaskMachine:
                 return None
             if self.watch is not None:
                 self.watch.before(self, cause, items)
-            self._run(cause, items, None)
-            if self.watch is not None and self.watch.after():
-                self.watch = None
+            return self._begin(cause, items, None)
         except ProtocolError as error:
             with_stories(error, self.stories())
             raise
+
+    def end(self, error: Exception | None = None) -> list[ev.Action]:
+        """The second half: state, log entry and output of the step appear together.
+
+        ``error``: what the program has raised. If this life was fenced meanwhile, all is void.
+        """
+        step, self.under_way = self.under_way, None
+        assert step is not None
+        if self.life.machine.state is Phase.FENCED:
+            return []
+        try:
+            if error is not None:
+                raise error
+            self._end(step)
+        except ProtocolError as found:
+            with_stories(found, self.stories())
+            raise
         return self._take_actions()
+
+    def abandon(self) -> None:
+        """Nobody waits for the step under way any more: what it calls shall not keep it."""
+        if self.under_way is not None:
+            self.under_way.is_abandoned = True
 
     def _choose(self) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
@@ -415,49 +429,24 @@ class TaskMachine:
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.outbounds.blocked():
             return None, []
-        if self.wake_ms is not None and not self.ended:
-            now_ms = self.time.now_ms()
-            if self.wake_ms <= now_ms:
-                return Timer(now_ms), []
+        due = self.wake_ms if not self.ended else None
+        if due is not None and due <= (now_ms := self.time.now_ms()):
+            return Timer(now_ms), []
         if self.spec.is_source:
             return self.intake.choose(), []
-        channels = self.spec.inputs
-        for i in range(len(channels)):
-            channel = channels[(self._turn + i) % len(channels)]
-            count = self.inbounds.available(self.inputs[channel])
-            if count:
-                self._turn = (self._turn + i + 1) % len(channels)
-                items = self.inputs[channel].consume(count)
-                made = items[-1].dep[self.inputs[channel].spec.sender]
-                return Order(channel, count, made.position, *made.incarnation), items
-        return None, []
+        return self.inbounds.choose()
 
-    def _replay_step(self) -> list[ev.Action] | None:
+    def _begin_logged(self) -> Job | None:
         """The log decides what is next; wait until it is there again."""
         determinants = decode_record(self.book.record(self.id, self.position + 1))
         cause, logged = determinants[0], determinants[1:]
-        items: list[Item] = []
+        name, decode = self.spec.name, self.world.decode_rows
         if isinstance(cause, Order):
-            inbound = self.inputs[cause.channel]
-            if not self.inbounds.have_come(inbound, cause.taken):
-                return None
-            items = inbound.consume(cause.taken)
-            made = items[-1].dep[inbound.spec.sender].position
-            if made != cause.position:
-                raise Divergence(
-                    f"step {self.position + 1} took an item made at {cause.position} of channel "
-                    f"{cause.channel}; now it was made at {made}",
-                    where=self.spec.name,
-                )
-        elif isinstance(cause, Source) and not self.intake.reread(
-            cause, self.world.decode_rows, self.spec.name
-        ):
+            items = self.inbounds.retake(cause, name)
+            return self._begin(cause, items, logged) if items else None
+        if isinstance(cause, Source) and not self.intake.reread(cause, decode, name):
             return None
-        self._run(cause, items, logged)
-        self._if_replayed()
-        for outbound in self.outputs.values() if self.is_live else ():
-            self.outbounds.welcome(outbound)
-        return self._take_actions()
+        return self._begin(cause, [], logged)
 
     def new_step(self, cause: Determinant, logged: Logged = None) -> RunningStep:
         """A step that begins now."""
@@ -473,62 +462,31 @@ class TaskMachine:
             logged=logged,
         )
 
-    def _run(self, cause: Determinant, items: list[Item], logged: Logged) -> None:
-        """One step, atomic: state, determinants and outputs appear together at its end."""
-        step = self.new_step(cause, logged)
-        marker, ended = self._call_program(step, cause, items)
-        step.finish()
-        self.position += 1
-        self.clock_ms = step.floor_clock_ms
-        self.wake_ms = step.wake_ms
-        if logged is None:
-            record = checked(encode_record(step.record), self.position, self.spec.name)
-            self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
-        else:
-            record = self.book.record(self.id, self.position)
-        self.entry_bytes += len(record)
-        writer = self.incarnation if logged is None else self.book.writer(self.id, self.position)
-        self.dep[self.id] = Dependency(writer or self.incarnation, self.position)
-        self._put_out(step, marker, ended)
-        if marker:
-            self._seal(marker)
-        if marker:
-            for inbound in self.inputs.values():
-                self._credit(inbound)
-        elif isinstance(cause, Order):
-            self._credit(self.inputs[cause.channel])
-        self.outbounds.stepped()
-        if self.ended:
-            self._if_finished()
-
-    def _call_program(
-        self, step: RunningStep, cause: Determinant, items: list[Item]
-    ) -> tuple[int, bool]:
-        """Returns the epoch to seal after the step (0: none) and whether the task has ended."""
-        program = self.program
+    def _begin(self, cause: Determinant, items: list[Item], logged: Logged) -> Job:
+        """Take what the step takes: whoever asks from now on hears that we depend on it."""
+        step = self.under_way = self.new_step(cause, logged)
         match cause:
+            case Order(channel=channel):
+                return self._take_items(step, channel, items)
             case Source(rows=rows):
                 offered = self.intake.take()
                 self.rows += rows
                 self.born_ms = offered.born_ms
-                program.on_source(step, offered.batch)
+                return partial(self.program.on_source, step, offered.batch)
             case SourceEnd():
-                self.intake.ended = self.ended = True
-                program.on_end(step, None)
-                return 0, True
+                step.ends = True
+                return partial(self.program.on_end, step, None)
             case Timer(now_ms=now_ms):
                 self.born_ms = now_ms
-                program.on_timer(step, now_ms)
+                return partial(self.program.on_timer, step, now_ms)
             case Marker(epoch=epoch):
-                return epoch, False
-            case Order(channel=channel):
-                return self._take_items(step, channel, items)
+                step.marker = epoch
+                return nothing
             case _:
                 raise ProtocolError(f"{cause} cannot begin a step", where=self.spec.name)
-        return 0, False
 
-    def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> tuple[int, bool]:
-        inbound = self.inputs[channel]
+    def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> Job:
+        inbound, program = self.inputs[channel], self.program
         for item in items:
             merge(self.dep, self.fences.clamp(item.dep))
         first = items[0]
@@ -536,29 +494,70 @@ class TaskMachine:
         if first.kind is Kind.BATCH:
             batches: list[Batch] = [i.batch for i in items if i.batch is not None]
             self.rows += sum(batch.rows for batch in batches)
-            self.program.on_batches(step, channel, batches, items[-1].watermark)
-        elif first.kind is Kind.WATERMARK:
-            self.program.on_watermark(step, channel, first.value)
-        elif first.kind is Kind.MARKER:
-            if first.value > self.epoch:  # else it was made again, under the availability policy
-                inbound.aligned = True
-            return self._aligned_epoch(first.value), False
+            return partial(program.on_batches, step, channel, batches, items[-1].watermark)
+        if first.kind is Kind.WATERMARK:
+            return partial(program.on_watermark, step, channel, first.value)
+        if first.kind is Kind.MARKER:
+            step.marker = first.value
+            return nothing
+        inbound.end()
+        step.ends = True
+        return partial(program.on_end, step, channel)
+
+    def _end(self, step: RunningStep) -> None:
+        if not step.is_live:
+            step.finish()
+        self.position += 1
+        self.clock_ms = step.floor_clock_ms
+        self.wake_ms = step.wake_ms
+        writer = self.incarnation
+        if step.is_live:
+            record = checked(encode_record(step.record), self.position, self.spec.name)
+            self.book.append(msg.Run(self.id, self.incarnation, self.position, (record,)))
+            if self.watch is not None and self.watch.after():
+                self.watch = None
         else:
-            inbound.end()
+            record = self.book.record(self.id, self.position)
+            writer = self.book.writer(self.id, self.position) or writer
+        self.entry_bytes += len(record)
+        self.dep[self.id] = Dependency(writer, self.position)
+        cause = step.record[0]
+        marker = self._reached(step, cause) if step.marker or step.ends else 0
+        self._put_out(step, marker)
+        if marker:
+            self._seal(marker)
+            for inbound in self.inputs.values():
+                self._credit(inbound)
+        elif isinstance(cause, Order):
+            self._credit(self.inputs[cause.channel])
+        self.outbounds.stepped()
+        if self.ended:
+            self._if_finished()
+        if not step.is_live:
+            self._if_replayed()
+            for outbound in self.outputs.values() if self.is_live else ():
+                self.outbounds.welcome(outbound)
+
+    def _reached(self, step: RunningStep, cause: Determinant) -> int:
+        """A marker or END was taken: return the epoch to seal (0: none)."""
+        if step.ends:
+            self.intake.ended = isinstance(cause, SourceEnd)
             self.ended = self._has_ended()
-            self.program.on_end(step, channel)
-            return self._aligned_epoch(self.epoch + 1), self.ended
-        return 0, False
+        if not isinstance(cause, Order):
+            return step.marker
+        if step.marker > self.epoch:  # else it was made again, under the availability policy
+            self.inputs[cause.channel].aligned = True
+        return self._aligned_epoch(step.marker or self.epoch + 1)
 
     def _aligned_epoch(self, epoch: int) -> int:
         """`epoch` if its marker (or END) has come on every input, else 0."""
         some = any(i.aligned for i in self.inputs.values())
         return epoch if some and all(i.aligned or i.ended for i in self.inputs.values()) else 0
 
-    def _put_out(self, step: RunningStep, marker: int, ended: bool) -> None:
-        if self._end_is_out:
+    def _put_out(self, step: RunningStep, marker: int) -> None:
+        if self.end_is_out:
             return  # what comes after an END, some input's sender has made again
-        self._end_is_out = ended
+        ended = self.end_is_out = self.ended
         dep, born = dict(self.dep), self.born_ms
         for channel, outbound in self.outputs.items():
             if not outbound.carries_items:
@@ -592,7 +591,7 @@ class TaskMachine:
             source_rows=self.source_rows,
             source_ended=self.source_ended,
             delta=b"",
-            end_is_out=self._end_is_out,
+            end_is_out=self.end_is_out,
             generation=self.life.generation,
         )
         self.seals.add(layer)

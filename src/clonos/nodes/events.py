@@ -58,6 +58,14 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ran:
+    """A job that took longer is done; ``error``: what it has raised."""
+
+    life: int
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
 class RowsReady:
     """A source has rows (or its end, or an error) for the task that reads it."""
 
@@ -71,6 +79,7 @@ Event = (
     | Stored
     | Wrote
     | WorkFailed
+    | Ran
     | RowsReady
 )
 """What a slot's node receives, besides messages."""

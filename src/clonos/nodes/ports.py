@@ -22,6 +22,7 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
+from clonos.core.step import Job
 from clonos.errors import ClonosError
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Recovery, Sample
 from clonos.transport.events import Connection
@@ -78,6 +79,18 @@ class Store(Protocol):
 
     def put(self, life: int, sealed: StoreLayer) -> None:
         """Store a layer. Answered by ``Stored`` or ``WorkFailed``."""
+
+
+class Track(Protocol):
+    """Where user code runs: one job at a time, always in the same thread."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no job is under way. While one is, turns go on, and hear whatever comes."""
+
+    def run(self, life: int, job: Job) -> bool:
+        """Do a job. True: it is done, and raised nothing (what it raises comes from here). Else
+        ``Ran`` follows, within a later turn."""
 
 
 class Prefetch(Protocol):
@@ -143,6 +156,7 @@ class SlotPorts:
 
     network: Network
     clock: Clock
+    track: Track
     store: Store
     sources: Sources
     programs: Callable[[int], Program]

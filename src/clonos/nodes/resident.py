@@ -100,6 +100,7 @@ class Resident:
         self._waiting: list[msg.TaskCommand] = []  # until it is restored
         self._writer: Writer | None = None
         self._latency_ms = 0
+        self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
         self._statistics_at = 0.0
@@ -160,6 +161,8 @@ class Resident:
     def close(self) -> None:
         """It is over: nobody reads for it, or talks with it, any more."""
         self.is_over = True
+        if self.machine is not None:
+            self.machine.abandon()
         self._close_source()
         self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
 
@@ -205,17 +208,26 @@ class Resident:
         self._has_room = has_room
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
-        self._share(machine)
+        if not self.is_over:
+            self._share(machine)
 
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
         clock, world, network = self._ports.clock, machine.world, self._ports.network
         until = clock.ticks_s() + slice_s
         for _ in range(steps_max):
-            actions = machine.step()
-            if actions is None:
+            job = machine.begin()
+            if job is None:
                 return
-            self._perform(actions)
+            error = None
+            try:
+                if not self._ports.track.run(self.number, job):
+                    return
+            except Exception as raised:  # noqa: BLE001 - it belongs to the step
+                error = raised
+            if self.is_over:  # other turns have passed meanwhile
+                return
+            self.ran(error)
             now = clock.ticks_s()
             if now >= self._flush_at:
                 self._share(machine)
@@ -228,6 +240,11 @@ class Resident:
             if now >= until:
                 break
         self.is_busy = True
+
+    def ran(self, error: Exception | None) -> None:
+        """The job of the step under way is done; `error`: what it has raised."""
+        assert self.machine is not None
+        self._perform(self.machine.end(error))
 
     def _share(self, machine: TaskMachine) -> None:
         """Logs that travel with no item go to the house-keeper, once for many steps."""
@@ -268,10 +285,21 @@ class Resident:
         machine = self.machine
         if machine is None:
             return
+        if machine.under_way is None:  # else the program is at work on them
+            self._counters = {
+                **getattr(machine.program, "statistics", {}),
+                **getattr(machine.program, "traffic", {}),
+            }
         counters = {
-            **machine.statistics(),
-            **getattr(machine.program, "statistics", {}),
-            **getattr(machine.program, "traffic", {}),
+            "position": machine.position,
+            "rows": machine.rows,
+            "entry_bytes": machine.entry_bytes,
+            "epoch": machine.epoch,
+            "replay_to": machine.replay_to,
+            "queued": sum(len(i.queue) for i in machine.inputs.values()),
+            "log_bytes": machine.book.nbytes,
+            **machine.outbounds.statistics(),
+            **self._counters,
             "latency_ms": self._latency_ms,
         }
         self._latency_ms = 0

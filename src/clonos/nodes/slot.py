@@ -105,6 +105,7 @@ class SlotNode:
             node_events.Stored: self._on_stored,
             node_events.Wrote: self._on_wrote,
             node_events.WorkFailed: self._on_work_failed,
+            node_events.Ran: self._on_ran,
             node_events.RowsReady: self._on_rows_ready,
         }
         self._on_command: dict[type[Any], Callable[[Any], None]] = {
@@ -152,7 +153,8 @@ class SlotNode:
             self._let(resident, self._run, resident)
             has_news |= bool(self._came)
             self._hear_all()
-        if has_news or any(resident.is_busy for resident in self._residents.values()):
+        may_run = self._ports.track.is_free
+        if has_news or (may_run and any(r.is_busy for r in self._residents.values())):
             return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
@@ -166,8 +168,10 @@ class SlotNode:
         if resident.is_over:
             return
         slice_s = max(SLICE_S, TURN_S / len(self._residents))
-        resident.run(slice_s, self._steps_per_turn, has_room=self._has_room(resident))
-        resident.tick()
+        if self._ports.track.is_free:
+            resident.run(slice_s, self._steps_per_turn, has_room=self._has_room(resident))
+        if not resident.is_over:
+            resident.tick()
 
     def _has_room(self, resident: Resident) -> bool:
         """Whether others in this slot have taken most of what `resident` has sent them."""
@@ -192,9 +196,10 @@ class SlotNode:
             self._failed(resident, error)
 
     def _failed(self, resident: Resident, error: Exception) -> None:
-        del self._residents[resident.task]
-        self._send(resident.complaint(error))
-        resident.close()
+        if not resident.is_over:
+            del self._residents[resident.task]
+            self._send(resident.complaint(error))
+            resident.close()
 
     # --- what comes in ------------------------------------------------------------------------
 
@@ -269,6 +274,10 @@ class SlotNode:
     def _on_work_failed(self, event: node_events.WorkFailed) -> None:
         if (resident := self._of(event.life)) is not None:
             self._failed(resident, event.error)
+
+    def _on_ran(self, event: node_events.Ran) -> None:
+        if (resident := self._of(event.life)) is not None:
+            self._let(resident, resident.ran, event.error)
 
     def _on_rows_ready(self, event: node_events.RowsReady) -> None:
         """Nothing to do: every turn checks for rows."""

@@ -15,6 +15,7 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
+from clonos.core.step import Abandoned, Job
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
@@ -34,6 +35,23 @@ class Ticks:
     """The monotonic clock."""
 
     ticks_s = staticmethod(time.monotonic)
+
+
+class MainTrack:
+    """A :class:`~clonos.nodes.ports.Track`: the loop's own thread, at once."""
+
+    def __init__(self) -> None:
+        self.is_free = True
+
+    def run(self, life: int, job: Job) -> bool:
+        self.is_free = False
+        try:
+            job()
+        except Abandoned:
+            pass
+        finally:
+            self.is_free = True
+        return True
 
 
 class Layers:
@@ -197,6 +215,7 @@ class SlotLoop:
         ports = SlotPorts(
             network=self._plane,
             clock=Ticks(),
+            track=MainTrack(),
             store=self._layers,
             sources=Sources(shipment, batches, inbox),
             programs=lambda task: shipment.programs[task](),

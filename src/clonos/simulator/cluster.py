@@ -72,6 +72,8 @@ class Options:
     """How often Spark restarts a process by itself."""
     launch_faults: float = 0.0
     """How often a launched process starts late, twice, or never."""
+    long_jobs: float = 0.0
+    """How often user code takes longer, and its slot hears what comes meanwhile."""
 
 
 @dataclass
@@ -104,6 +106,8 @@ class Cluster:
         self.job = job
         self.options = options
         self.random = random
+        self.job_random = Random(0)
+        """For how long jobs take: whatever that is, all else is drawn as before."""
         self.scheduler = Scheduler()
         self.network = Network(self.scheduler, random)
         self.network.latency_ms = options.latency_ms
@@ -114,6 +118,7 @@ class Cluster:
         self.outcome = Outcome()
         self.litter = Litter(self.disks.shared.observe(), options.grace_ms)
         self.on_note: list[Callable[[co.Note], None]] = []
+        self.on_job: list[Callable[[Slot, float], None]] = []
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
         """By executor: each is a machine."""
@@ -153,6 +158,17 @@ class Cluster:
     def step_cost(self, slot: Slot) -> float:
         slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
         return self.about(self.options.step_ms) + slow
+
+    def job_duration(self) -> float:
+        random = self.job_random
+        if random.random() >= self.options.long_jobs:
+            return 0.0
+        return random.choice((0.5, 3.0, 10.0, 30.0)) * random.random()
+
+    def under_way(self, slot: Slot, duration: float) -> None:
+        """A job has begun that takes a while."""
+        for listener in self.on_job:
+            listener(slot, duration)
 
     def may_end(self) -> bool:
         """Sources continue until this many checkpoints have completed after the last fault."""

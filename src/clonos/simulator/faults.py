@@ -76,6 +76,7 @@ class Faults:
         self._eagerness = eagerness
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         cluster.on_note.append(self.on_note)
+        cluster.on_job.append(self.on_job)
         for _ in range(budget // 2 + 1):
             at = begins_at + cluster.random.random() * lasts
             cluster.scheduler.at(at, self.strike)
@@ -87,17 +88,38 @@ class Faults:
         if note.what in CRITICAL and random.random() < self._eagerness:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 
+    def on_job(self, slot: Slot, duration: float) -> None:
+        """While a step is under way, those fail whose items it has taken: what they hear of it must
+        be true."""
+        random, scheduler = self.cluster.random, self.cluster.scheduler
+        if scheduler.now >= self.begins_at and random.random() < self._eagerness / 2:
+            scheduler.after(random.random() * duration, self._kill_senders, slot)
+
+    def _kill_senders(self, slot: Slot) -> None:
+        machine = next((m for m in slot.machines if m.under_way is not None), None)
+        if machine is None or not self._may_strike():
+            return
+        self._count("kill senders")
+        senders = {end.spec.sender for end in machine.inputs.values()}
+        for other in self.cluster.alive():
+            if other is not slot and any(m.id in senders for m in other.machines):
+                self.cluster.kill(other, "killed, with a step under way behind it")
+
     def strike(self) -> None:
+        if self._may_strike():
+            kind = self.cluster.random.choice(self._kinds)
+            self._count(kind)
+            getattr(self, "_" + kind.replace(" ", "_").replace("'", ""))()
+
+    def _may_strike(self) -> bool:
         cluster = self.cluster
-        if self.budget <= 0 or cluster.scheduler.now > self.ends_at or not cluster.driver.alive:
-            return
-        if cluster.outcome.state != "running":
-            return
+        is_time = cluster.scheduler.now <= self.ends_at and cluster.driver.alive
+        return self.budget > 0 and is_time and cluster.outcome.state == "running"
+
+    def _count(self, kind: str) -> None:
         self.budget -= 1
-        kind = cluster.random.choice(self._kinds)
-        self.coverage[kind, state_of(cluster)] += 1
-        cluster.trace(f"fault: {kind}")
-        getattr(self, "_" + kind.replace(" ", "_").replace("'", ""))()
+        self.coverage[kind, state_of(self.cluster)] += 1
+        self.cluster.trace(f"fault: {kind}")
 
     def _any(self) -> Slot | None:
         slots = self.cluster.alive()

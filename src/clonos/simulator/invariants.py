@@ -13,7 +13,7 @@ from clonos.core import outbounds as outbounds_module
 from clonos.core.channels import Outbound
 from clonos.core.cuts import valid_length
 from clonos.core.determinants import Determinant, Marker, Order, Timer, decode_record
-from clonos.core.fences import Cut, depends_on_lost
+from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
@@ -291,6 +291,24 @@ def no_orphan(machine: TaskMachine, cut: msg.Resolve) -> None:
     if machine.phase is Phase.REPLAYING:
         future = machine.book.runs(machine.id, machine.position + 1)
         no_void_entries(machine.plan, machine.id, future, {task: [(incarnation, length)]})
+
+
+def still_no_orphan(machine: TaskMachine) -> None:
+    """Nor does a step end that took what was lost while it was under way."""
+    require(
+        machine.fences.judge(machine.dep) is not Trust.ORPHAN,
+        "no orphans",
+        f"{machine.spec.name} goes on after step {machine.position}, which took what was lost",
+    )
+
+
+def over_is_over(machine: TaskMachine) -> None:
+    """Invariant 4 in a task: after a fence of its own it ends no step."""
+    require(
+        machine.phase is not Phase.FENCED,
+        "fencing",
+        f"{machine.spec.name} ends step {machine.position} after a fence of its own",
+    )
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:

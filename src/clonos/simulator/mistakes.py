@@ -13,11 +13,12 @@ from clonos.core.channels import Inbound, Outbound
 from clonos.core.checkpoints import Checkpoints, EpochState
 from clonos.core.coordinator import Coordinator, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
-from clonos.core.fences import Fences, Trust
+from clonos.core.fences import Fences, Trust, merge
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
+from clonos.core.life import Phase
 from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item, Rows
 from clonos.core.outbounds import Outbounds
@@ -163,6 +164,39 @@ def direct_dependency_only(original: Any) -> Any:
         return original(self, step, channel, direct)
 
     return take
+
+
+def depend_on_nothing(original: Any) -> Any:
+    def take(self: TaskMachine, step: Any, channel: int, items: list[Item]) -> Any:
+        before, self.dep = self.dep, dict(self.dep)
+        job = original(self, step, channel, items)
+        step.taken, self.dep = self.dep, before
+        return job
+
+    return take
+
+
+def depend_at_the_end(original: Any) -> Any:
+    def end(self: TaskMachine, error: Exception | None = None) -> Any:
+        merge(self.dep, getattr(self.under_way, "taken", {}))
+        return original(self, error)
+
+    return end
+
+
+def end_although_fenced(original: Any) -> Any:
+    def end(self: TaskMachine, error: Exception | None = None) -> Any:
+        life = self.life.machine
+        state = life.state
+        if state is Phase.FENCED:
+            life.state = Phase.LIVE
+        try:
+            return original(self, error)
+        finally:
+            if state is Phase.FENCED:
+                life.state = state
+
+    return end
 
 
 def never_unknown(original: Any) -> Any:

@@ -113,6 +113,15 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", (Rounds, "_read_longest", wrong.first_answer), kind=HARSH
     ),
     "orphans are left alone": mutation("no orphans", (Rounds, "_orphans", constant([])), kind=EDGE),
+    "a step under way depends on nothing": mutation(
+        "no orphans",
+        (TaskMachine, "_take_items", wrong.depend_on_nothing),
+        (TaskMachine, "end", wrong.depend_at_the_end),
+        kind=EDGE,
+    ),
+    "an end ignores its fence": mutation(
+        "fencing", (TaskMachine, "end", wrong.end_although_fenced), kind=EDGE
+    ),
     "what a replay will depend on is not told": mutation(
         "no orphans", (task_module, "dependencies_of", constant({})), kind=EDGE
     ),
@@ -232,7 +241,7 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (task_module, "encode_record", wrong.unlogged_clock)
     ),
     "a timer's time is not logged": mutation(
-        "equivalence", (TaskMachine, "_run", wrong.timer_of_now)
+        "equivalence", (TaskMachine, "_begin", wrong.timer_of_now)
     ),
     "who starts over misses what was made meanwhile": mutation(
         "conservation", (InFlightLog, "made_until", wrong.continue_at_the_end), kind=FORGIVING

@@ -196,6 +196,7 @@ class Recorder:
     def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
         """A step has ended; `backlogs` are those from before."""
         self.steps += 1
+        invariants.over_is_over(machine)
         record = machine.book.record(machine.id, machine.position)
         self.digest.add(machine.id, machine.incarnation, machine.position, record)
         if machine.incarnation < self.newest.get(machine.id, NOBODY):
@@ -203,8 +204,7 @@ class Recorder:
                 self._append(machine, record)
             return
         cause = self._append(machine, record)
-        if machine.phase is not Phase.FENCED:
-            self._check_step(machine, cause, backlogs)
+        self._check_step(machine, cause, backlogs)
 
     def _append(self, machine: TaskMachine, record: bytes) -> Determinant:
         cause = decode_record(record)[0]
@@ -233,6 +233,7 @@ class Recorder:
         consumed = self._consumed[machine.id, machine.incarnation]
         if self._is_exact:
             invariants.dependencies_known(machine, self._rests_on[machine.id][machine.position - 1])
+            invariants.still_no_orphan(machine)
         if not machine.life.generation:
             invariants.gap_free_input(machine, consumed, cause)
         consumed.update((channel, end.consumed) for channel, end in machine.inputs.items())

@@ -163,7 +163,7 @@ def simulate(
 
     In a third of the seeds, slots run several tasks each.
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
-    fifth has tasks that are source and sink at once.
+    fifth has tasks that are source and sink at once; in every third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
@@ -193,6 +193,7 @@ def simulate(
         options.slots += 3
     if availability is not None and not is_poisoned:
         options.availability = availability
+    options.long_jobs = _long_jobs(seed)
     if disk is None:
         disk = seed % 8 == 5
     if disk and not harsh:  # with time to see what stays in the store
@@ -204,6 +205,10 @@ def simulate(
     )[0]  # fmt: skip
 
 
+def _long_jobs(seed: int) -> float:
+    return 0.3 if seed % 3 == 1 else 0.0
+
+
 def _simulate_edge(seed: int, *, trace: bool) -> Result:
     random = Random(seed)
     job = _in_cells(chain_job(random), seed)
@@ -213,6 +218,7 @@ def _simulate_edge(seed: int, *, trace: bool) -> Result:
         epoch_ms=random.choice((5.0, 20.0, 1000.0)),
         commit_ms=random.choice((1.0, 5.0)),
         rows_ms=0.5,
+        long_jobs=_long_jobs(seed),
     )
     return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=EDGE)[0]
 

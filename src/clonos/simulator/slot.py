@@ -12,9 +12,10 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
+from clonos.core.step import Job, attempt, nothing
 from clonos.core.task import TaskMachine
 from clonos.errors import PoisonRecord
-from clonos.nodes.events import Heard, RowsReady, Wrote
+from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
@@ -65,13 +66,15 @@ class WatchedMachine(TaskMachine):
             log_leaves(self)
         return actions
 
-    def step(self) -> list[ev.Action] | None:
-        before, backlogs = self.position, backlogs_of(self)
-        actions = super().step()
-        if actions is None:
-            return None
+    def begin(self) -> Job | None:
+        self._backlogs = backlogs_of(self)
+        return super().begin()
+
+    def end(self, error: Exception | None = None) -> list[ev.Action]:
+        before = self.position
+        actions = super().end(error)
         if self.position > before:
-            self._recorder.stepped(self, backlogs)
+            self._recorder.stepped(self, self._backlogs)
             self._recorder.touched(self)
         return self._watch(actions)
 
@@ -138,6 +141,7 @@ class Slot:
             SlotPorts(
                 network=SlotNetwork(self),
                 clock=SlotClock(self),
+                track=SlotTrack(self),
                 store=self.store,
                 sources=SlotSources(self),
                 programs=self._program,
@@ -280,6 +284,40 @@ class SlotClock:
 
     def ticks_s(self) -> float:
         return self._scheduler.now / 1000
+
+
+class SlotTrack:
+    """A :class:`~clonos.nodes.ports.Track` on which some jobs take a while.
+
+    What they do, calls included, happens at the beginning or at the end of that time.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.is_free = True
+
+    def run(self, life: int, job: Job) -> bool:
+        cluster = self._slot.cluster
+        duration = cluster.job_duration()
+        if not duration:
+            job()
+            return True
+        self.is_free = False
+        error = None
+        if cluster.job_random.random() < 0.5:
+            error, job = attempt(job), nothing
+        cluster.scheduler.after(duration, self._ran, life, job, error)
+        cluster.under_way(self._slot, duration)
+        return False
+
+    def _ran(self, life: int, job: Job, error: Exception | None) -> None:
+        if self._slot.alive:
+            try:
+                error = error or attempt(job)
+            except Poisoned:
+                self._slot.cluster.kill(self._slot, "poisoned")
+            self.is_free = True
+            self._slot.post(Ran(life, error))
 
 
 # --- connections ----------------------------------------------------------------------------------

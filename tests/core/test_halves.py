@@ -1,0 +1,178 @@
+"""A step between its two halves: what a task hears meanwhile, and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.determinants import Source, encode_record
+from clonos.core.life import Phase
+from clonos.core.messages import Dependency, Item, Kind, Run
+from clonos.core.plan import Incarnation
+from clonos.core.step import Abandoned, attempt
+from clonos.core.task import TaskMachine
+from clonos.simulator.programs import Stage, build_job
+from clonos.simulator.world import NoWorld, batch_of
+
+OLD, NEW = Incarnation(1, 0), Incarnation(1, 1)
+SOURCE = encode_record([Source(1, 0, None)])
+JOB = build_job(
+    (Stage("source", 1, ()), Stage("middle", 1, (0,)), Stage("sink", 1, (1,), is_sink=True)),
+    sharing_depth=1,
+    rows=5,
+)
+TO_MIDDLE = 0
+
+
+class World(NoWorld):
+    """One in which calls are answered."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda content: batch_of(JOB.decode(content)))
+        self.asked: list[Any] = []
+
+    def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        self.asked.append(args)
+        return fn(*args)
+
+
+class Asking:
+    """Calls `fn`, whatever comes; user code that catches all that it may."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def on_batches(self, step: Any, *_: Any) -> None:
+        for _attempt in range(2):
+            try:
+                step.call(self.fn, (), {})
+            except Exception:  # noqa: BLE001 - as users do
+                continue
+
+    def delta(self) -> bytes:
+        return b""
+
+
+class Failing(Asking):
+    """Raises, whatever comes."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def on_batches(self, step: Any, *_: Any) -> None:
+        raise ValueError("no such key")
+
+
+def middle(program: Any = None) -> Any:
+    activate = msg.Activate(1, OLD, 0, (), (), (), ())
+    task = TaskMachine(JOB.plan, activate, program or JOB.program(1), (), World())
+    task.start()
+    task.handle(ev.Opened(TO_MIDDLE, 1, OLD))
+    return task
+
+
+def batch(seq: int) -> Item:
+    return Item(seq, Kind.BATCH, 0, 0, batch_of(((seq, seq),)), {0: Dependency(OLD, seq)}, seq)
+
+
+def give(task: TaskMachine, item: Item) -> None:
+    run = Run(0, OLD, item.seq, (SOURCE,))
+    task.handle(ev.Received(TO_MIDDLE, 1, msg.Data(TO_MIDDLE, OLD, item, (run,))))
+
+
+def told(actions: list[ev.Action], kind: Any) -> list[Any]:
+    return [a.report for a in actions if isinstance(a, ev.Tell) and isinstance(a.report, kind)]
+
+
+def test_the_answer_to_a_fence_counts_what_the_step_under_way_has_taken():
+    task = middle()
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    (answer,) = told(task.handle(msg.Fence(0, NEW)), msg.FenceAnswer)
+    assert answer.dep == Dependency(OLD, 1)
+    assert task.position == 0
+    assert attempt(job) is None
+    task.end()
+    assert task.position == 1
+
+
+def test_what_a_step_under_way_has_not_taken_waits_until_the_fence_is_resolved():
+    task = middle()
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    give(task, batch(2))
+    task.handle(msg.Fence(0, NEW))
+    attempt(job)
+    task.end()
+    assert task.begin() is None
+    task.handle(msg.Resolve(0, NEW, 2, 0, reset=False))
+    assert task.begin() is not None
+
+
+def test_an_end_after_a_fence_of_its_own_does_nothing():
+    task = middle()
+    task.handle(msg.Connect(msg.Peer(1, OLD, "there")))
+    task.handle(ev.Answered(1, 1, msg.Hello(1, OLD, 1, 0, {})))
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    (answer,) = told(task.handle(msg.Fence(1, NEW)), msg.FenceAnswer)
+    attempt(job)
+    assert task.end(ValueError("whatever the old life has raised")) == []
+    assert task.phase is Phase.FENCED
+    assert task.book.length(1) == answer.length == 0
+    assert task.begin() is None
+
+
+def test_a_call_of_a_life_that_is_over_returns_by_raising_what_users_do_not_catch():
+    task: Any = middle(Asking(lambda: task.handle(msg.Fence(1, NEW))))
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    with pytest.raises(Abandoned):
+        job()
+    assert len(task.world.asked) == 1  # and it makes no other
+    assert task.end() == []
+
+
+def test_what_the_program_raises_belongs_to_the_second_half():
+    task = middle(Failing())
+    give(task, batch(1))
+    job = task.begin()
+    assert job is not None
+    error = attempt(job)
+    with pytest.raises(ValueError, match="no such key"):
+        task.end(error)
+
+
+def test_a_task_is_not_finished_while_its_end_is_under_way():
+    task = middle()
+    end = Item(1, Kind.END, 0, 0, None, {0: Dependency(OLD, 1)}, 1)
+    give(task, end)
+    job = task.begin()
+    assert job is not None
+    task.handle(msg.Fence(0, NEW))
+    task.handle(msg.Resolve(0, NEW, 1, 0, reset=False))
+    assert not told(task.flush(), msg.Finished)
+    attempt(job)
+    (finished,) = told(task.end(), msg.Finished)
+    assert finished.task == 1
+    assert task.phase is Phase.FINISHED
+
+
+def test_a_marker_is_aligned_with_when_its_step_ends():
+    task = middle()
+    marker = Item(1, Kind.MARKER, 1, 1, None, {0: Dependency(OLD, 1)}, 1)
+    give(task, marker)
+    job = task.begin()
+    assert job is not None
+    assert not task.inputs[TO_MIDDLE].aligned
+    give(task, batch(2))
+    attempt(job)
+    sealed = [a for a in task.end() if isinstance(a, ev.StoreLayer)]
+    assert [a.layer.ins[TO_MIDDLE][0] for a in sealed] == [1]
