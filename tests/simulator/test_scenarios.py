@@ -2,104 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from random import Random
-from typing import Any
-
 import pytest
 
 from clonos.core import messages as msg
-from clonos.core.decisions import Note
 from clonos.core.determinants import Marker, Order, decode_record
 from clonos.core.life import Phase
 from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import RUNNING, TaskPhase
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.programs import Behaviour
 from clonos.simulator.seeds import limits
 
-PLAIN = Behaviour()
-SEEDS = range(4)
-
-
-def source(name="source", parallelism=1, **options):
-    return Stage(name, parallelism, (), options.pop("behaviour", PLAIN), **options)
-
-
-def stage(name, *reads, parallelism=1, behaviour=PLAIN):
-    return Stage(name, parallelism, reads, behaviour)
-
-
-def sink(*reads, name="sink", parallelism=1, behaviour=PLAIN, **options):
-    return Stage(name, parallelism, reads, behaviour, is_sink=True, **options)
-
-
-class Play:
-    """A cluster, its script, and what must hold at the end."""
-
-    def __init__(self, stages, seed, *, depth=1, rows=60, cells=(), **options):
-        self.job = build_job(stages, sharing_depth=depth, rows=rows)
-        if cells:
-            placed = tuple(replace(t, cell=cells[t.id]) for t in self.job.plan.tasks)
-            self.job = replace(self.job, plan=replace(self.job.plan, tasks=placed))
-        tasks = len(self.job.plan.tasks)
-        settings = {"slots": 2 * tasks, "epoch_ms": 15.0, "standbys": 1, "floors_at_end": 2}
-        self.cluster = Cluster(self.job, Options(**{**settings, **options}), Random(seed))
-        self.cluster.heals_at = float("inf")  # sources do not end before the script does
-        self.notes: list[Note] = []
-        self.cluster.on_note.append(self.notes.append)
-        self.cluster.start()
-
-    @property
-    def coordinator(self):
-        return self.cluster.driver.coordinator
-
-    @property
-    def checkpoints(self):
-        return self.coordinator.checkpoints
-
-    @property
-    def keeper(self):
-        return self.cluster.driver.keeper
-
-    def slot(self, task) -> Any:
-        return self.cluster.slot_of(task)
-
-    def machine(self, task) -> Any:
-        slot = self.slot(task)
-        return slot.machine_of(task) if slot else None
-
-    def until(self, condition):
-        self.cluster.run_until(condition)
-
-    def all_live(self):
-        self.until(lambda: all(t.phase is TaskPhase.LIVE for t in self.coordinator.tasks.values()))
-
-    def at(self, task, position):
-        self.until(lambda: (m := self.machine(task)) and m.position >= position)
-
-    def kill(self, *tasks):
-        for slot in [self.slot(task) for task in tasks]:
-            assert slot is not None
-            self.cluster.kill(slot, "script")
-
-    def noted(self, what, task=None):
-        return [n for n in self.notes if n.what == what and task in (None, n.task)]
-
-    def acked(self):
-        return self.checkpoints.acks.get(self.checkpoints.next_epoch, {}).keys()
-
-    def finish(self):
-        self.cluster.heals_at = self.cluster.scheduler.now
-        outcome = self.cluster.run(self.cluster.scheduler.now + 30_000)
-        assert outcome.state == "done", outcome
-        self.cluster.recorder.check_end(self.cluster.service)
-        return self
-
-
-CHAIN = (source(), stage("first", 0), stage("second", 1), sink(2))
-"""Tasks 0 -> 1 -> 2 -> 3."""
+from .play import CHAIN, SEEDS, Play, sink, source, stage
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -90,6 +90,11 @@ def test_no_seed_violates_an_invariant_where_neighbourhoods_die_and_orphans_go_o
     assert main(300, jobs=1, kind=Kind(harsh=True, availability=True)) == 0
 
 
+@pytest.mark.parametrize("availability", [None, True])
+def test_no_seed_violates_an_invariant_where_recoveries_overlap(availability):
+    assert main(150, jobs=1, kind=Kind(overlap=True, availability=availability)) == 0
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out

@@ -31,8 +31,8 @@ from clonos.core.machine import Machine, with_stories
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
 from clonos.core.reach import GATHER_MS, Reach
+from clonos.core.recovery import PATIENCE_MS, Recoveries
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
-from clonos.core.rounds import Rounds
 from clonos.core.standbys import Standbys
 from clonos.core.throttle import Throttle
 from clonos.errors import ProtocolError
@@ -57,6 +57,8 @@ class Coordinator:
         Of the house-keeper, for the channels that lead to it.
     bound
         Tasks that can only live in slots of their own (they read a DataFrame's partition).
+    patience_ms
+        For how long a recovery waits for one answer.
     gather_ms
         How long complaints about slots that cannot be reached are gathered.
     term
@@ -73,13 +75,12 @@ class Coordinator:
         standbys: int = 1,
         availability: bool = False,
         bound: Collection[int] = (),
-        fence_timeout_ms: int = 5_000,
+        patience_ms: int = PATIENCE_MS,
         gather_ms: int = GATHER_MS,
         term: int | None = None,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
-        self.fence_timeout_ms = fence_timeout_ms
         self.done = False
         self.roster = Roster(plan, keeper, address, term)
         self.standbys = Standbys(self.roster, standbys, frozenset(bound))
@@ -87,7 +88,7 @@ class Coordinator:
         self.throttle = Throttle(self.roster)
         self.reach = Reach(self.roster, gather_ms)
         self.blame = Blame(self.roster)
-        self.rounds = Rounds(
+        self.recoveries = Recoveries(
             self.roster,
             self.checkpoints,
             availability=availability or not plan.causal_log,
@@ -95,11 +96,12 @@ class Coordinator:
             reach=self.reach,
             blame=self.blame,
             standbys=self.standbys,
+            patience_ms=patience_ms,
         )
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
-            msg.FenceAnswer: self.rounds.answered,
-            msg.LogPrefix: self.rounds.read,
-            msg.Restored: self.rounds.restored,
+            msg.FenceAnswer: self.recoveries.answered,
+            msg.LogPrefix: self.recoveries.read,
+            msg.Restored: self.recoveries.restored,
             msg.Live: self._on_live,
             msg.Announced: self.blame.announced,
             msg.Survived: self.blame.survived,
@@ -149,7 +151,7 @@ class Coordinator:
             self.done = True
             self.roster.do(Done())
         else:
-            self.rounds.start()
+            self.recoveries.start()
         return self.roster.take_actions()
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -182,7 +184,7 @@ class Coordinator:
         self.roster.now_ms = now_ms
         if self.failed or self.done:
             return []
-        for slot in self.rounds.silent_since(self.fence_timeout_ms):
+        for slot in self.recoveries.overdue():
             self._expel(slot)
         for slot in self.reach.due():
             self._expel(slot)
@@ -209,8 +211,7 @@ class Coordinator:
 
     def _on_slot_ready(self, event: SlotReady) -> None:
         self.slots[event.slot] = Slot(event.slot, event.address, event.group, event.bound)
-        if not self.rounds.is_open:
-            self.rounds.activate_waiting()
+        self.recoveries.activate_waiting()
         self.standbys.fill()
 
     def _expel(self, slot: int) -> None:
@@ -222,9 +223,8 @@ class Coordinator:
         if slot is None:
             return
         self.blame.lost(slot, is_death=is_death)
-        for task in self.tasks.values():
-            if task.slot == slot_id:
-                self.rounds.lost(task)
+        tasks = [task for task in self.tasks.values() if task.slot == slot_id]
+        self.recoveries.lost(tasks)
         self.standbys.fill()
 
     # --- tasks --------------------------------------------------------------------------------

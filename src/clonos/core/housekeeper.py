@@ -348,7 +348,7 @@ class HouseKeeper:
         self._write_resolve(command)
         self._resolve(command)
         # Forgiving one loss must not let out what the next, of the same failure, makes void.
-        if not any(map(self.fences.pending, self.positions)):
+        if not (command.reset and any(map(self.fences.pending, self.positions))):
             self._deliver()
 
     def _write_resolve(self, command: msg.Resolve) -> None:

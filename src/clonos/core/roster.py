@@ -30,27 +30,35 @@ class TaskEvent(Enum):
     """What happens to it."""
 
     FAILED = "lost, orphaned or cut"
-    JOINED = "another task fails"
-    ASKED = "answered, somebody holds more"
+    ASKED = "answers in, somebody holds more"
     READ = "read"
-    HELD = "answered, the house-keeper holds most"
-    RESOLVED = "cuts known"
-    ACTIVATED = "slot"
+    HELD = "answers in, the house-keeper holds most"
+    RESOLVED = "ancestors resolved"
+    ACTIVATED = "slot, ancestors resolved"
     RESTORED = "layers applied"
     REPLAYED = "log exhausted"
     FINISHED = "all ended, settled"
 
 
+UNRESOLVED = frozenset({TaskPhase.FENCING, TaskPhase.READING, TaskPhase.READY})
+ACTIVE = frozenset({TaskPhase.RESTORING, TaskPhase.REPLAYING, TaskPhase.LIVE, TaskPhase.FINISHED})
+RUNNING = frozenset({TaskPhase.LIVE, TaskPhase.FINISHED})
+
 RECOVERY = Table(
     "recovery of a task",
     TaskPhase.WAITING,
     {
-        **{(phase, TaskEvent.FAILED): TaskPhase.FENCING for phase in TaskPhase},
+        **{
+            (phase, TaskEvent.FAILED): TaskPhase.FENCING
+            for phase in TaskPhase
+            if phase not in UNRESOLVED
+        },
         (TaskPhase.FENCING, TaskEvent.ASKED): TaskPhase.READING,
         (TaskPhase.FENCING, TaskEvent.HELD): TaskPhase.READY,
         (TaskPhase.READING, TaskEvent.READ): TaskPhase.READY,
-        (TaskPhase.READING, TaskEvent.JOINED): TaskPhase.FENCING,
-        (TaskPhase.READY, TaskEvent.JOINED): TaskPhase.FENCING,
+        # Who was read is gone: the next longest.
+        (TaskPhase.READING, TaskEvent.ASKED): TaskPhase.READING,
+        (TaskPhase.READING, TaskEvent.HELD): TaskPhase.READY,
         (TaskPhase.READY, TaskEvent.RESOLVED): TaskPhase.WAITING,
         (TaskPhase.WAITING, TaskEvent.ACTIVATED): TaskPhase.RESTORING,
         (TaskPhase.RESTORING, TaskEvent.RESTORED): TaskPhase.REPLAYING,
@@ -59,16 +67,13 @@ RECOVERY = Table(
     },
 )
 
-UNRESOLVED = frozenset({TaskPhase.FENCING, TaskPhase.READING, TaskPhase.READY})
-ACTIVE = frozenset({TaskPhase.RESTORING, TaskPhase.REPLAYING, TaskPhase.LIVE, TaskPhase.FINISHED})
-RUNNING = frozenset({TaskPhase.LIVE, TaskPhase.FINISHED})
-
 
 @dataclass(slots=True)
 class TaskState:
     """What the coordinator knows of one task.
 
-    ``awaited`` and ``answers``: of the current fence; by holder.
+    ``awaited`` and ``answers``: of the current fence; by holder. ``read_from``: the holder whose
+    prefix is read. ``since_ms``: since when one of them is awaited.
     """
 
     id: int
@@ -77,6 +82,8 @@ class TaskState:
     slot: int | None = None
     awaited: set[int] = field(default_factory=set)
     answers: dict[int, msg.FenceAnswer] = field(default_factory=dict)
+    read_from: int = -1
+    since_ms: int = 0
 
     @property
     def phase(self) -> TaskPhase:

@@ -323,9 +323,9 @@ class TaskMachine:
         self._do(ev.Tell(msg.FenceAnswer(self.id, task, incarnation, length, dep)))
 
     def _on_resolve(self, command: msg.Resolve) -> None:
-        if command.task == self.id:
-            return
         self.holder.resolve(command)
+        if self.phase is Phase.FENCED:
+            return  # we may be asked again what we hold
         self.life.generation = max(self.life.generation, command.generation)
         self.outbounds.cut(command.task, command.length)
         if command.reset:

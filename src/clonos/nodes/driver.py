@@ -23,6 +23,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
+from clonos.core.recovery import PATIENCE_MS
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion
 from clonos.nodes.layers import GARBAGE_S, LayerCare
@@ -123,7 +124,7 @@ class DriverSettings:
     standbys: int = 1
     availability: bool = False
     silence_s: float = 10.0
-    answer_s: float = 30.0
+    answer_s: float = PATIENCE_MS / 1000
     gather_s: float = GATHER_MS / 1000
     progress_s: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class DriverNode:
             standbys=settings.standbys,
             availability=settings.availability,
             bound=bound,
-            fence_timeout_ms=int(settings.answer_s * 1000),
+            patience_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
             term=settings.term,
         )

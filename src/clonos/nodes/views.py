@@ -183,7 +183,8 @@ class JobTerminated(Told):
 class Recovery:
     """One recovery of one task, with the moment (s, monotonic) that each stage was reached.
 
-    ``detected``: the control stream ended. ``fenced``: every live holder refuses the old life.
+    ``detected``: the control stream ended. ``fenced``: every live task downstream
+    refuses the old life.
     ``fetched``: the longest prefix of the log is in the house-keeper. ``activated``: a slot has
     been told. ``restored``: state and log are loaded there. ``live``: the log is replayed.
     """

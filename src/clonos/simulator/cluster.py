@@ -42,7 +42,7 @@ class Options:
     groups: int = 3
     standbys: int = 1
     availability: bool = False
-    fence_timeout_ms: int = 150
+    patience_ms: int = 150
     gather_ms: int = 5
     epoch_ms: float = 30.0
     latency_ms: float = 1.0
@@ -256,6 +256,7 @@ class Cluster:
         slot.is_controlled = False
         driver = self._controls[slot].driver
         driver.slots.pop(slot.number, None)
+        self.recorder.lost(slot.number)
         driver.post(ControlLost(slot.number, slot.number))
 
     def suspect(self, slot: Slot, *, lives_for: float) -> None:
@@ -273,6 +274,7 @@ class Cluster:
         self.trace(f"{slot.address} is expelled")
         slot.is_controlled = False
         self._controls[slot].driver.slots.pop(slot.number, None)
+        self.recorder.lost(slot.number)
         if self.random.random() < 0.9:
             self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
 

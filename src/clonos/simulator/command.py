@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
     parser.add_argument("--edge", action="store_true", help="links to the house-keeper break")
+    parser.add_argument("--overlap", action="store_true", help="tasks fail while others recover")
     parser.add_argument(
         "--disk", action="store_true", default=None, help="disks fail, and lose what is not synced"
     )
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(args.harsh, args.availability, args.edge, args.disk)
+        kind = Kind(args.harsh, args.availability, args.edge, args.disk, args.overlap)
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:

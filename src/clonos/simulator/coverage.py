@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 Coverage = Counter[tuple[str, str]]
 
 STATES = (
-    "fencing", "reading", "waiting", "restoring", "replaying", "checkpoint", "finished", "running",
+    "fencing", "reading", "ready", "waiting", "restoring", "replaying", "checkpoint", "finished",
+    "running",
 )  # fmt: skip
 
 
@@ -24,6 +25,7 @@ def state_of(cluster: Cluster) -> str:
     for phase, name in (
         (TaskPhase.READING, "reading"),
         (TaskPhase.FENCING, "fencing"),
+        (TaskPhase.READY, "ready"),
         (TaskPhase.WAITING, "waiting"),
         (TaskPhase.RESTORING, "restoring"),
         (TaskPhase.REPLAYING, "replaying"),

@@ -186,7 +186,7 @@ class Driver:
             standbys=options.standbys,
             availability=options.availability,
             silence_s=options.silence_ms / 1000,
-            answer_s=options.fence_timeout_ms / 1000,
+            answer_s=options.patience_ms / 1000,
             gather_s=options.gather_ms / 1000,
             rotate_bytes=options.rotate_bytes,
             grace_s=options.grace_ms / 1000,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
+from clonos.core.roster import RUNNING
 from clonos.simulator.coverage import Coverage, state_of
 from clonos.simulator.disk import Disk
 from clonos.simulator.disks import Rot
@@ -43,6 +45,13 @@ EDGE = (
     ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
 )  # fmt: skip
 """Between the job and its house-keeper: logs arrive late there, and their other holders die."""
+
+OVERLAP = (
+    ("kill", 4), ("kill in turn", 6), ("kill above", 6), ("kill below", 4), ("kill recovering", 4),
+    ("stall holder", 4), ("cut off", 8), ("slow link", 3), ("zombie", 2),
+)  # fmt: skip
+"""While tasks recover: others fail up- and downstream of them and elsewhere, they fail again, and
+who is asked falls silent; logs arrive late at the house-keeper."""
 
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
@@ -133,6 +142,57 @@ class Faults:
         slot = self._busy()
         if slot is not None:
             self.cluster.kill(slot, "killed")
+
+    def _kill_in_turn(self) -> None:
+        """Some more die soon, but not together."""
+        self._kill()
+        random, after = self.cluster.random, 0.0
+        for _ in range(random.randint(1, 3)):
+            after += random.choice((0.5, 3.0, 10.0)) * random.random() * 2
+            self.cluster.scheduler.after(after, self._kill_later)
+
+    def _kill_later(self) -> None:
+        cluster = self.cluster
+        is_over = cluster.scheduler.now > self.ends_at or cluster.outcome.state != "running"
+        if cluster.driver.alive and not is_over:
+            self._kill()
+
+    def _recovering(self) -> list[int]:
+        """Tasks that recover; if there is none, all."""
+        tasks = self.cluster.driver.coordinator.tasks.values()
+        return [t.id for t in tasks if t.phase not in RUNNING] or [t.id for t in tasks]
+
+    def _kill_one_of(self, tasks: Iterable[int]) -> None:
+        slots = [slot for task in tasks if (slot := self.cluster.slot_of(task)) is not None]
+        if slots:
+            self.cluster.kill(self.cluster.random.choice(slots), "killed")
+
+    def _kill_recovering(self) -> None:
+        self._kill_one_of(self._recovering())
+
+    def _kill_above(self) -> None:
+        """Something upstream of a task that recovers."""
+        task = self.cluster.random.choice(self._recovering())
+        ancestors = self.cluster.job.plan.distances[task]
+        self._kill_one_of(a for a in ancestors if a != task)
+
+    def _kill_below(self) -> None:
+        """Something downstream of a task that recovers: it may be asked for its log."""
+        task = self.cluster.random.choice(self._recovering())
+        self._kill_one_of(self._below(task))
+
+    def _below(self, task: int) -> list[int]:
+        distances = self.cluster.job.plan.distances
+        return [t for t, above in distances.items() if task in above and t != task]
+
+    def _stall_holder(self) -> None:
+        """Who is asked for the log of a failed task falls silent."""
+        random = self.cluster.random
+        asked = self._below(random.choice(self._recovering()))
+        slots = [slot for task in asked if (slot := self.cluster.slot_of(task)) is not None]
+        if slots:
+            duration = random.choice((20.0, 100.0, 400.0))
+            random.choice(slots).stalled_until = self.cluster.scheduler.now + duration
 
     def _kill_several(self) -> None:
         slots = self.cluster.alive()

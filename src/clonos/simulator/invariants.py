@@ -5,7 +5,7 @@ What must hold when a job is done is in :mod:`clonos.simulator.endings`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from clonos.core import messages as msg
@@ -282,12 +282,6 @@ def no_orphan(machine: TaskMachine, cut: msg.Resolve) -> None:
             f"{machine.spec.name}: {what} depends on {dep.get(task)} of task {task}, cut at "
             f"{length} by {tuple(incarnation)}",
         )
-    writer = machine.book.writer(task, length + 1)
-    require(
-        writer is None or writer >= incarnation,
-        "no orphans",
-        f"{machine.spec.name} holds entry {length + 1} of task {task}, which is lost",
-    )
     if machine.phase is Phase.REPLAYING:
         future = machine.book.runs(machine.id, machine.position + 1)
         no_void_entries(machine.plan, machine.id, future, {task: [(incarnation, length)]})
@@ -309,6 +303,30 @@ def over_is_over(machine: TaskMachine) -> None:
         "fencing",
         f"{machine.spec.name} ends step {machine.position} after a fence of its own",
     )
+
+
+def forgets_what_is_lost(machine: TaskMachine, cut: msg.Resolve) -> None:
+    """A holder, fenced itself or not, has nothing of a log beyond where it was cut."""
+    writer = machine.book.writer(cut.task, cut.length + 1)
+    require(
+        writer is None or writer >= cut.incarnation,
+        "no orphans",
+        f"{machine.spec.name} holds entry {cut.length + 1} of task {cut.task}, which is lost",
+    )
+
+
+def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
+    """A log that was resolved is cut again only for what has failed since.
+
+    `again`: tasks that are to be cut again now that `task` is resolved, and what had failed and was
+    not resolved when they were.
+    """
+    for other, due in again.items():
+        require(
+            task not in due,
+            "stable log",
+            f"the log of task {other} was resolved before that of task {task}, and is cut again",
+        )
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:

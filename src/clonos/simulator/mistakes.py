@@ -23,7 +23,8 @@ from clonos.core.log import LogBook
 from clonos.core.messages import Dependencies, Item, Rows
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER, Plan
-from clonos.core.rounds import Rounds
+from clonos.core.recovery import Recoveries
+from clonos.core.roster import TaskPhase
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
@@ -70,13 +71,21 @@ def fence_without_effect(_: Any) -> Any:
 
 
 def first_answer(original: Any) -> Any:
-    def read(self: Rounds, task: TaskState) -> None:
+    def read(self: Recoveries, task: TaskState) -> None:
         answers = task.answers
         task.answers = dict(list(answers.items())[:1])
         original(self, task)
         task.answers = answers
 
     return read
+
+
+def resolve_before_ancestors(original: Any) -> Any:
+    def resolvable(self: Recoveries) -> list[TaskState]:
+        ready: list[TaskState] = original(self)
+        return ready or ([] if self._availability else self._in(TaskPhase.READY))
+
+    return resolvable
 
 
 def truncate_when_stored(original: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from clonos.cluster.durable import DeliveredOutputs
 from clonos.core import fences as fences_module
 from clonos.core import log as log_module
-from clonos.core import rounds as rounds_module
+from clonos.core import recovery as recovery_module
 from clonos.core import task as task_module
 from clonos.core.blame import Blame
 from clonos.core.channels import Inbound, Outbound
@@ -33,8 +33,8 @@ from clonos.core.log import LogBook
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
+from clonos.core.recovery import Recoveries
 from clonos.core.roster import Roster
-from clonos.core.rounds import Rounds
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
@@ -83,6 +83,7 @@ FORGIVING = Kind(availability=True)
 HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
 EDGE = Kind(edge=True)
 DISK = Kind(disk=True)
+OVERLAP = Kind(overlap=True)
 
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation(
@@ -110,9 +111,23 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", (Inbound, "forget_queue", constant(None)), kind=EDGE
     ),
     "the first answer counts, not the longest": mutation(
-        "log before effect", (Rounds, "_read_longest", wrong.first_answer), kind=HARSH
+        "log before effect", (Recoveries, "_read_longest", wrong.first_answer), kind=HARSH
     ),
-    "orphans are left alone": mutation("no orphans", (Rounds, "_orphans", constant([])), kind=EDGE),
+    "nobody is awaited": mutation(
+        "no orphans", (Recoveries, "_holders", constant(set())), kind=OVERLAP
+    ),
+    "a log is resolved before its ancestors'": mutation(
+        "stable log", (Recoveries, "_resolvable", wrong.resolve_before_ancestors), kind=OVERLAP
+    ),
+    "a task is activated before its ancestors are resolved": mutation(
+        "no orphans", (Recoveries, "_may_live", constant(True)), kind=OVERLAP
+    ),
+    "who waits for a slot is not judged again": mutation(
+        "no orphans", (Recoveries, "_cut_waiting", constant([])), kind=OVERLAP
+    ),
+    "orphans are left alone": mutation(
+        "no orphans", (Recoveries, "_orphans", constant([])), kind=EDGE
+    ),
     "a step under way depends on nothing": mutation(
         "no orphans",
         (TaskMachine, "_take_items", wrong.depend_on_nothing),
@@ -126,7 +141,7 @@ MUTATIONS: dict[str, Mutation] = {
         "no orphans", (task_module, "dependencies_of", constant({})), kind=EDGE
     ),
     "logs are not cut to what is consistent": mutation(
-        "no orphans", (rounds_module, "consistent_cut", wrong.lengths_only), kind=EDGE
+        "no orphans", (recovery_module, "consistent_cut", wrong.lengths_only), kind=EDGE
     ),
     "received orphans are kept": mutation(
         "no orphans", (Inbound, "drop_orphans", constant(False)), kind=HARSH

@@ -344,6 +344,22 @@ def chain_job(random: Random) -> Job:
     return build_job(stages, sharing_depth=random.choice((0, 1)), rows=40)
 
 
+def overlap_job(random: Random) -> Job:
+    """Two sources whose ways cross, and beside them a pipeline that has nothing to do with them."""
+    plain = Behaviour()
+    stages = [
+        Stage("left", 1, ()),
+        Stage("right", 1, ()),
+        Stage("a", 1, (0,)),
+        Stage("b", 1, (0, 1) if random.random() < 0.5 else (1,)),
+        Stage("join", 1, (2, 3), replace(plain, call_every=random.choice((0, 3)))),
+        Stage("sink", 1, (4,), is_sink=True, writes_itself=random.random() < 0.3),
+    ]
+    if random.random() < 0.5:
+        stages += [Stage("other", 1, ()), Stage("other sink", 1, (6,), is_sink=True)]
+    return build_job(stages, sharing_depth=random.choice((0, 1, 1, 2)), rows=40)
+
+
 def random_job(random: Random, *, with_fused: bool = False) -> Job:
     """Chains, shuffles, diamonds, several inputs, one or two sinks; at most nine tasks.
 

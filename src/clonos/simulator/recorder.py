@@ -59,9 +59,12 @@ class Recorder:
         self._written: dict[Name, Any] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._consumed: dict[tuple[int, Incarnation], dict[int, int]] = {}
-        self._held: dict[int, dict[int, int]] = defaultdict(dict)  # by task, then by holder
+        self._held: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)  # by slot and holder
         self._promised: dict[int, dict[int, int]] = defaultdict(dict)  # by holder, then by task
-        self._over: dict[int, Incarnation] = {}
+        self._over: dict[int, Incarnation] = {}  # given up, whether they have heard of it or not
+        self._unresolved: set[int] = set()
+        self._due: dict[int, set[int]] = {}  # whose cuts were to come when a task was resolved
+        self._cut_again: set[int] = set()
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
         self._recovered: list[msg.Resolve] = []  # cuts in the journal: not all were heard of
@@ -121,33 +124,55 @@ class Recorder:
 
     def commanded(self, machine: TaskMachine, command: msg.Floor | msg.Resolve) -> None:
         """A task has carried out a command."""
-        if machine.incarnation != self.newest[machine.id] or machine.phase is Phase.FENCED:
+        if machine.incarnation != self.newest[machine.id]:
             return
         if isinstance(command, msg.Resolve) and not command.reset and self._is_exact:
-            invariants.no_orphan(machine, command)
-        if isinstance(command, msg.Floor):
+            invariants.forgets_what_is_lost(machine, command)
+            if machine.phase is not Phase.FENCED:
+                invariants.no_orphan(machine, command)
+        if isinstance(command, msg.Floor) and machine.phase is not Phase.FENCED:
             invariants.entries_kept(machine, self._floors, self._durable)
 
     def reported(self, slot: int, report: msg.Report) -> None:
         """The driver hears a report."""
         self.digest.add(slot, CODEC.encode(report))
         if isinstance(report, msg.FenceAnswer):
-            self._held[report.task][report.holder] = report.length
+            self._held[report.task][slot, report.holder] = report.length
             self._promised[report.holder][report.task] = report.length
 
     def noted(self, note: Note) -> None:
         """The coordinator has come to something."""
+        task = note.task
         if note.what == "fetched":
-            self.fenced[note.task] = note.incarnation
-            self.cuts.setdefault(note.task, []).append((note.incarnation, note.value))
+            self.fenced[task] = note.incarnation
+            self.cuts.setdefault(task, []).append((note.incarnation, note.value))
             for promised in self._promised.values():
-                promised.pop(note.task, None)
+                promised.pop(task, None)
+            self._resolved(task)
         elif note.what == "detected":
-            self._over[note.task] = note.incarnation
-            self._held[note.task].clear()
-            for held in self._held.values():
-                held.pop(note.task, None)
-            self._promised[note.task].clear()
+            self._over[task] = note.incarnation
+            self._unresolved.add(task)
+            self._held[task].clear()
+            self._promised[task].clear()
+        elif note.what == "orphan" and task in self._due:
+            self._cut_again.add(task)
+        elif note.what == "activated":
+            self._due.pop(task, None)
+
+    def _resolved(self, task: int) -> None:
+        if self._is_exact:
+            again = {other: self._due[other] for other in self._cut_again}
+            invariants.cut_once(task, again)
+        self._unresolved.discard(task)
+        self._cut_again.discard(task)
+        ancestors = self.job.plan.distances[task].keys()
+        self._due[task] = self._unresolved & ancestors
+
+    def lost(self, slot: int) -> None:
+        """The driver has given up a slot: what it held is gone."""
+        for held in self._held.values():
+            for key in [key for key in held if key[0] == slot]:
+                del held[key]
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -156,7 +181,7 @@ class Recorder:
         self._consumed[machine.id, machine.incarnation] = {
             channel: end.consumed for channel, end in machine.inputs.items()
         }
-        if not self._is_exact or machine.incarnation != self.newest[machine.id]:
+        if not self._is_exact or self._is_over(machine):
             return
         invariants.no_void_entries(self.job.plan, machine.id, command.log, self.cuts)
         known = self._entries[machine.id]
@@ -167,6 +192,16 @@ class Recorder:
                     "stable log",
                     f"{machine.spec.name} is to replay an entry {position} that nobody wrote",
                 )
+
+    def _is_over(self, machine: TaskMachine) -> bool:
+        """Whether the coordinator has given up this life.
+
+        It counts as over from its fence on, not from its Resolve. What is upstream of it may be
+        resolved earlier, and a life that does not know that it is over still hears the old ones.
+        """
+        task, life = machine.id, machine.incarnation
+        is_newest = life == self.newest[task] and life >= self.fenced.get(task, NOBODY)
+        return not is_newest or life <= self._over.get(task, NOBODY)
 
     def live(self, machine: TaskMachine) -> None:
         """From here on this incarnation writes the task's history."""
@@ -247,13 +282,8 @@ class Recorder:
 
     def receives(self, machine: TaskMachine, event: ev.Received) -> None:
         inbound = machine.inputs[event.channel]
-        is_current = machine.incarnation == self.newest[machine.id]
-        if (
-            is_current
-            and machine.phase is not Phase.FENCED
-            and inbound.conn == event.conn
-            and machine.incarnation >= self.fenced.get(machine.id, NOBODY)
-        ):
+        is_open = machine.phase is not Phase.FENCED and inbound.conn == event.conn
+        if is_open and not self._is_over(machine):
             sender = inbound.spec.sender
             invariants.fencing(sender, event.data.incarnation, self.fenced, machine.spec.name)
 
@@ -286,6 +316,9 @@ class Recorder:
         self._held.clear()
         self._promised.clear()
         self._store = LayerStore(layers, files=self._disks.shared.observe())
+        self._unresolved.clear()
+        self._due.clear()
+        self._cut_again.clear()
         for deliver in delivered:
             self._take_output(deliver)
         self._check_durable(keeper, delivered)

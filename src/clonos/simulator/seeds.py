@@ -18,9 +18,16 @@ from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
-from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, Faults
+from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
-from clonos.simulator.programs import AnyJob, Job, chain_job, in_cells, random_job
+from clonos.simulator.programs import (
+    AnyJob,
+    Job,
+    chain_job,
+    in_cells,
+    overlap_job,
+    random_job,
+)
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
 
@@ -43,6 +50,7 @@ class Kind(NamedTuple):
     availability: bool | None = None
     edge: bool = False
     disk: bool | None = None
+    overlap: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -158,6 +166,7 @@ def simulate(
     availability: bool | None = None,
     edge: bool = False,
     disk: bool | None = None,
+    overlap: bool = False,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
@@ -168,9 +177,12 @@ def simulate(
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     `edge`: a chain whose links to the house-keeper are slow, and break.
+    `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
     """
     if edge:
         return _simulate_edge(seed, trace=trace)
+    if overlap:
+        return _simulate_overlap(seed, trace=trace, availability=bool(availability))
     if arrow is None:
         arrow = seed % 50 == 49
     random = Random(seed)
@@ -221,6 +233,23 @@ def _simulate_edge(seed: int, *, trace: bool) -> Result:
         long_jobs=_long_jobs(seed),
     )
     return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=EDGE)[0]
+
+
+def _simulate_overlap(seed: int, *, trace: bool, availability: bool) -> Result:
+    random = Random(seed)
+    job = overlap_job(random)
+    options = Options(
+        slots=len(job.plan.tasks) + random.choice((0, 0, 1, 3)),
+        standbys=random.choice((0, 0, 1)),
+        availability=availability,
+        epoch_ms=random.choice((10.0, 20.0, 1000.0)),
+        latency_ms=random.choice((1.0, 3.0)),
+        store_ms=random.choice((0.5, 20.0)),
+        commit_ms=random.choice((1.0, 5.0)),
+        relaunch_ms=random.choice((5.0, 40.0)),
+        rows_ms=0.5,
+    )
+    return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=OVERLAP)[0]
 
 
 def simulate_job(

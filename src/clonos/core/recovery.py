@@ -1,0 +1,351 @@
+"""Recovery: fence a failed task, find what survives of its log, cut it, activate the task.
+
+Each failed task recovers by itself::
+
+    FENCING   everybody refuses its old life; the live tasks downstream and the house-keeper say how
+              much of its log they hold, and how much they depend on
+    READING   the longest prefix is fetched into the house-keeper
+    READY     the log is read; cuts further upstream may void some of it
+    resolved  the log is cut to what is consistent; who depends on more is fenced in its turn;
+              everybody hears the length
+    WAITING   for a slot, and for cuts of what has failed upstream meanwhile
+
+So a task waits for what has failed upstream of it and for nothing downstream, and unrelated
+failures do not meet. Under the availability policy all failed tasks are resolved together, because
+no loss may be forgiven before the next is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from clonos.core import messages as msg
+from clonos.core.blame import Blame
+from clonos.core.checkpoints import Checkpoints
+from clonos.core.cuts import consistent_cut, valid_length
+from clonos.core.decisions import Command, Note
+from clonos.core.fences import depends_on_lost
+from clonos.core.log import in_pieces
+from clonos.core.placement import best_slot
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
+from clonos.core.reach import Reach
+from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, TaskPhase, TaskState
+from clonos.core.standbys import Standbys
+
+PATIENCE_MS: Final = 30_000
+"""For how long a recovery waits for a holder: it may be in one long call of user code."""
+
+
+class Recoveries:
+    """Recoveries of one job.
+
+    Parameters
+    ----------
+    availability
+        What happens to orphans: False: roll them back to a floor; True: go on at-least-once in
+        a new generation.
+    bound
+        Tasks that can only live in slots of their own.
+    reach
+        Who cannot reach whom.
+    blame
+        Which lives are to be watched.
+    standbys
+        The copies that tasks may begin with.
+    patience_ms
+        See :data:`PATIENCE_MS`.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        checkpoints: Checkpoints,
+        *,
+        availability: bool,
+        bound: frozenset[int],
+        reach: Reach,
+        blame: Blame,
+        standbys: Standbys,
+        patience_ms: int = PATIENCE_MS,
+    ) -> None:
+        self._roster = roster
+        self._plan = roster.plan
+        self._keeper = roster.keeper
+        self._tasks = roster.tasks
+        self._do = roster.do
+        self._checkpoints = checkpoints
+        self._availability = availability
+        self._bound = bound
+        self._reach = reach
+        self._blame = blame
+        self._standbys = standbys
+        self._patience_ms = patience_ms
+
+    # --- fencing, reading ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a term: every task of an earlier one is fenced, its log cut to what is held."""
+        for task in self._tasks.values():
+            self._keeper.fence(task.id, task.incarnation)
+            task.machine.on(TaskEvent.FAILED)
+        self._advance()
+
+    def lost(self, tasks: Sequence[TaskState]) -> None:
+        """The slot of these tasks is gone."""
+        for task in tasks:
+            task.slot = None
+            for other in self._tasks.values():
+                other.awaited.discard(task.id)
+                other.answers.pop(task.id, None)
+        for task in tasks:
+            if task.phase in ACTIVE:  # else nothing but a holder is gone
+                self._begin(task)
+        self._advance()
+
+    def _begin(self, task: TaskState) -> None:
+        """Fence the dead life everywhere; each holder answers how much of its log it has."""
+        self._do(Note("detected", task.id, task.incarnation))
+        self._checkpoints.forget(task)
+        task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
+        task.machine.on(TaskEvent.FAILED)
+        task.since_ms = self._roster.now_ms
+        task.answers.clear()
+        task.awaited = self._holders(task)
+        self._keeper.fence(task.id, task.incarnation)
+        self._tell_all(msg.Fence(task.id, task.incarnation))
+
+    def _holders(self, task: TaskState) -> set[int]:
+        """Who may hold some of a task's log, or depend on it: what is downstream of it.
+
+        Orphans, too, are asked: they are alive, hold what they hold, and best their own log. Nobody
+        joins them before the task is resolved, because nobody downstream is activated until then.
+        """
+        distances = self._plan.distances
+        return {
+            t.id for t in self._tasks.values() if t.slot is not None and task.id in distances[t.id]
+        }
+
+    def _tell_all(self, command: msg.TaskCommand) -> None:
+        """Whoever has a slot, fenced or not: it is a holder as long as it lives."""
+        for other in self._tasks:
+            self._roster.command(other, command)
+
+    def answered(self, slot: int, report: msg.FenceAnswer) -> None:
+        """A holder reports how much it has of a fenced log."""
+        task = self._tasks[report.task]
+        if report.incarnation != task.incarnation or report.holder not in task.awaited:
+            return
+        task.awaited.discard(report.holder)
+        task.answers[report.holder] = report
+        self._advance()
+
+    def _in(self, phase: TaskPhase) -> list[TaskState]:
+        return [t for t in self._tasks.values() if t.phase is phase]
+
+    def _advance(self) -> None:
+        """Whatever can go on, goes on."""
+        while not self._roster.failed:
+            self._read_on()
+            resolvable = self._resolvable()
+            if not resolvable:
+                self.activate_waiting()
+                return
+            self._resolve(resolvable)
+
+    def _read_on(self) -> None:
+        for task in self._in(TaskPhase.READING):
+            if task.read_from not in task.answers:  # it is gone
+                self._read_longest(task)
+        for task in self._in(TaskPhase.FENCING):
+            if not task.awaited:
+                self._do(Note("fenced", task.id, task.incarnation))
+                self._read_longest(task)
+
+    def _read_longest(self, task: TaskState) -> None:
+        """The longest prefix, beyond what the house-keeper has."""
+        held = self._keeper.length(task.id)
+        best = max(task.answers.values(), key=lambda a: a.length, default=None)
+        if self._plan.causal_log and best is not None and best.length > held:
+            task.machine.on(TaskEvent.ASKED)
+            task.read_from, task.since_ms = best.holder, self._roster.now_ms
+            self._roster.command(best.holder, msg.ReadLog(task.id, held + 1))
+        else:
+            task.machine.on(TaskEvent.HELD)
+
+    def read(self, slot: int, report: msg.LogPrefix) -> None:
+        """What a holder had beyond the house-keeper."""
+        task = self._tasks[report.task]
+        if task.phase is not TaskPhase.READING or task.read_from != report.holder:
+            return
+        task.since_ms = self._roster.now_ms
+        self._keeper.append(report.runs)
+        if report.is_last:
+            task.machine.on(TaskEvent.READ)
+            self._advance()
+
+    def overdue(self) -> list[int]:
+        """Slots that a recovery has awaited for too long; its time starts again."""
+        now_ms, silent = self._roster.now_ms, set[int]()
+        for task in (*self._in(TaskPhase.FENCING), *self._in(TaskPhase.READING)):
+            if now_ms - task.since_ms > self._patience_ms:
+                task.since_ms = now_ms
+                is_reading = task.phase is TaskPhase.READING
+                silent |= {task.read_from} if is_reading else task.awaited
+        slots = {self._tasks[holder].slot for holder in silent}
+        return sorted(slot for slot in slots if slot is not None)
+
+    # --- resolution ---------------------------------------------------------------------------
+
+    def _resolvable(self) -> list[TaskState]:
+        """Tasks whose log is read, and of whose ancestors no more cuts are to come."""
+        ready = self._in(TaskPhase.READY)
+        if self._availability:
+            return [] if self._in(TaskPhase.FENCING) or self._in(TaskPhase.READING) else ready
+        return [task for task in ready if not self._awaits_cuts(task)]
+
+    def _awaits_cuts(self, task: TaskState) -> bool:
+        """Whether some ancestor's log, cut, may void entries of this one."""
+        ancestors = self._plan.distances[task.id]
+        return any(self._tasks[a].phase in UNRESOLVED for a in ancestors if a != task.id)
+
+    def _resolve(self, ready: list[TaskState]) -> None:
+        """Cut the logs of these tasks. Who depends on more is fenced before anybody hears of it."""
+        lengths = self._surviving(ready)
+        lost_output = [
+            t for t in ready if self._keeper.depends_on_lost(t.id, t.incarnation, lengths[t.id])
+        ]
+        if lost_output and not self._availability:
+            self._roster.fail(
+                "OrphanedOutput",
+                "output that has left the job depends on log entries that nobody holds any "
+                "more, and the policy is consistency",
+                lost_output[0].id,
+            )
+            return
+        orphans = [*self._orphans(ready, lengths), *self._cut_waiting(ready, lengths)]
+        # Availability spares who is alive; a log yet to be replayed must be true.
+        roll_back = [t for t in orphans if not self._availability or t.phase not in RUNNING]
+        for orphan in roll_back:
+            self._do(Note("orphan", orphan.id, orphan.incarnation))
+            self._begin(orphan)
+        if roll_back and self._availability:
+            return
+        reset = self._availability and bool(orphans or lost_output)
+        generation = self._keeper.generation + reset
+        if reset:
+            self._checkpoints.reset()
+            self._do(Note("generation", value=generation))
+        for task in ready:
+            self._settle(task, lengths[task.id], generation, reset=reset)
+
+    def _surviving(self, ready: list[TaskState]) -> dict[int, int]:
+        keeper = self._keeper
+        if not self._plan.causal_log:
+            return {t.id: keeper.positions[t.id] for t in ready}
+        return consistent_cut(
+            self._plan,
+            {t.id: keeper.book.runs(t.id, 1) for t in ready},
+            {t.id: (t.incarnation, keeper.length(t.id)) for t in ready},
+            keeper.resolved,
+        )
+
+    def _orphans(self, ready: list[TaskState], lengths: dict[int, int]) -> list[TaskState]:
+        """Live tasks that depend on lost log entries."""
+        result: dict[int, TaskState] = {}
+        for task in ready:
+            for holder, answer in task.answers.items():
+                if self._tasks[holder].phase not in ACTIVE or answer.dep is None:
+                    continue
+                dep = {task.id: answer.dep}
+                if depends_on_lost(task.id, task.incarnation, lengths[task.id], dep):
+                    result[holder] = self._tasks[holder]
+        return list(result.values())
+
+    def _cut_waiting(self, ready: list[TaskState], lengths: dict[int, int]) -> list[TaskState]:
+        """Tasks that were resolved and do not live yet, and whose log took what is lost now.
+
+        They cannot be asked. It is enough to look at those that took it directly: once they are
+        cut, it is the turn of the next.
+        """
+        channels, result = self._plan.channels, list[TaskState]()
+        for task in ready:
+            cut = {task.id: [(task.incarnation, lengths[task.id])]}
+            receivers = {channels[c].receiver for c in self._plan.tasks[task.id].outputs}
+            for other in (self._tasks[r] for r in receivers - {HOUSE_KEEPER}):
+                if other.phase is TaskPhase.WAITING and other not in result:
+                    log, end = self._keeper.book.runs(other.id, 1), self._keeper.length(other.id)
+                    if valid_length(self._plan, log, end, cut) < end:
+                        result.append(other)
+        return result
+
+    def _settle(self, task: TaskState, length: int, generation: int, *, reset: bool) -> None:
+        """Everybody hears how much of a log survives before the task lives again."""
+        self._do(Note("fetched", task.id, task.incarnation, length))
+        resolve = msg.Resolve(task.id, task.incarnation, length, generation, reset)
+        self._keeper.resolve(resolve)
+        self._tell_all(resolve)
+        task.machine.on(TaskEvent.RESOLVED)
+        task.answers.clear()
+
+    # --- activation ---------------------------------------------------------------------------
+
+    def activate_waiting(self) -> None:
+        """Give resolved tasks a slot, as far as slots are available."""
+        for task in filter(self._may_live, self._in(TaskPhase.WAITING)):
+            if task.slot is None:
+                task.slot = self._slot_for(self._plan.cell_of[task.id])
+            if task.slot is not None:
+                self._activate(task, task.slot)
+
+    def _slot_for(self, cell: Cell) -> int | None:
+        """Where the rest of the cell is; the first of it chooses."""
+        home = self._roster.home(cell)
+        if home is not None:
+            return home
+        running = {t.slot for t in self._tasks.values() if t.slot is not None}
+        slots, shunned = self._roster.slots.values(), self._reach.shunned(cell)
+        slot = best_slot(cell, slots, running, self._bound, shunned)
+        return slot.id if slot is not None else None
+
+    def _may_live(self, task: TaskState) -> bool:
+        """Whether no cut is to come that this task, once it lives, would not have been asked for.
+
+        So it need hear of no pending fence either: none is upstream of it.
+        """
+        if self._availability:
+            return not any(t.phase in UNRESOLVED for t in self._tasks.values())
+        return not self._awaits_cuts(task)
+
+    def _activate(self, task: TaskState, slot_id: int) -> None:
+        keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]
+        task.machine.on(TaskEvent.ACTIVATED)
+        log = keeper.book.runs(task.id, keeper.positions[task.id] + 1)
+        *pieces, last = in_pieces(log if self._plan.causal_log else ()) or [()]
+        activate = msg.Activate(
+            task.id,
+            task.incarnation,
+            keeper.epoch,
+            keeper.layers[task.id],
+            last,
+            tuple(keeper.resolved),
+            tuple(roster.peers_of(task.id)),
+            keeper.generation,
+            *self._blame.next_life(task.id),
+        )
+        self._standbys.activated(slot, task.id)
+        for piece in pieces:
+            self._do(Command(slot.id, msg.LogPiece(task.id, task.incarnation, piece)))
+        self._do(Command(slot.id, activate))
+        self._do(Note("activated", task.id, task.incarnation))
+        for channel in self._plan.tasks[task.id].inputs:
+            sender = self._tasks[self._plan.channels[channel].sender]
+            if sender.phase in ACTIVE and sender is not task:
+                roster.command(sender.id, msg.Connect(roster.peer(channel)))
+
+    def restored(self, slot: int, report: msg.Restored) -> None:
+        """A task has restored its state and its log, and replays."""
+        task = self._tasks[report.task]
+        if report.incarnation == task.incarnation and task.phase is TaskPhase.RESTORING:
+            task.machine.on(TaskEvent.RESTORED)
+            self._do(Note("restored", task.id, task.incarnation))
