@@ -403,11 +403,11 @@ class TaskMachine:
     def end(self, error: Exception | None = None) -> list[ev.Action]:
         """The second half: state, log entry and output of the step appear together.
 
-        ``error``: what the program has raised. If this life was fenced meanwhile, all is void.
+        ``error``: what the program has raised. If this life is over meanwhile, all is void.
         """
         step, self.under_way = self.under_way, None
         assert step is not None
-        if self.life.machine.state is Phase.FENCED:
+        if step.is_abandoned:
             return []
         try:
             if error is not None:

@@ -87,6 +87,7 @@ class SlotNode:
         self._steps_per_turn = steps_per_turn
         self._control: Connection | None = None
         self._came: deque[Heard] = deque()
+        self._layers: list[Heard] = []  # for which the track was not free
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
         self._home = Home(plan, ports, self._links, share_s, machines, self._send)
@@ -120,7 +121,7 @@ class SlotNode:
     @property
     def machines(self) -> list[TaskMachine]:
         """The automata of the tasks that run here."""
-        return [r.machine for r in self._residents.values() if r.machine is not None]
+        return [r.machine for r in list(self._residents.values()) if r.machine is not None]
 
     @property
     def standbys(self) -> dict[int, Standby]:
@@ -146,6 +147,8 @@ class SlotNode:
         float
             Seconds until the next turn is wanted, if nothing comes before.
         """
+        self._came.extend(self._layers)
+        self._layers.clear()
         self._came.extend(events)
         self._hear_all()
         has_news = False
@@ -153,8 +156,9 @@ class SlotNode:
             self._let(resident, self._run, resident)
             has_news |= bool(self._came)
             self._hear_all()
-        may_run = self._ports.track.is_free
-        if has_news or (may_run and any(r.is_busy for r in self._residents.values())):
+        if self._ports.track.is_free:
+            has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
+        if has_news:
             return 0.0
         waits = [resident.wait_s() for resident in self._residents.values()]
         return max(min(waits, default=IDLE_S), SLEEP_MIN_S)
@@ -283,6 +287,9 @@ class SlotNode:
         """Nothing to do: every turn checks for rows."""
 
     def _on_fetched(self, event: node_events.Fetched) -> None:
+        if not self._ports.track.is_free:  # only the thread of user code makes programs
+            self._layers.append(event)
+            return
         resident = self._restoring.pop(event.ticket, None)
         if resident is None:
             self._copies.fetched(event.ticket, event.layers)
@@ -317,13 +324,12 @@ class SlotNode:
         self._let(resident, self._restore, resident)
 
     def _restore(self, resident: Resident) -> None:
-        missing = resident.missing()
+        missing, ticket = resident.missing(), next(self._tickets)
+        self._restoring[ticket] = resident
         if missing:
-            ticket = next(self._tickets)
-            self._restoring[ticket] = resident
             self._ports.store.fetch(ticket, missing)
         else:
-            resident.begin(())
+            self._on_fetched(node_events.Fetched(ticket, ()))
 
     def _complain(self, channel: int, peer: Incarnation, why: str) -> None:
         resident = self._residents.get(self._plan.channels[channel].sender)

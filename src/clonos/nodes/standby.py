@@ -22,8 +22,15 @@ class Standby:
 
     def __init__(self, make: Callable[[], Program]) -> None:
         self._make = make
-        self.program = make()
+        self._program: Program | None = None
         self.floor: Layer | None = None
+
+    @property
+    def program(self) -> Program:
+        """What the layers are applied to; made where user code runs, when it is needed."""
+        if self._program is None:
+            self._program = self._make()
+        return self._program
 
     @property
     def epoch(self) -> int:
@@ -34,8 +41,7 @@ class Standby:
         """Return those of a task's layers that remain to be applied, in order."""
         if refs and 0 < self.epoch < refs[0].epoch:
             # The bottom layers were merged past us: what was deleted meanwhile is not in them.
-            self.program = self._make()
-            self.floor = None
+            self._program = self.floor = None
         return tuple(ref for ref in refs if ref.epoch > self.epoch)
 
     def apply(self, layers: Iterable[Layer]) -> None:

@@ -1,7 +1,8 @@
 """The process of a slot: what stands behind the ports of its node in production.
 
-One thread turns the node and sleeps on its connections. Layers and output are read and written by
-threads of their own, which only put what came of it into the inbox.
+One thread turns the node and sleeps on its connections; while that runs user code, another one does
+(:mod:`clonos.runtime.relief`). Layers and output are read and written by threads of their own,
+which only put what came of it into the inbox.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
-from clonos.core.step import Abandoned, Job
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
+from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.sinks.writers import OutputWriter
@@ -35,23 +36,6 @@ class Ticks:
     """The monotonic clock."""
 
     ticks_s = staticmethod(time.monotonic)
-
-
-class MainTrack:
-    """A :class:`~clonos.nodes.ports.Track`: the loop's own thread, at once."""
-
-    def __init__(self) -> None:
-        self.is_free = True
-
-    def run(self, life: int, job: Job) -> bool:
-        self.is_free = False
-        try:
-            job()
-        except Abandoned:
-            pass
-        finally:
-            self.is_free = True
-        return True
 
 
 class Layers:
@@ -209,13 +193,14 @@ class SlotLoop:
         )
         for channel, schema in shipment.schemas.items():
             self._plane.pin(channel, schema)
+        self._track = MainTrack(inbox.ring)
         self._world = RealWorld()
         self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
         self._writers = Writers(shipment, inbox)
         ports = SlotPorts(
             network=self._plane,
             clock=Ticks(),
-            track=MainTrack(),
+            track=self._track,
             store=self._layers,
             sources=Sources(shipment, batches, inbox),
             programs=lambda task: shipment.programs[task](),
@@ -247,12 +232,9 @@ class SlotLoop:
         """
         node, plane = self._node, self._plane
         node.join(plane.control(self._shipment.coordinator, register, self._progress))
-        wait_s = 0.0
         try:
-            while not node.is_over:
-                wait_s = node.turn(plane.poll(wait_s))
+            serve(node, plane.poll, self._track)
         finally:
-            node.close()
             self._layers.close()
             self._writers.close()
             plane.shutdown()
@@ -260,4 +242,4 @@ class SlotLoop:
             raise node.lost
 
     def _progress(self) -> tuple[int, int | None]:
-        return self._node.progress, self._world.in_call_since_ms
+        return self._node.progress, self._track.long_since_ms

@@ -1,4 +1,4 @@
-"""The nondeterministic outside of a task: clock and calls, watched for the heartbeat."""
+"""The nondeterministic outside of a task: clock and calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ SHOWN_MAX: Final = 300
 class RealWorld:
     """Implements :class:`clonos.core.events.World`."""
 
-    def __init__(self) -> None:
-        self.in_call_since_ms: int | None = None
-
     def clock_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -28,11 +25,7 @@ class RealWorld:
         return time.monotonic_ns() // 1_000_000
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        self.in_call_since_ms = self.clock_ms()
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            self.in_call_since_ms = None
+        return fn(*args, **kwargs)
 
     def decode_rows(self, content: bytes) -> Batch:
         return seal(from_bytes(content))

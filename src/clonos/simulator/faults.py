@@ -102,7 +102,8 @@ class Faults:
         be true."""
         random, scheduler = self.cluster.random, self.cluster.scheduler
         if scheduler.now >= self.begins_at and random.random() < self._eagerness / 2:
-            scheduler.after(random.random() * duration, self._kill_senders, slot)
+            soon = random.choice((0.0, 0.5, 3.0))  # their logs may not be on their way yet
+            scheduler.after(min(soon, duration / 2), self._kill_senders, slot)
 
     def _kill_senders(self, slot: Slot) -> None:
         machine = next((m for m in slot.machines if m.under_way is not None), None)

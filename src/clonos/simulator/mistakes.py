@@ -194,11 +194,12 @@ def depend_at_the_end(original: Any) -> Any:
 
 
 def end_although_fenced(original: Any) -> Any:
-    def end(self: TaskMachine, error: Exception | None = None) -> Any:
+    def end(self: Any, error: Exception | None = None) -> Any:
         life = self.life.machine
         state = life.state
         if state is Phase.FENCED:
             life.state = Phase.LIVE
+            self.under_way.is_abandoned = False
         try:
             return original(self, error)
         finally:

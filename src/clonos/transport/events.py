@@ -54,14 +54,15 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A slot to the coordinator: alive, `progress` steps done, in user code since when (or not).
+    """A slot to the coordinator: alive, `progress` steps done; since when one of them has been
+    under way, if that is long.
 
     ``nonce`` is that of the slot's registration.
     """
 
     nonce: str
     progress: int
-    in_call_since_ms: int | None = None
+    long_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class Plane:
             Sent first.
         progress
             Called by a thread of its own for the fields of every Heartbeat: steps done, and
-            since when (ms) the loop is inside user code, if it is.
+            since when (ms) a step has been under way, if that is long.
         """
 
         def greet(purpose: Purpose) -> Greeting:

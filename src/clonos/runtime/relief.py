@@ -1,0 +1,147 @@
+"""Who turns a slot's node while user code runs.
+
+The loop's thread runs user code, always the same thread: SQLite and many clients demand that. The
+node, its connections and all that it decides belong to whoever has the *baton*, a lock. The loop
+gives it up only around a job. A second thread, the *relief*, looks now and then; if a job takes
+long it takes the baton and turns the node, so that fences, credits and log entries are answered
+meanwhile, until the loop wants the baton back. The relief begins no job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from clonos.core.step import Abandoned, Job
+from clonos.nodes.events import Heard
+from clonos.nodes.slot import SlotNode
+
+LOOK_S: Final = 0.02
+"""How often the relief looks: a job that lasts from one look to the next is long."""
+
+
+class MainTrack:
+    """A :class:`~clonos.nodes.ports.Track`: the loop's own thread, at once.
+
+    Parameters
+    ----------
+    ring
+        Wakes whoever sleeps on the plane.
+
+    Attributes
+    ----------
+    baton
+        Held by the thread that turns the node.
+    is_free
+        No job is under way.
+    jobs
+        How many were begun.
+    is_wanted
+        The loop wants the baton back.
+    long_since_ms
+        When the relief first saw the job under way, if it takes long; any thread may ask.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self.baton = threading.Lock()
+        self.is_free = True
+        self.is_wanted = False
+        self.jobs = 0
+        self.long_since_ms: int | None = None
+        self._ring = ring
+
+    def run(self, life: int, job: Job) -> bool:
+        self.jobs += 1
+        self.is_free = False
+        self.baton.release()
+        try:
+            job()
+        except Abandoned:
+            pass
+        finally:
+            if not self.baton.acquire(blocking=False):
+                self._take_back()
+            self.is_free = True
+        return True
+
+    def _take_back(self) -> None:
+        self.is_wanted = True
+        self._ring()
+        self.baton.acquire()
+        self.is_wanted = False
+        self.long_since_ms = None
+
+
+def serve(node: SlotNode, poll: Callable[[float], Iterable[Heard]], track: MainTrack) -> None:
+    """Turn a node until it is over; `poll` waits for what it hears."""
+
+    def turn(wait_s: float) -> float:
+        until_s = node.turn(poll(wait_s))
+        if node.is_over:
+            node.close()  # what the step under way calls shall not keep the process
+        return until_s
+
+    relief, wait_s = Relief(track, turn), 0.0
+    relief.start()
+    try:
+        while not node.is_over and relief.error is None:
+            wait_s = turn(wait_s)
+    finally:
+        relief.stop()
+        node.close()
+    if relief.error is not None:
+        raise relief.error
+
+
+class Relief:
+    """Turns the node while a job takes long.
+
+    Parameters
+    ----------
+    turn
+        One turn of the node: how long it may sleep before it, and how long before the next.
+
+    Attributes
+    ----------
+    error
+        What a turn has raised: the loop should end with it.
+    """
+
+    def __init__(self, track: MainTrack, turn: Callable[[float], float]) -> None:
+        self.error: BaseException | None = None
+        self._track, self._turn = track, turn
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clonos-relief", daemon=True)
+
+    def start(self) -> None:
+        """The loop begins, and takes the baton."""
+        self._track.baton.acquire()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The loop has come to its end, and gives the baton away for good."""
+        self._stopped.set()
+        self._track.baton.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        track, seen = self._track, 0
+        while not self._stopped.wait(LOOK_S):
+            if track.is_free or track.jobs != seen:
+                seen = track.jobs
+                continue
+            with track.baton:
+                try:
+                    self._relieve(seen)
+                except BaseException as error:  # noqa: BLE001 - the loop raises it
+                    self.error = error
+                    return
+
+    def _relieve(self, job: int) -> None:
+        track, wait_s = self._track, 0.0
+        while not (track.is_free or track.is_wanted or track.jobs != job):
+            if track.long_since_ms is None:
+                track.long_since_ms = time.time_ns() // 1_000_000
+            wait_s = self._turn(wait_s)
