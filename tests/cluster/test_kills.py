@@ -22,6 +22,8 @@ from examples.demo.client import check_words
 from examples.demo.process import LOOPBACK, ServerProcess
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+HELD = 300
+"""The number whose call waits at a gate."""
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
@@ -273,3 +275,34 @@ def test_fifty_random_kills(kit, spark, tmp_path):
             kills += 1
     assert kills == 50
     kit.check(job.wait(600).table(), rows)
+
+
+def test_a_worker_recovers_while_a_task_is_inside_a_call(kit, spark, tmp_path):
+    """The task depends on the one that is killed: its answer to the fence must not wait."""
+    entered, gate = tmp_path / "entered", tmp_path / "gate"
+
+    def ask(n: int) -> int:
+        if n == HELD:
+            entered.touch()
+            while not gate.exists():
+                time.sleep(0.01)
+        return n + 1
+
+    job = clonos.Job("inside", checkpoint_interval="300 ms", standbys=1)
+    job.source(
+        kit.until_tapped(tmp_path), name="numbers", rows_per_second=250
+    ).start_new_chain().map(
+        lambda row, ctx: (row.n, ctx.call(ask, row.n)), "n long, next long", name="asked"
+    ).sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_for(entered.exists)
+    kit.kill(running, "numbers[0]")
+    kit.wait_recovered(running, 1)
+    assert [recovery.name for recovery in running.observer.recoveries] == ["numbers[0]"]
+    gate.touch()
+    kit.open_tap(tmp_path)
+    result = running.wait(kit.WAIT_S)
+    assert [recovery.name for recovery in result.recoveries] == ["numbers[0]"]
+    rows = sorted(zip(*(result.table().column(i).to_pylist() for i in (0, 1)), strict=True))
+    assert rows == [(n, n + 1) for n in range(len(rows))]
+    assert len(rows) > HELD
