@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.cluster.pool import wrong_environment
-from clonos.nodes.errors import OtherVersion
+from clonos.cluster.pool import executor_lost, wrong_environment
+from clonos.nodes.errors import ExecutorLost, OtherVersion
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
 from clonos.spark.errors import JobCancelled, SlotFailed
@@ -69,6 +69,20 @@ def test_an_executor_where_nothing_can_begin(what):
     assert what in found.what
     assert found.where == "job: slot 1"
     assert "spark.pyspark.python" in found.remedy
+
+
+def test_an_executor_that_has_ended_is_told_from_a_slot_that_has():
+    spark_says = (
+        "Job aborted due to stage failure: Task 0 in stage 9.0 failed 1 times, most recent failure:"
+        " Lost task 0.0 in stage 9.0 (TID 12) (127.0.0.1 executor 3): ExecutorLostFailure (executor"
+        " 3 exited caused by one of the running tasks) Reason: Command exited with code 137"
+    )
+    lost = executor_lost(_slot_failed("job: slot 1", JavaError("", spark_says)))
+    assert isinstance(lost, ExecutorLost)
+    assert "executor 3" in lost.what
+    died = "Job aborted due to stage failure: Python worker exited unexpectedly (crashed)"
+    assert executor_lost(_slot_failed("job: slot 1", JavaError("", died))) is None
+    assert executor_lost(None) is None
 
 
 @pytest.mark.parametrize("what", ["Python worker exited unexpectedly", "executor 2 lost"])

@@ -9,13 +9,24 @@ import pytest
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.nodes.errors import OtherVersion, SlotsLost
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotsLost
 from clonos.nodes.events import Ended
-from clonos.nodes.places import ASKED_S, EXPELLED_S, RELAUNCH_MAX, SETTLE_S, Places, State
+from clonos.nodes.places import (
+    ASKED_S,
+    EXPELLED_S,
+    LEFT_S,
+    RELAUNCH_FOR_S,
+    RELAUNCH_MAX,
+    RELAUNCH_S,
+    SETTLE_S,
+    Places,
+    State,
+)
 from clonos.nodes.versions import HASH_SEED
 from clonos.transport.events import ControlOpened, Register
 
 DIED = ClonosError("it has died")
+LOST = ExecutorLost("its executor has ended")
 
 
 class Cancelled(ClonosError):
@@ -125,6 +136,70 @@ def test_pauses_grow_and_in_the_end_the_job_does(world):
     assert isinstance(error, SlotsLost)
     assert "7 times in a row" in error.what
     assert "it has died" in error.what
+
+
+def test_executors_that_are_lost_again_and_again_are_no_fault_of_the_slot(world):
+    """A task waits: whenever Spark says that the request is gone, it is made again."""
+    for number in range(5 * RELAUNCH_MAX):
+        now_s = 0.6 * number
+        assert world.ends(2, now_s, LOST) is None
+        world.places.tick(now_s, [5])
+        assert world.launched(2) == number + 2
+    world.ends(2, now_s, LOST)
+    world.places.tick(now_s + SETTLE_S - 0.1)
+    assert world.launched(2) == number + 2, "nobody waits: what recovers needs the processor"
+    world.places.tick(now_s + SETTLE_S)
+    assert world.launched(2) == number + 3
+
+
+def test_a_task_that_waits_does_not_wait_for_long_pauses(world):
+    error, now_s, pauses = None, 0.0, []
+    while error is None:
+        error = world.ends(0, now_s)
+        began_s, launched = now_s, world.launched(0)
+        while error is None and world.launched(0) == launched:
+            now_s += 0.125
+            world.places.tick(now_s, [0])
+        pauses.append(now_s - began_s)
+    assert isinstance(error, SlotsLost)
+    assert max(pauses) == RELAUNCH_S
+    assert now_s >= RELAUNCH_FOR_S, "an outage is survived as before"
+
+
+def test_as_many_slots_are_hurried_as_tasks_wait(world):
+    for place in range(3):
+        world.ends(place, 1.0, LOST)
+    world.places.tick(1.0, [0])
+    assert len(world.launcher.launched) == 3 + 1
+    world.places.tick(1.0, [0, 5])
+    assert {place for place, _ in world.launcher.launched[3:]} == {0, 1, 2}
+
+
+def test_spark_may_miss_a_lost_machine_only_after_minutes(world):
+    """Its place is requested anew, if a task waits for it."""
+    world.registers(2, 30)
+    world.places.lost(30, 10.0)
+    attempt = world.places.places[2].attempt
+    assert world.places.places[2].state is State.LEFT
+    world.places.tick(10.0 + LEFT_S)
+    world.places.tick(10.0 + LEFT_S, [0])
+    world.places.tick(10.0 + LEFT_S - 0.1, [5])
+    assert not world.launcher.cancelled
+    world.places.tick(10.0 + LEFT_S, [5])
+    world.places.tick(11.0 + LEFT_S, [5])
+    assert world.launcher.cancelled == [attempt]
+    world.ends(2, 20.0, None)
+    world.places.tick(20.0, [5])
+    assert world.launched(2) == 2
+
+
+def test_a_process_that_spark_starts_again_in_time_is_left_alone(world):
+    world.registers(2, 30)
+    world.places.lost(30, 10.0)
+    world.registers(2, 31)
+    world.places.tick(10.0 + LEFT_S, [5])
+    assert not world.launcher.cancelled
+    world.places.check()
 
 
 def test_who_registers_begins_anew(world):

@@ -203,6 +203,17 @@ def test_cancelled(launched: Launched, spark: SparkSession) -> None:
     assert launched.event(ControlLost)
 
 
+def test_a_slot_may_take_a_fraction_of_a_core(launched: Launched, monkeypatch: Any) -> None:
+    settings = {
+        "spark.task.cpus": "0.5",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.maxExecutors": "3",
+        "spark.executor.cores": "4",
+    }
+    monkeypatch.setattr(launched.launcher, "_setting", lambda key, default: settings[key])
+    assert launched.launcher.free_slots() == 24
+
+
 def test_too_few_cores(launched: Launched) -> None:
     launched.launcher.require(5)
     with pytest.raises(NotEnoughSlots, match=r"6 slots are needed and 5 .*local\[6\]"):

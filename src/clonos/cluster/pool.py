@@ -7,7 +7,7 @@ from typing import Any, Final
 from clonos.cluster.feeds import query_cores
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
-from clonos.nodes.errors import OtherVersion
+from clonos.nodes.errors import ExecutorLost, OtherVersion
 from clonos.nodes.events import Ended, OutsideFailed
 from clonos.nodes.versions import SAME_ENVIRONMENT
 from clonos.runtime.shipment import Shipment
@@ -18,6 +18,8 @@ from clonos.transport.inbox import Inbox
 
 _OTHER_ENVIRONMENT: Final = ("PYTHON_VERSION_MISMATCH", "No module named")
 """Found in the errors of slots that never began."""
+_LOST: Final = "ExecutorLostFailure"
+"""Found in the errors of slots whose executor has ended, whatever Spark thinks was the reason."""
 
 
 class SlotPool:
@@ -117,7 +119,7 @@ class SlotPool:
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
-        why = self._stopped() or wrong_environment(error) or error
+        why = self._stopped() or wrong_environment(error) or executor_lost(error) or error
         self._inbox.put(Ended(place, self._attempts[place], why))
 
     def _stopped(self) -> SparkStopped | None:
@@ -126,7 +128,10 @@ class SlotPool:
         return SparkStopped(
             "the Spark application was stopped while the job ran",
             where=self._compiled.name,
-            remedy="stop the job first; with a checkpoint_dir it goes on in a new session",
+            remedy="stop the job first; with a checkpoint_dir it goes on in a new session. A "
+            "standalone master stops an application whose executors fail more than "
+            "spark.deploy.maxExecutorRetries times in a row (10; a setting of the master, -1: "
+            "never)",
         )
 
     def cancel(self, attempt: int) -> None:
@@ -155,6 +160,13 @@ def wrong_environment(error: ClonosError | None) -> OtherVersion | None:
         where=error.where,
         remedy=SAME_ENVIRONMENT,
     )
+
+
+def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
+    """What a slot's end says about its executor, if that has ended, too."""
+    if error is None or _LOST not in error.what:
+        return None
+    return ExecutorLost(error.what, where=error.where)
 
 
 def places(

@@ -73,11 +73,11 @@ class _Case:
 
 
 class _Death(NamedTuple):
-    """The last one in an executor: when, of what, and within which rows that was counted."""
+    """The last one in an executor: when, of what, and within which rows of a task that counted."""
 
     at_ms: int
     tasks: frozenset[int]
-    rows: Rows | None
+    counted: dict[int, Rows]
 
 
 class Blame:
@@ -125,8 +125,8 @@ class Blame:
         """A slot is gone. `is_death`: it has not been given up by us, or cancelled."""
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
         is_executor = is_death and self._has_died_with_others(slot, tasks)
-        counted: Rows | None = None
-        for task in tasks:
+        counted: dict[int, Rows] = {}
+        for task in sorted(tasks):
             case = self._cases[task]
             within, case.within = case.within, None
             if not is_death or self._roster.tasks[task].phase not in ACTIVE:
@@ -135,8 +135,9 @@ class Blame:
                 case.machine.on(Clue.DIED)
                 continue
             case.machine.on(Clue.DIED_WITHIN)
-            counted = None if is_executor else within.rows
             case.suspects = _with(case.suspects, within.rows, 0 if is_executor else 1)
+            if not is_executor:
+                counted[task] = within.rows
         if is_death:
             self._deaths[slot.group] = _Death(self._roster.now_ms, tasks, counted)
 
@@ -150,10 +151,9 @@ class Blame:
             return False
         if self._roster.now_ms - last.at_ms > TOGETHER_MS:
             return False
-        if last.rows is not None:
-            for task in last.tasks:
-                case = self._cases[task]
-                case.suspects = _with(case.suspects, last.rows, -1)
+        for task, rows in last.counted.items():
+            case = self._cases[task]
+            case.suspects = _with(case.suspects, rows, -1)
         return True
 
     # --- what follows ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from clonos.core.decisions import (
 )
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
-from clonos.core.placement import Slot
+from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Plan
 from clonos.core.reach import GATHER_MS, Reach
 from clonos.core.recovery import PATIENCE_MS, Recoveries
@@ -81,9 +81,10 @@ class Coordinator:
     ) -> None:
         self.plan = plan
         self.keeper = keeper
+        self._bound = frozenset(bound)
         self.done = False
         self.roster = Roster(plan, keeper, address, term)
-        self.standbys = Standbys(self.roster, standbys, frozenset(bound))
+        self.standbys = Standbys(self.roster, standbys, self._bound)
         self.checkpoints = Checkpoints(self.roster, self.standbys)
         self.throttle = Throttle(self.roster)
         self.reach = Reach(self.roster, gather_ms)
@@ -92,7 +93,7 @@ class Coordinator:
             self.roster,
             self.checkpoints,
             availability=availability or not plan.causal_log,
-            bound=frozenset(bound),
+            bound=self._bound,
             reach=self.reach,
             blame=self.blame,
             standbys=self.standbys,
@@ -121,6 +122,19 @@ class Coordinator:
     def slots(self) -> dict[int, Slot]:
         """The slots that have registered."""
         return self.roster.slots
+
+    @property
+    def waiting(self) -> list[int]:
+        """Of each cell for which there is no slot: the task that is bound to one, or any."""
+        tasks, slots, homes = self.tasks, self.slots.values(), self.roster.homes()
+        waiting = [c for c in homes if any(tasks[t].phase is TaskPhase.WAITING for t in c)]
+        running = {home for home in homes.values() if home is not None}
+        missing = [
+            cell
+            for cell in waiting
+            if homes[cell] is None and best_slot(cell, slots, running, self._bound) is None
+        ]
+        return [next((t for t in cell if t in self._bound), cell[0]) for cell in missing]
 
     @property
     def term(self) -> int:

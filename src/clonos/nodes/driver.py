@@ -298,7 +298,7 @@ class DriverNode:
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         self._check_silence(now_s)
-        for warning in self.places.tick(now_s):
+        for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
 
     def _begin_epoch(self, now_s: float) -> None:

@@ -11,3 +11,7 @@ class SlotsLost(ClonosError):
 
 class OtherVersion(ClonosError):
     """An executor's versions differ from the driver's: a replay might not be bit-exact."""
+
+
+class ExecutorLost(ClonosError):
+    """The executor of a slot has ended, and the slot with it: no fault of its own."""

@@ -4,11 +4,16 @@ A *place* is a slot that the job wants to have. When its process dies it is laun
 registers as a new slot: its control stream's number is its name from then on. Spark may also start
 the task of a place again by itself; the newest one counts. When Spark says that it has ended, it is
 launched again, after a pause.
+
+A launch is a request: Spark keeps it until it has a core, and gives the first free core to the
+oldest request. So a place for which a task waits is requested at once, and before all others.
+Only one that ends by itself, again and again, is given time: it would end again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -18,7 +23,7 @@ from clonos.core.coordinator import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.nodes.errors import OtherVersion, SlotsLost
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotsLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
 from clonos.nodes.versions import check_versions
@@ -30,9 +35,14 @@ what it ran needs the processor first."""
 RELAUNCH_S: Final = 0.5
 """Delay before a place that failed at once is relaunched; doubled each time ..."""
 RELAUNCH_MOST_S: Final = 10.0
-"""... up to this."""
+"""... up to this, and not at all while a task waits for the place."""
 RELAUNCH_MAX: Final = 6
-"""The job fails if a place ends more often than this in a row without ever registering."""
+"""The job fails if a place ends more often than this in a row without ever registering ..."""
+RELAUNCH_FOR_S: Final = 15.0
+"""... for at least this long. Executors that are lost do not count."""
+LEFT_S: Final = 5.0
+"""A task waits no longer than this for Spark to notice that a process is gone: the slot is then
+requested anew. A lost machine is missed by Spark only after minutes."""
 ASKED_S: Final = 30.0
 """A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
@@ -45,6 +55,7 @@ class State(Enum):
     EMPTY = "empty"
     ASKED = "asked"
     SEATED = "seated"
+    LEFT = "left"
     EXPELLED = "expelled"
 
 
@@ -64,11 +75,13 @@ PLACE: Final = Table(
     {
         (State.EMPTY, Change.LAUNCH): State.ASKED,
         (State.ASKED, Change.REGISTER): State.SEATED,
-        (State.SEATED, Change.LOSE): State.ASKED,  # Spark may start it again by itself
+        (State.SEATED, Change.LOSE): State.LEFT,
         (State.SEATED, Change.EXPEL): State.EXPELLED,
+        (State.LEFT, Change.REGISTER): State.SEATED,  # Spark has started it again by itself
         (State.EXPELLED, Change.REGISTER): State.SEATED,  # another process
         (State.ASKED, Change.END): State.EMPTY,
         (State.SEATED, Change.END): State.EMPTY,
+        (State.LEFT, Change.END): State.EMPTY,
         (State.EXPELLED, Change.END): State.EMPTY,
     },
 )
@@ -89,7 +102,8 @@ class Seat:
 class Place:
     """A slot that the job wants. ``task``: the only one it can run; ``attempt``: the newest.
 
-    ``due_s`` is when the state is worth another look: to launch, to warn, to cancel.
+    ``due_s`` is when the state is worth another look: to launch, to warn, to cancel; ``urgent_s``
+    the same if a task waits for the place. ``failures``: in a row, since ``failing_s``.
     """
 
     number: int
@@ -97,7 +111,9 @@ class Place:
     machine: Machine[State, Change]
     attempt: int = 0
     failures: int = 0
+    failing_s: float = 0.0
     due_s: float | None = None
+    urgent_s: float | None = None
     slot: int | None = None
 
     @property
@@ -165,7 +181,8 @@ class Places:
     def _launch(self, place: Place, now_s: float) -> None:
         self._attempts += 1
         place.machine.on(Change.LAUNCH)
-        place.attempt, place.due_s = self._attempts, now_s + ASKED_S
+        place.attempt = self._attempts
+        place.due_s, place.urgent_s = now_s + ASKED_S, None
         self._launcher.launch(place.number, place.attempt)
 
     def ended(self, event: Ended, now_s: float) -> ClonosError | None:
@@ -174,32 +191,59 @@ class Places:
         if event.attempt != place.attempt or place.state is State.EMPTY:
             return None
         place.machine.on(Change.END)
-        place.due_s = None
+        place.due_s = place.urgent_s = None
         if self._is_closing:
             return None
         if isinstance(event.error, self._fatal):
             return event.error
-        place.failures += 1
-        if place.failures > self._pace.relaunch_max:
-            return SlotsLost(
-                f"the slot has ended {place.failures} times in a row before it registered: "
-                f"{event.error.what if event.error else 'it left without an error'}",
-                where=f"{self._job}: slot {place.number}",
-                remedy="see the executors' logs, and whether they reach the driver's address",
-            )
-        place.due_s = now_s + self._pause_s(place.failures)
+        if not isinstance(event.error, ExecutorLost) and (error := self._fail(place, event, now_s)):
+            return error
+        pause_s, urgent_s = self._pauses_s(place)
+        place.due_s, place.urgent_s = now_s + pause_s, now_s + urgent_s
         return None
 
-    def _pause_s(self, failures: int) -> float:
-        if failures > 1:
-            return min(self._pace.relaunch_s * 2.0 ** (failures - 2), RELAUNCH_MOST_S)
-        return self._pace.settle_s if self._spare else 0.0
+    def _pauses_s(self, place: Place) -> tuple[float, float]:
+        """When to launch again; when, if a task waits for the place."""
+        if place.failures <= 1:
+            return (self._pace.settle_s if self._spare else 0.0), 0.0
+        pause_s = self._pace.relaunch_s * 2.0 ** (place.failures - 2)
+        return min(pause_s, RELAUNCH_MOST_S), min(pause_s, self._pace.relaunch_s)
 
-    def tick(self, now_s: float) -> list[str]:
-        """Relaunch what is due; cancel expelled slots that have not exited.
+    def _fail(self, place: Place, event: Ended, now_s: float) -> SlotsLost | None:
+        """A slot has ended by itself; too often, before it registered?"""
+        if not place.failures:
+            place.failing_s = now_s
+        place.failures += 1
+        is_patient = now_s - place.failing_s < RELAUNCH_FOR_S
+        if place.failures <= self._pace.relaunch_max or is_patient:
+            return None
+        return SlotsLost(
+            f"the slot has ended {place.failures} times in a row before it registered: "
+            f"{event.error.what if event.error else 'it left without an error'}",
+            where=f"{self._job}: slot {place.number}",
+            remedy="see the executors' logs, and whether they reach the driver's address",
+        )
 
-        Returns warnings: slots that do not register.
+    def tick(self, now_s: float, waiting: Collection[int] = ()) -> list[str]:
+        """Relaunch what is due; have Spark end what should have ended.
+
+        Parameters
+        ----------
+        waiting
+            Tasks that wait for a slot.
+
+        Returns
+        -------
+        list[str]
+            Warnings: slots that do not register.
         """
+        for place in self._urgent(waiting) if waiting else ():
+            if place.urgent_s is not None and now_s >= place.urgent_s:
+                place.urgent_s = None
+                if place.state is State.EMPTY:
+                    self._launch(place, now_s)
+                else:
+                    self._launcher.cancel(place.attempt)
         late = []
         for place in self.places:
             if place.due_s is None or now_s < place.due_s:
@@ -209,7 +253,7 @@ class Places:
                 self._launch(place, now_s)
             elif place.state is State.EXPELLED:
                 self._launcher.cancel(place.attempt)
-            elif place.state is State.ASKED:
+            else:
                 late.append(place.number)  # it is said once
         return [
             f"job {self._job!r}: slot {number} has not come {ASKED_S:.0f} s after Spark "
@@ -218,11 +262,22 @@ class Places:
             for number in late
         ]
 
+    def _urgent(self, waiting: Collection[int]) -> list[Place]:
+        """As many places without a slot as tasks wait for one, those that can come soonest."""
+        bound = {place.task for place in self.places}
+        wanted = Counter(task if task in bound else None for task in waiting)
+        result = []
+        for task, count in wanted.items():
+            open_ = [(p.urgent_s, p.number) for p in self.places if p.task == task]
+            soonest = sorted((at, number) for at, number in open_ if at is not None)
+            result += [self.places[number] for _, number in soonest[:count]]
+        return result
+
     def close(self) -> None:
         """Stop launching."""
         self._is_closing = True
         for place in self.places:
-            place.due_s = None
+            place.due_s = place.urgent_s = None
 
     @property
     def is_empty(self) -> bool:
@@ -251,7 +306,7 @@ class Places:
         place = self.places[register.slot]
         if place.state is not State.EMPTY:  # else its end was heard of first
             place.machine.on(Change.REGISTER)
-            place.due_s = None
+            place.due_s = place.urgent_s = None
         place.failures, place.slot = 0, event.conn_id
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
@@ -266,7 +321,7 @@ class Places:
 
     def lost(self, slot: int, now_s: float) -> None:
         """Its control stream is over. Spark starts it again, or says that it has ended."""
-        self._leave(slot, Change.LOSE, now_s + ASKED_S)
+        self._leave(slot, Change.LOSE, now_s + ASKED_S, now_s + LEFT_S)
 
     def expel(self, slot: int, now_s: float) -> None:
         """Cut off a slot that does not answer: it exits when it sees its stream end.
@@ -278,7 +333,9 @@ class Places:
         if seat is not None:
             seat.link.close()
 
-    def _leave(self, slot: int, change: Change, due_s: float) -> Seat | None:
+    def _leave(
+        self, slot: int, change: Change, due_s: float, urgent_s: float | None = None
+    ) -> Seat | None:
         seat = self.seats.pop(slot, None)
         if seat is not None:
             place = self.places[seat.place]
@@ -286,7 +343,8 @@ class Places:
                 place.slot = None
                 if place.state is State.SEATED:
                     place.machine.on(change)
-                    place.due_s = None if self._is_closing else due_s
+                    if not self._is_closing:
+                        place.due_s, place.urgent_s = due_s, urgent_s
         return seat
 
     def command(self, slot: int, command: msg.Command) -> None:

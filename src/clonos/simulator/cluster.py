@@ -239,7 +239,7 @@ class Cluster:
         control = self._controls[slot]
         self.scheduler.after(
             2 * self.about(LOST_MS if is_silent else self.options.detect_ms),
-            control.driver.spark.process_ended, slot, control.attempt,
+            control.driver.spark.process_ended, slot, control.attempt, why,
         )  # fmt: skip
 
     def _lose(self, slot: Slot, *, lose_reports: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clonos.errors import ClonosError
+from clonos.nodes.errors import ExecutorLost
 from clonos.nodes.events import Ended
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from clonos.simulator.driver import Driver
     from clonos.simulator.slot import Slot
 
+EXECUTOR_ENDS = frozenset({"executor killed", "machine lost"})
+"""Of what a process may have died."""
 NEVER_MS = 1_500.0
 """Long enough for a slot to be given up."""
 TWICE_MS = 20.0
@@ -61,7 +64,7 @@ class Spark:
             bound = self._bound[attempt.place]
             attempt.process = self._cluster.start_slot(self._driver, attempt.place, number, bound)
 
-    def process_ended(self, slot: Slot, number: int) -> None:
+    def process_ended(self, slot: Slot, number: int, why: str) -> None:
         """Spark has heard of a process's end: it starts another one, or the attempt is over."""
         attempt, cluster = self._attempts[number], self._cluster
         if attempt.process is not slot or attempt.is_over:
@@ -69,7 +72,7 @@ class Spark:
         if cluster.random.random() < cluster.options.retries:
             cluster.scheduler.after(cluster.about(cluster.options.relaunch_ms), self._start, number)
         else:
-            self._end(number, "its process has died")
+            self._end(number, why)
 
     def suspects(self, number: int) -> None:
         """Spark believes that an executor is lost, and starts its tasks elsewhere."""
@@ -81,7 +84,8 @@ class Spark:
         attempt = self._attempts[number]
         if not attempt.is_over:
             attempt.is_over = True
-            self._driver.post(Ended(attempt.place, number, ClonosError(why) if why else None))
+            kind = ExecutorLost if why in EXECUTOR_ENDS else ClonosError
+            self._driver.post(Ended(attempt.place, number, kind(why) if why else None))
 
     def cancel(self, number: int) -> None:
         attempt, cluster = self._attempts[number], self._cluster

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,7 +190,7 @@ class SlotLauncher:
 
     def _cores(self) -> tuple[int | None, int]:
         """For how many slots there is room (None: without end), and how many run."""
-        cpus = int(self._setting("spark.task.cpus", "1"))
+        cpus = Decimal(self._setting("spark.task.cpus", "1"))  # since Spark 4.3 maybe a fraction
         store = self._context._jsc.sc().statusStore()  # noqa: SLF001 - the REST API's own source
         executors = store.executorList(True)
         capacity = active = 0
@@ -202,7 +203,8 @@ class SlotLauncher:
             most = self._setting("spark.dynamicAllocation.maxExecutors", "")
             if not most or int(most) > UNBOUNDED_EXECUTORS:
                 return None, active
-            capacity = int(most) * (int(self._setting("spark.executor.cores", "1")) // cpus)
+            per_executor = Decimal(self._setting("spark.executor.cores", "1")) // cpus
+            capacity = int(most) * int(per_executor)
         return capacity, active
 
     def require(self, count: int, wait_s: float = EXECUTORS_WAIT_S, *, cores: int = 0) -> None:
