@@ -111,7 +111,7 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", (Inbound, "forget_queue", constant(None)), kind=EDGE
     ),
     "the first answer counts, not the longest": mutation(
-        "log before effect", (Recoveries, "_read_longest", wrong.first_answer), kind=HARSH
+        "log before effect", (Recoveries, "_read_longest", wrong.first_answer), kind=OVERLAP
     ),
     "nobody is awaited": mutation(
         "no orphans", (Recoveries, "_holders", constant(set())), kind=OVERLAP
