@@ -20,7 +20,10 @@ from clonos.errors import ClonosError
 from clonos.spark.errors import NotEnoughSlots, SlotFailed, SparkSetup
 from clonos.spark.session import get_or_create, require_driver
 from clonos.spark.slots import Body, SlotInfo, SlotLauncher
-from clonos.transport import ControlLost, ControlOpened, Inbox, JobSecret, Plane, Register
+from clonos.transport.events import ControlLost, ControlOpened, Register
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
+from clonos.transport.secret import JobSecret
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 

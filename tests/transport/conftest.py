@@ -17,17 +17,13 @@ import pytest
 from clonos.core.messages import Data, Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
-from clonos.transport import (
-    ChannelOpened,
-    Identity,
-    Inbox,
-    Incoming,
-    JobSecret,
-    Outgoing,
-    Plane,
-    Register,
-)
 from clonos.transport.certificates import Authority
+from clonos.transport.events import ChannelOpened, Register
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
+from clonos.transport.secret import JobSecret
+from clonos.transport.streams import Incoming, Outgoing
+from clonos.transport.tls import Identity
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 10.0

@@ -14,19 +14,14 @@ from typing import Any
 import pytest
 
 from clonos.core.codec import Codec
-from clonos.transport import (
-    AuthenticationFailed,
-    Identity,
-    Inbox,
-    JobSecret,
-    PeerUnreachable,
-    PlaintextRefused,
-    Plane,
-)
 from clonos.transport.certificates import Authority
 from clonos.transport.client import Client
+from clonos.transport.errors import AuthenticationFailed, PeerUnreachable, PlaintextRefused
 from clonos.transport.events import WIRE, ClientClosed, ClientOpened
-from clonos.transport.tls import CLIENT_NAME, DRIVER_NAME
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
+from clonos.transport.secret import JobSecret
+from clonos.transport.tls import CLIENT_NAME, DRIVER_NAME, Identity
 
 from .conftest import AUTHORITY, LOOPBACK, SECRET, WAIT_S
 

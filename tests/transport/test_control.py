@@ -13,18 +13,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from clonos.core.messages import Live, Stop
-from clonos.transport import (
-    ChannelClosed,
-    ControlLost,
-    ControlOpened,
-    Heartbeat,
-    Inbox,
-    JobSecret,
-    PeerUnreachable,
-    Plane,
-)
+from clonos.transport.errors import PeerUnreachable
+from clonos.transport.events import ChannelClosed, ControlLost, ControlOpened, Heartbeat
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
 from clonos.transport.pulse import Pulse
-from clonos.transport.secret import Greeting, Purpose
+from clonos.transport.secret import Greeting, JobSecret, Purpose
 
 from .conftest import (
     CHANNEL,

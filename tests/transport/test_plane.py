@@ -13,25 +13,21 @@ import pytest
 
 from clonos.core.messages import Credit, Data, Hello
 from clonos.errors import MalformedMessage
-from clonos.transport import (
+from clonos.transport.errors import (
     AuthenticationFailed,
     CannotConnect,
-    ChannelClosed,
-    ChannelOpened,
-    Identity,
-    Inbox,
-    Incoming,
-    JobSecret,
-    Outgoing,
     PeerUnreachable,
     PlaintextRefused,
-    Plane,
     SchemaMismatch,
 )
-from clonos.transport.events import WIRE, Refused
+from clonos.transport.events import WIRE, ChannelClosed, ChannelOpened, Refused
 from clonos.transport.frames import HEAD, FrameReader, fingerprint
-from clonos.transport.secret import Greeting, Purpose
+from clonos.transport.inbox import Inbox
+from clonos.transport.plane import Plane
+from clonos.transport.secret import Greeting, JobSecret, Purpose
 from clonos.transport.states import State
+from clonos.transport.streams import Incoming, Outgoing
+from clonos.transport.tls import Identity
 
 from .conftest import (
     AUTHORITY,

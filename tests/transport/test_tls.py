@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 
 from clonos.core.messages import Data
-from clonos.transport import (
-    AuthenticationFailed,
-    ChannelClosed,
-    ControlLost,
-    ControlOpened,
-    Identity,
-    PeerUnreachable,
-)
 from clonos.transport.certificates import Authority
+from clonos.transport.errors import AuthenticationFailed, PeerUnreachable
+from clonos.transport.events import ChannelClosed, ControlLost, ControlOpened
+from clonos.transport.tls import Identity
 
 from .conftest import (
     AUTHORITY,
