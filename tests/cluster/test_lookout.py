@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 
 import pytest
 
-from clonos.cluster import lookout as lookout_module
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.lookout import Lookout
-from clonos.errors import ClonosError
+from clonos.nodes.events import OutsideFailed, TermSeen
+from clonos.nodes.tenure import Sight
 from clonos.storage.files import LocalFiles
 from clonos.storage.terms import Superseded, UnreadableTerm
 
@@ -27,16 +27,23 @@ def follow(directory):
     other.begin_term(position=0, before=1)
 
 
+def kinds(lookout):
+    """What is seen, and what it means."""
+    seen, *failed = lookout.see()
+    return [seen.sight, *(type(event.error) for event in failed)]
+
+
 def test_a_later_term_ends_a_driver(directory):
     lookout = Lookout(directory, print)
-    assert lookout.look() is None
+    assert kinds(lookout) == [Sight.OURS]
     follow(directory)
-    error = lookout.look()
-    assert isinstance(error, Superseded)
-    assert "term 2" in str(error)
+    assert kinds(lookout) == [Sight.ANOTHERS, Superseded]
+    failed = lookout.see()[1]
+    assert isinstance(failed, OutsideFailed)
+    assert "term 2" in str(failed.error)
 
 
-def test_whoever_cannot_look_goes_on_and_says_so_once(directory, monkeypatch, caplog):
+def test_whoever_cannot_look_says_so_once(directory, monkeypatch, caplog):
     lookout = Lookout(directory, print)
 
     def away(*_, **__):
@@ -44,40 +51,29 @@ def test_whoever_cannot_look_goes_on_and_says_so_once(directory, monkeypatch, ca
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFiles, "entries", away)
-        assert lookout.look() is None
-        assert lookout.look() is None
+        assert kinds(lookout) == [Sight.HIDDEN]
+        assert kinds(lookout) == [Sight.HIDDEN]
     assert caplog.text.count("unreachable") == 1
     follow(directory)
-    assert isinstance(lookout.look(), Superseded)
+    assert kinds(lookout) == [Sight.ANOTHERS, Superseded]
 
 
 def test_a_term_that_cannot_be_read_is_told(directory, tmp_path):
     (tmp_path / "terms" / f"{2:012d}").touch()
-    assert isinstance(Lookout(directory, print).look(), UnreadableTerm)
+    assert kinds(Lookout(directory, print)) == [Sight.ANOTHERS, UnreadableTerm]
 
 
-def test_it_looks_again_and_again_and_tells_once(directory, monkeypatch):
-    monkeypatch.setattr(lookout_module, "LOOK_S", 0.001)
-    told: list[ClonosError] = []
-    looked, is_told = threading.Semaphore(0), threading.Event()
-    rival = directory.rival
-
-    def look():
-        looked.release()
-        return rival()
-
-    def tell(error):
-        told.append(error)
-        is_told.set()
-
-    monkeypatch.setattr(directory, "rival", look)
-    lookout = Lookout(directory, tell)
-    lookout.start()
+def test_it_looks_whenever_it_is_asked(directory):
+    told: queue.SimpleQueue[TermSeen | OutsideFailed] = queue.SimpleQueue()
+    lookout = Lookout(directory, told.put)
     for _ in range(3):
-        assert looked.acquire(timeout=20)
-    assert not told
+        lookout.look()
+        assert told.get(timeout=20) == TermSeen(Sight.OURS)
     follow(directory)
-    assert is_told.wait(20)
-    lookout._thread.join(20)
-    assert [type(error) for error in told] == [Superseded]
+    lookout.look()
+    assert told.get(timeout=20) == TermSeen(Sight.ANOTHERS)
+    assert isinstance(told.get(timeout=20), OutsideFailed)
     lookout.close()
+    lookout._thread.join(20)
+    assert not lookout._thread.is_alive()
+    assert told.empty()

@@ -17,6 +17,7 @@ from clonos.nodes import events
 from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
+from clonos.nodes.tenure import Sight
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
 from clonos.sinks.errors import SinkFailed
@@ -93,7 +94,9 @@ class World:
             silence_s=SILENCE_S,
             interruptions=(SparkIsGone,),
         )
-        ports = DriverPorts(self, self, self, self, self, self)
+        self.is_asked = False
+        self.sight: Sight | None = Sight.OURS
+        ports = DriverPorts(self, self, self, self, self, self, self)
         self.node = DriverNode(self.keeper, recovered, ports, settings)
 
     # the clock
@@ -161,10 +164,18 @@ class World:
     def floor(self, layers: Mapping[int, tuple[msg.LayerRef, ...]]) -> None:
         pass
 
+    # the lookout
+    def look(self) -> None:
+        assert not self.is_asked
+        self.is_asked = True
+
     # what happens
     def turn(self, *heard: Any, after_s: float = 0.0) -> float:
         self.now_s += after_s
         wait_s = self.node.turn(heard)
+        while self.is_asked and self.sight is not None:
+            self.is_asked = False
+            wait_s = self.node.turn([events.TermSeen(self.sight)])
         self.node.check()
         return wait_s
 

@@ -5,59 +5,80 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from clonos.cluster.directory import JobDirectory
 from clonos.errors import ClonosError
-from clonos.storage.terms import superseded
-
-LOOK_S: Final = 3.0
-"""How often to look for a later term. Each look is a request to the checkpoint's file system."""
+from clonos.nodes.events import OutsideFailed, TermSeen
+from clonos.nodes.tenure import Sight
+from clonos.storage.terms import Term, superseded
 
 _LOG: Final = logging.getLogger("clonos")
 
 
-class Lookout:
-    """Checks periodically whether another driver has begun a later term.
+class Succession(Protocol):
+    """What knows who drives: a :class:`~clonos.cluster.directory.JobDirectory`."""
 
-    A folder that is out of reach for a while ends nothing: nobody knows then, and it is looked
-    again.
+    @property
+    def terms_uri(self) -> str: ...
+    def rival(self) -> Term | None: ...
+
+
+class Lookout:
+    """A :class:`~clonos.nodes.ports.Lookout`: a thread that asks the checkpoint's file system.
+
+    A folder that is out of reach for a while ends nothing: nobody knows then.
 
     Parameters
     ----------
     tell
-        Called, once, with the error that ends this driver's work.
+        Called with what is seen.
+    warn
+        Called when it is out of reach.
     """
 
-    def __init__(self, directory: JobDirectory, tell: Callable[[ClonosError], object]) -> None:
-        self._directory, self._tell = directory, tell
-        self._closed = threading.Event()
-        self._is_blind = False
+    def __init__(
+        self,
+        directory: Succession,
+        tell: Callable[[TermSeen | OutsideFailed], object],
+        warn: Callable[[str], object] = _LOG.warning,
+    ) -> None:
+        self._directory, self._tell, self._warn = directory, tell, warn
+        self._asked = threading.Event()
+        self._is_closed = self._is_blind = False
         self._thread = threading.Thread(target=self._run, name="clonos-lookout", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    def look(self) -> None:
+        self._asked.set()
+        if not self._thread.ident:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop looking. A look under way may hang: nobody waits for it."""
-        self._closed.set()
+        self._is_closed = True
+        self._asked.set()
 
     def _run(self) -> None:
-        while not self._closed.wait(LOOK_S):
-            if (error := self.look()) is not None:
-                self._tell(error)
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            if self._is_closed:
                 return
+            for event in self.see():
+                self._tell(event)
 
-    def look(self) -> ClonosError | None:
-        """Return what is wrong, if anything is."""
+    def see(self) -> list[TermSeen | OutsideFailed]:
+        """Return what is seen, and what it means if that is the end."""
         try:
             rival = self._directory.rival()
         except ClonosError as error:
-            return error
+            return [TermSeen(Sight.ANOTHERS), OutsideFailed(error)]
         except Exception as error:  # noqa: BLE001 - whatever a file system says; a thread tells nobody
             if not self._is_blind:
-                _LOG.warning("it is not known whether another driver goes on with this: %s", error)
+                self._warn(f"it is not known whether another driver goes on with this: {error}")
             self._is_blind = True
-            return None
+            return [TermSeen(Sight.HIDDEN)]
         self._is_blind = False
-        return None if rival is None else superseded(rival, self._directory.terms_uri)
+        if rival is None:
+            return [TermSeen(Sight.OURS)]
+        over = superseded(rival, self._directory.terms_uri)
+        return [TermSeen(Sight.ANOTHERS), OutsideFailed(over)]

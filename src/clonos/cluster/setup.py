@@ -23,7 +23,6 @@ from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode, DriverSettings
-from clonos.nodes.events import OutsideFailed
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
@@ -122,7 +121,9 @@ class DriverSetup:
 
     def _ports(self, journal: Journal, store: DeliveredStore) -> DriverPorts:
         outputs = DeliveredOutputs(self.compiled.plan, store, self.consumers, self.inbox.put)
-        return DriverPorts(SystemClock(), journal, outputs, self.pool, self.merger, self.audience)
+        return DriverPorts(
+            SystemClock(), journal, outputs, self.pool, self.merger, self.audience, self._lookout
+        )
 
     def _settings(self, silence_s: float, answer_s: float, progress_s: float) -> DriverSettings:
         compiled, options = self.compiled, self.compiled.options
@@ -176,13 +177,12 @@ class DriverSetup:
 
     def _begin_term(self, journal: JournalFile, undo: ExitStack) -> int:
         """Go on with the checkpoint alone; look for others who do."""
+        self._lookout = Lookout(self.directory, self.inbox.put)
+        undo.callback(self._lookout.close)
         before = self.keeper.term
         if self.keeper.complete:
             return before + 1  # there is nothing to go on with
-        term = self.directory.begin_term(position=journal.next_seq, before=before)
-        self._lookout = Lookout(self.directory, lambda e: self.inbox.put(OutsideFailed(e)))
-        undo.callback(self._lookout.close)
-        return term
+        return self.directory.begin_term(position=journal.next_seq, before=before)
 
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
@@ -204,7 +204,6 @@ class DriverSetup:
             self.pool.prepare()
             self._folders.check()
             self.feeds.start()
-            self._lookout.start()
 
     def break_off(self) -> None:
         """End what works beside the node: slots have left, or been ended."""

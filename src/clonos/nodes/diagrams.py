@@ -14,11 +14,12 @@ from clonos.core.seals import SEAL
 from clonos.nodes.commits import JOURNAL
 from clonos.nodes.driver import DRIVER
 from clonos.nodes.places import PLACE
+from clonos.nodes.tenure import TENURE
 from clonos.transport.states import STREAM
 
 TABLES: tuple[Table[Any, Any], ...] = (
     LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, BLAME, PLACE, JOURNAL,
-    DRIVER, STREAM,
+    DRIVER, TENURE, STREAM,
 )  # fmt: skip
 
 HEAD = """\

@@ -30,6 +30,7 @@ from clonos.nodes.layers import GARBAGE_S, LayerCare
 from clonos.nodes.places import PACE, Pace, Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
+from clonos.nodes.tenure import ECHO_S, Term
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
 from clonos.transport.events import (
     ChannelClosed,
@@ -107,6 +108,8 @@ class DriverSettings:
         recovery; then it is given up, too.
     gather_s
         How long complaints of slots that cannot reach each other are gathered.
+    echo_s
+        How long the driver may go on without having looked for a later term.
     grace_s
         How long layers stay that nobody refers to any more.
     interruptions
@@ -129,6 +132,7 @@ class DriverSettings:
     progress_s: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
     interruptions: tuple[type[errors.ClonosError], ...] = ()
+    echo_s: float = ECHO_S
     rotate_bytes: int = commits.ROTATE_BYTES
     grace_s: float = GARBAGE_S
     pace: Pace = PACE
@@ -196,6 +200,8 @@ class DriverNode:
             self._delivered,
         )
         self._machine = DRIVER.machine(settings.name)
+        self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
+        self._unheard: list[events.DriverEvent | tuple[int, Any]] = []  # until it is sure
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
@@ -226,6 +232,11 @@ class DriverNode:
         """Whether nothing is left to do."""
         return self.phase is Phase.OVER
 
+    @property
+    def may_delete(self) -> bool:
+        """Whether it is sure that no other driver goes on with this."""
+        return self._term.may_delete
+
     def _seat(self, slot: int | None) -> Seat | None:
         return self.places.seats.get(slot) if slot is not None else None
 
@@ -242,6 +253,7 @@ class DriverNode:
             events.Merged: self._on_merged,
             events.MergeFailed: self._on_merge_failed,
             events.Surveyed: self._on_surveyed,
+            events.TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: lambda _: self._leave(),
         }
@@ -275,7 +287,9 @@ class DriverNode:
 
         Returns how many seconds from now the next turn is due, whatever comes until then.
         """
-        for thing in heard:
+        if (told := self._told(heard)) is None:
+            return TICK_S
+        for thing in told:
             if type(thing) is tuple:
                 self._on_message(*thing)
             else:
@@ -286,6 +300,25 @@ class DriverNode:
         self._tell()
         due_s = self._next_epoch_s - self._clock_s
         return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
+
+    def _told(
+        self, heard: Sequence[events.DriverEvent | tuple[int, Any]]
+    ) -> Sequence[events.DriverEvent | tuple[int, Any]] | None:
+        """What is to be handled now. None: nothing, until it is known who drives."""
+        clock = self._ports.clock
+        if self.phase is Phase.RUNNING:
+            self._term.tick(clock.ticks_s(), clock.wall_s())
+        if not self._term.is_unsure and not self._unheard:
+            return heard
+        for thing in heard:
+            if isinstance(thing, events.TermSeen):
+                self._term.seen(thing.sight)
+            else:
+                self._unheard.append(thing)
+        if self._term.is_unsure:
+            return None
+        told, self._unheard = self._unheard, []
+        return told
 
     def _listened(self) -> None:
         """For how long the driver has listened: silence while it slept is not the slots'."""
@@ -425,7 +458,10 @@ class DriverNode:
             self._warn(f"{event.error}; until it can be, the job waits")
 
     def _let_out(self, group: commits.Group) -> None:
-        """A group is durable: answer for it, give its outputs to the world, act on it."""
+        """A group is durable: answer for it, give its outputs to the world, act on it. Not if
+        another driver does that now."""
+        if self._term.is_lost:
+            return
         for output in group.outputs:
             self._deliver(output)
         for reaction in group.reactions:
@@ -470,6 +506,8 @@ class DriverNode:
             self._ports.audience.told(recovery)
         if note.what == "floor":
             self.commits.after_floor()
+            if self.may_delete:
+                self._layers.clean(self._clock_s)
             self._layers.after_floor(self.keeper.layers, self._clock_s)
             self._ports.audience.floor(self.keeper.layers)
         elif note.what == "live":  # not before: a recovery needs the processors

@@ -11,6 +11,7 @@ from typing import Any
 
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
+from clonos.nodes.tenure import Sight
 from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost, ControlOpened
 
 # --- of a slot --------------------------------------------------------------------------------
@@ -135,6 +136,13 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
+class TermSeen:
+    """What a look for later terms has come to. Another's is the end: an error follows."""
+
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideFailed:
     """Something that the job needs has failed for good: a consumer, a query that feeds it."""
 
@@ -157,6 +165,7 @@ DriverEvent = (
     | Merged
     | MergeFailed
     | Surveyed
+    | TermSeen
     | OutsideFailed
     | StopAsked
 )

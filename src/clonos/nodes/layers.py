@@ -70,8 +70,8 @@ class LayerCare:
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
 
-    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
-        """A floor is complete with these layers: look for merges, and for what can go."""
+    def clean(self, now_s: float) -> None:
+        """Delete what can go, and look for more."""
         old = [path for since, path in self._garbage if since < now_s - self._grace_s]
         if old:
             self._garbage = [(since, path) for since, path in self._garbage if path not in old]
@@ -79,6 +79,9 @@ class LayerCare:
         if now_s >= self._survey_s:
             self._survey_s = now_s + SURVEY_GRACES * self._grace_s
             self._merger.survey()
+
+    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]], now_s: float) -> None:
+        """A floor is complete with these layers: look for merges."""
         for task, chain in layers.items():
             if task in self._merging or now_s < self._not_before.get(task, now_s):
                 continue

@@ -223,6 +223,13 @@ class Merger(Protocol):
         """List the store. Answered by ``Surveyed``, unless that fails."""
 
 
+class Lookout(Protocol):
+    """Sees whether another driver has begun a later term."""
+
+    def look(self) -> None:
+        """Look. Answered by ``TermSeen``, if ever; one look at a time."""
+
+
 class Audience(Protocol):
     """Observers of the job. Nobody waits for them."""
 
@@ -252,3 +259,4 @@ class DriverPorts:
     launcher: Launcher
     merger: Merger
     audience: Audience
+    lookout: Lookout

@@ -13,8 +13,9 @@ from clonos.core import messages as msg
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.watch import DEATHS
+from clonos.errors import ClonosError
 from clonos.nodes.versions import HASH_SEED
-from clonos.simulator.disk import Died
+from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import Disks, Rot
 from clonos.simulator.driver import ControlLink, Driver
 from clonos.simulator.invariants import few_are_burnt
@@ -51,6 +52,8 @@ class Options:
     rows_ms: float = 2.0
     relaunch_ms: float = 40.0
     rotate_bytes: int = 20_000
+    echo_ms: float = 100.0
+    """How long a driver may go on that has not looked for a later term."""
     grace_ms: float = 20.0
     """How long layers stay that nobody refers to any more."""
     detect_ms: float = 5.0
@@ -126,7 +129,7 @@ class Cluster:
         self.poisonings = 0
         self.trials = Trials(job.wrap, Random(0))
         self._controls: dict[Slot, Control] = {}
-        self._names = 0
+        self._names = self._drivers = 0
         self._next_number = 0
         self._trace = trace
         self.rot: Rot | None = None
@@ -181,8 +184,8 @@ class Cluster:
 
     def _new_driver(self) -> Driver:
         self.litter.forget()
-        driver = Driver(self, KEEPER_ADDRESS)
-        self.network.hosts[KEEPER_ADDRESS] = driver
+        driver = Driver(self, f"{KEEPER_ADDRESS}{self._drivers or ''}", self.disks.local)
+        self.network.hosts[driver.address] = driver
         self.recorder.recovered(driver.keeper, driver.recovered, driver.layers)
         self._next_number = 0
         return driver
@@ -278,17 +281,39 @@ class Cluster:
         if self.random.random() < 0.9:
             self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
 
-    def kill_driver(self) -> None:
+    def kill_driver(self, driver: Driver | None = None) -> None:
         """Everything of this term is void; its workers are not gone yet."""
-        if not self.driver.alive:
+        driver = driver or self.driver
+        if not driver.alive:
             return
         self.trace("the driver dies")
-        self.driver.die()
-        self.network.host_died(self.driver)
+        driver.die()
+        self.network.host_died(driver)
         for slot in list(self.slots):
-            slot.is_controlled = False
-            self.scheduler.after(self.about(60.0), self.kill, slot, "orphaned")
-        self.scheduler.after(self.about(30.0), self._restart_driver)
+            if self._controls[slot].driver is driver:
+                slot.is_controlled = False
+                self.scheduler.after(self.about(60.0), self.kill, slot, "orphaned")
+        if driver is self.driver:
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+
+    def superseded(self, driver: Driver) -> None:
+        """It has found out that another one drives."""
+        require(driver is not self.driver, "one driver", "the only driver takes another for it")
+        self.trace(f"{driver.address} leaves it to {self.driver.address}")
+        self.kill_driver(driver)
+
+    def follow(self, disk: Disk) -> None:
+        """Somebody starts another driver, on a machine with this disk, whatever the first does."""
+        self.trace("a second driver starts")
+        self._drivers += 1
+        first, self.disks.local = self.driver, disk
+        try:
+            self.driver = self._new_driver()
+        except (Died, OSError, StoreAway, JournalBroken) as error:  # it cannot, and is not missed
+            self.trace(f"   it does not: {error}")
+            self.kill_driver(first)
+        else:
+            self.start()
 
     def _restart_driver(self) -> None:
         self.trace("the driver starts again")
@@ -306,6 +331,15 @@ class Cluster:
             self.scheduler.after(self.about(30.0), self._restart_driver)
         else:
             self.start()
+
+    def refuse(self, disk: Disk, kind: type[ClonosError]) -> None:
+        """Somebody starts another driver there, which must not even begin."""
+        try:
+            Driver(self, "another house-keeper", disk)
+        except (kind, Died, OSError, StoreAway, JournalBroken) as error:
+            self.trace(f"a second driver: {error}")
+        else:
+            raise Violation("one driver", f"a second driver begins, where {kind.__name__} is due")
 
     def describe(self, slot: Slot) -> str:
         if not slot.machines:

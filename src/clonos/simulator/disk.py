@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -154,6 +155,13 @@ class Disk:
         """The disk as somebody sees it to whom nothing happens."""
         return SimulatedFiles(self, None, is_exempt=True)
 
+    def copy(self) -> Disk:
+        """What somebody gets who copies it: what is on it."""
+        twin = Disk(Random(self.random.getrandbits(64)))
+        twin._root = deepcopy(self._root)
+        twin.lose_power()
+        return twin
+
     def lose_power(self) -> None:
         """The machine dies, and all its processes; it starts again with what is on the disk."""
         for process, _ in list(self._locks.values()):
@@ -256,7 +264,12 @@ class SimulatedFiles:
         self._disk, self._dies_at = disk, dies_at
         self._is_exempt = is_exempt  # from faults
         self.calls = 0
-        self.is_dead = False
+        self.is_dead = self._is_detached = False
+
+    def detach(self) -> None:
+        """The disk is moved to another machine, and no call of this process succeeds any more."""
+        self._is_detached = True
+        self._disk.free_locks_of(self)
 
     def dies_within(self, *calls: int) -> None:
         """The process dies at one of its next calls; of how many, is drawn, too."""
@@ -272,6 +285,8 @@ class SimulatedFiles:
         """A call: it may be the last one, done or not; it may fail."""
         if self.is_dead:
             raise Died
+        if self._is_detached:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         number, self.calls = self.calls, self.calls + 1
         is_last = number == self._dies_at
         if is_last and self._disk.random.random() < 0.5:

@@ -13,20 +13,26 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
 from clonos.core.throttle import INFLIGHT_BYTES_HIGH
 from clonos.nodes import events
-from clonos.nodes.driver import DriverNode, DriverSettings
+from clonos.nodes.driver import DriverNode, DriverSettings, Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.views import Sample
-from clonos.simulator.disk import Died
+from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import HOME, LAYERS, TERMS
-from clonos.simulator.durable import ClosedKeeper, SimulatedJournal, SimulatedMerger, outputs_of
+from clonos.simulator.durable import (
+    ClosedKeeper,
+    SimulatedJournal,
+    SimulatedLookout,
+    SimulatedMerger,
+    outputs_of,
+)
 from clonos.simulator.invariants import cells_together
 from clonos.simulator.network import Stream
 from clonos.simulator.spark import Spark
 from clonos.simulator.world import EPOCH_MS
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
-from clonos.storage.terms import Terms
+from clonos.storage.terms import Superseded, Terms
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
 if TYPE_CHECKING:
@@ -46,7 +52,8 @@ class WatchedKeeper(HouseKeeper):
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
         stream = self._driver.accepted.get(event.conn)
-        if isinstance(event, ev.Received) and stream is not None:
+        is_current = self._driver is self._driver.cluster.driver
+        if isinstance(event, ev.Received) and stream is not None and is_current:
             self._driver.cluster.recorder.keeper_receives(self, stream, event.data)
         super().handle(event)
 
@@ -58,7 +65,8 @@ class SimulatedAudience:
         self._driver = driver
 
     def noted(self, note: co.Note, at_s: float) -> None:
-        self._driver.cluster.noted(note)
+        if self._driver is self._driver.cluster.driver:
+            self._driver.cluster.noted(note)
 
     def sampled(self, sample: Sample) -> None:
         if not sample.counters["inflight_bytes"]:
@@ -134,7 +142,7 @@ class Driver:
         The house-keeper as far as it is durable.
     """
 
-    def __init__(self, cluster: Cluster, address: str) -> None:
+    def __init__(self, cluster: Cluster, address: str, disk: Disk) -> None:
         self.cluster = cluster
         self.address = self.group = address
         self.alive = True
@@ -145,7 +153,7 @@ class Driver:
         self.unheard: set[int] = set()  # tasks that want to say that they keep little
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
         self._turn_at: float | None = None
-        self.disk, self.shared = cluster.disks.local.mount(), cluster.disks.shared.mount()
+        self.disk, self.shared = disk.mount(), cluster.disks.shared.mount()
         try:
             self._begin()
         except BaseException:
@@ -161,8 +169,8 @@ class Driver:
         self.closed = ClosedKeeper(self.keeper)
         self.checkpoint = Checkpoint(Folder(self.disk, HOME, "fsync"), self.address, self._terms)
         self.layers = f"{LAYERS}/{self.checkpoint.id}"
-        term = self._begin_term()
-        self.merger = SimulatedMerger(self, term)
+        self.term = self._begin_term()
+        self.merger = SimulatedMerger(self, self.term)
         options, plan = cluster.options, cluster.job.plan
         free = options.slots - len(options.bound)
         places = (*([None] * free), *(sorted(options.bound) * (1 + options.standbys)))
@@ -174,6 +182,7 @@ class Driver:
             self.spark,
             self.merger,
             SimulatedAudience(self),
+            SimulatedLookout(self),
         )
         settings = DriverSettings(
             name="simulation",
@@ -181,7 +190,8 @@ class Driver:
             address=self.address,
             places=places,
             operators={t.id: (t.name,) for t in plan.tasks},
-            term=term,
+            term=self.term,
+            echo_s=options.echo_ms / 1000,
             checkpoint_interval_s=options.epoch_ms / 1000,
             standbys=options.standbys,
             availability=options.availability,
@@ -218,7 +228,7 @@ class Driver:
         try:
             return act()
         except Died:
-            self.cluster.kill_driver()
+            self.cluster.kill_driver(self)
             return None
 
     def post(self, heard: events.DriverEvent | tuple[int, Any]) -> None:
@@ -248,7 +258,11 @@ class Driver:
         self.node.check()
         slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
         cells_together(self.cluster.job.plan, slots)
-        if self.node.failed is not None:
+        if isinstance(self.node.error, Superseded):
+            self.cluster.superseded(self)
+        elif self is not self.cluster.driver and self.node.phase is not Phase.RUNNING:
+            self.cluster.kill_driver(self)
+        elif self.node.failed is not None:
             self.cluster.fail(self.node.failed)
         elif self.node.error is not None:
             self.cluster.fail(co.Fail(type(self.node.error).__name__, self.node.error.what))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clonos.cluster import compaction
 from clonos.cluster.durable import DeliveredOutputs, JournalFile
+from clonos.cluster.lookout import Lookout
 from clonos.core.events import StoreLayer
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SURVEY_MS: Final = 1.0
 """Time that it takes to list the store."""
+LOOK_MS: Final = 1.0
+"""Time that it takes to look for a later term."""
 CALLS: Final = 12
 """A process that dies in the middle of storing something dies at one of its first calls, or after
 the last."""
@@ -91,7 +94,9 @@ class SimulatedJournal:
         return False
 
     def _end_writing(self) -> None:
-        if self._driver.alive and self._driver.survives(self._is_written):
+        if self._driver.paused_until > self._cluster.scheduler.now:
+            self._cluster.scheduler.at(self._driver.paused_until, self._end_writing)
+        elif self._driver.alive and self._driver.survives(self._is_written):
             self._driver.post(events.Committed())
 
     def _is_written(self) -> bool:
@@ -99,7 +104,8 @@ class SimulatedJournal:
         (write, records, closed), self._writing = self._writing, None
         if not write(records):
             return False  # the driver is told
-        self._cluster.recorder.committed(closed)  # type: ignore[arg-type]
+        if self._driver is self._cluster.driver:  # else another one has a copy of the journal
+            self._cluster.recorder.committed(closed)  # type: ignore[arg-type]
         self._driver.closed = closed
         return True
 
@@ -121,6 +127,7 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
     cluster = driver.cluster
 
     def consume(output: Deliver) -> None:
+        cluster.recorder.lets_out(driver.term)
         cluster.recorder.delivered(driver.closed, output)  # type: ignore[arg-type]
 
     files = OutputFiles(cluster.job, driver.disk)
@@ -161,7 +168,7 @@ class SimulatedMerger:
         try:
             ref = merge(self._store)
         except Died:
-            self._cluster.kill_driver()
+            self._cluster.kill_driver(self._driver)
         except (StoreAway, UnreadableLayer) as error:
             self._driver.post(events.MergeFailed(chosen[0].task, error))
         else:
@@ -193,6 +200,23 @@ class SimulatedMerger:
             chosen = chain[first : random.randint(first + 2, first + 6)]
             if len(chosen) > 1:
                 self.merge(chain, chosen)
+
+
+class SimulatedLookout(Lookout):
+    """A :class:`~clonos.nodes.ports.Lookout`."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.checkpoint, driver.post, driver.cluster.trace)
+        self._driver = driver
+
+    def look(self) -> None:
+        self._driver.cluster.scheduler.after(LOOK_MS, self._look)
+
+    def _look(self) -> None:
+        driver = self._driver
+        if driver.alive:
+            for event in driver.survives(self.see) or ():
+                driver.post(event)
 
 
 # --- a slot's ports -----------------------------------------------------------------------------

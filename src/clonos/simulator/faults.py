@@ -13,6 +13,8 @@ from clonos.core.roster import RUNNING
 from clonos.simulator.coverage import Coverage, state_of
 from clonos.simulator.disk import Disk
 from clonos.simulator.disks import Rot
+from clonos.storage.journal import JournalInUse
+from clonos.storage.terms import OtherJournal
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
@@ -37,7 +39,7 @@ KINDS = (
 DISK = (
     ("kill driver", 4), ("kill driver at a call", 5), ("lose driver's machine", 6), ("rot", 4),
     ("journal fails", 4), ("disk full", 4), ("store reboots", 5), ("store fails", 5),
-    ("kill while storing", 5),
+    ("kill while storing", 5), ("second driver", 8),
 )  # fmt: skip
 """What disks do to those who trust them; beside the rest."""
 
@@ -375,6 +377,23 @@ class Faults:
         slot = self._busy()
         if slot is not None:
             slot.store.files.dies_within(20)
+
+    def _second_driver(self) -> None:
+        """Somebody starts the job once more: there, with a journal of its own, with the journal's
+        disk moved to another machine, or with a copy of it while the first driver is frozen."""
+        cluster, disks = self.cluster, self.cluster.disks
+        how = cluster.random.choice(("there", "own journal", "moved", "copied"))
+        if how == "there":
+            cluster.refuse(disks.local, JournalInUse)
+        elif how == "own journal":
+            cluster.refuse(Disk(disks.local.random), OtherJournal)
+        elif how == "moved":
+            cluster.driver.disk.detach()
+            cluster.follow(disks.local)
+        else:
+            asleep_ms = cluster.options.echo_ms * cluster.random.choice((1.1, 3.0))
+            cluster.driver.paused_until = cluster.scheduler.now + asleep_ms
+            cluster.follow(disks.local.copy())
 
 
 def now_and_then(random: Random, call: str, _path: str) -> int:

@@ -446,6 +446,15 @@ def output_is_kept(
             require(found.get(name) == payload, "durable", f"output {name} is not kept")
 
 
+def one_driver(term: int, speaker: int) -> None:
+    """Once a driver has let out output, no earlier one does."""
+    require(
+        term >= speaker,
+        "one driver",
+        f"term {term} lets out output, as term {speaker} does already",
+    )
+
+
 def unused(paths: Iterable[str], used: set[str]) -> None:
     """What is deleted is not what the journal refers to."""
     for path in paths:

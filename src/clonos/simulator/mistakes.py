@@ -417,6 +417,10 @@ def for_the_process_only(original: Any) -> Any:
     return init
 
 
+def never_lost(_: Any) -> Any:
+    return property(lambda _: False)
+
+
 def delete_what_is_used(original: Any) -> Any:
     def merged(self: LayerCare, event: Any, chain: Any, now_s: float) -> None:
         original(self, event, chain, now_s)

@@ -15,6 +15,7 @@ from inspect import getattr_static
 from typing import Any
 
 from clonos.cluster.durable import DeliveredOutputs
+from clonos.cluster.lookout import Lookout
 from clonos.core import fences as fences_module
 from clonos.core import log as log_module
 from clonos.core import recovery as recovery_module
@@ -39,8 +40,10 @@ from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits
+from clonos.nodes.events import TermSeen
 from clonos.nodes.layers import LayerCare
 from clonos.nodes.slot import SlotNode
+from clonos.nodes.tenure import Sight, Term
 from clonos.simulator import mistakes as wrong
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
@@ -236,6 +239,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a layer is deleted while it is referred to": mutation(
         "durable", (LayerCare, "merged", wrong.delete_what_is_used), kind=DISK
+    ),
+    "the next term is not looked for": mutation(
+        "one driver", (Lookout, "see", constant([TermSeen(Sight.OURS)])), kind=DISK
+    ),
+    "who is superseded lets out what was under way": mutation(
+        "one driver", (Term, "is_lost", wrong.never_lost), kind=DISK
     ),
     "what came too late for a floor stays": mutation(
         "no litter", (LayerCare, "surveyed", constant(None)), kind=DISK

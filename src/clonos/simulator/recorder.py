@@ -69,6 +69,7 @@ class Recorder:
         self._stable: dict[int, int] = {}
         self._recovered: list[msg.Resolve] = []  # cuts in the journal: not all were heard of
         self._acknowledged: HouseKeeper | None = None
+        self._speaker = 0  # the newest term that has let out anything
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
         self._floors: dict[int, int] = {}
@@ -324,6 +325,11 @@ class Recorder:
         self._check_durable(keeper, delivered)
         self._recovered = list(keeper.resolved)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
+
+    def lets_out(self, term: int) -> None:
+        """The driver of a term lets out an output."""
+        invariants.one_driver(term, self._speaker)
+        self._speaker = max(self._speaker, term)
 
     def _check_durable(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
         """What was acknowledged is there: in the journal, among the layers, in output's files."""

@@ -15,6 +15,7 @@ INVARIANTS = {
     "no early truncation": "what a recovery may ask for is kept",
     "consistent floor": "the layers of a floor fit together",
     "durable": "what was acknowledged is in the journal",
+    "one driver": "of one checkpoint, never two drivers let out output",
     "no litter": "after quiet floors the store holds what the journal refers to, and little else",
     "divergence": "a task that does something else on replay is found out",
     "equivalence": "what was delivered is what a failure-free run with the same logs delivers",

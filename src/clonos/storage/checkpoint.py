@@ -48,6 +48,11 @@ class Checkpoint:
     def _terms(self) -> Terms:
         return self._make_terms()
 
+    @property
+    def terms_uri(self) -> str:
+        """Where the current driver is recorded."""
+        return self._terms.where
+
     def begin_term(self, *, position: int, before: int) -> Term:
         """Go on with the checkpoint, alone; see :meth:`clonos.storage.terms.Terms.claim`."""
         journal = self._journal.root

@@ -95,6 +95,10 @@ class Terms:
         self._folder = folder
         self._is_vouched = is_vouched
 
+    @property
+    def where(self) -> str:
+        return self._folder.root
+
     def claim(
         self, checkpoint: str, journal: str, machine: str, *, position: int, before: int
     ) -> Term:

@@ -1,0 +1,121 @@
+"""A driver that has not looked for later terms for a while does not know whether it drives."""
+
+from __future__ import annotations
+
+import pytest
+
+from clonos.core.machine import InvalidTransition
+from clonos.nodes.tenure import ECHO_S, LOOKS, Sight, Term
+
+EVERY_S = ECHO_S / LOOKS
+
+
+class World:
+    """A term, two clocks, and how many looks were asked for."""
+
+    def __init__(self) -> None:
+        self.ticks_s, self.wall_s, self.looks = 100.0, 1e9, 0
+        self.term = Term("etl", self.look)
+        self.after(0.0)
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def after(self, ticks_s: float, wall_s: float | None = None) -> None:
+        self.ticks_s += ticks_s
+        self.wall_s += ticks_s if wall_s is None else wall_s
+        self.term.tick(self.ticks_s, self.wall_s)
+
+    def until_it_looks(self) -> None:
+        looks = self.looks
+        while self.looks == looks:
+            self.after(0.1)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_it_looks_now_and_then_one_look_at_a_time(world):
+    for _ in range(5):
+        before = world.looks
+        world.after(EVERY_S - 0.3)
+        assert world.looks == before
+        world.after(0.3)
+        world.after(0.1)
+        assert world.looks == before + 1
+        world.term.seen(Sight.OURS)
+    assert world.term.may_delete
+
+
+@pytest.mark.parametrize("clock", ["ticks", "wall"])
+def test_who_was_asleep_is_unsure_until_it_has_looked(world, clock):
+    """The one clock stands still in a machine that is suspended, the other may be set."""
+    hour = 3600.0
+    world.after(hour if clock == "ticks" else 0.0, hour if clock == "wall" else 0.0)
+    assert world.term.is_unsure
+    assert not world.term.may_delete
+    assert world.looks == 1, "at once"
+    world.term.seen(Sight.OURS)
+    assert not world.term.is_unsure
+
+
+def test_a_clock_that_is_set_back_hides_nothing(world):
+    world.after(ECHO_S + 1.0, -3600.0)
+    assert world.term.is_unsure
+
+
+def test_a_look_that_was_asleep_too_says_nothing(world):
+    """It began before another driver did, perhaps."""
+    world.until_it_looks()
+    world.after(ECHO_S + 1.0)
+    world.term.seen(Sight.OURS)
+    assert world.term.is_unsure
+    world.after(0.0)
+    assert world.looks == 2
+    world.term.seen(Sight.OURS)
+    assert not world.term.is_unsure
+
+
+def test_who_cannot_look_goes_on_and_deletes_nothing(world):
+    for _ in range(2):
+        world.until_it_looks()
+        assert world.term.may_delete
+        world.term.seen(Sight.HIDDEN)
+    world.until_it_looks()
+    while not world.term.is_unsure:
+        world.after(0.1)
+    world.term.seen(Sight.HIDDEN)
+    assert not world.term.is_unsure
+    assert not world.term.may_delete
+    for _ in range(3):
+        world.until_it_looks()
+        world.term.seen(Sight.HIDDEN)
+        assert not world.term.is_unsure
+    world.after(ECHO_S + 1.0)
+    assert world.term.is_unsure, "asleep, and blind"
+    world.term.seen(Sight.OURS)
+    assert world.term.may_delete
+
+
+def test_a_look_that_hangs_is_none(world):
+    world.until_it_looks()
+    while not world.term.is_unsure:
+        world.after(0.1)
+    for _ in range(int(10 * ECHO_S)):
+        world.after(0.1)
+    assert not world.term.is_unsure
+    assert world.looks == 1
+    world.term.seen(Sight.OURS)
+    world.after(0.1)
+    assert world.looks == 2
+
+
+def test_nobody_comes_back(world):
+    world.until_it_looks()
+    world.term.seen(Sight.ANOTHERS)
+    assert world.term.is_lost
+    world.until_it_looks()
+    with pytest.raises(InvalidTransition):
+        world.term.seen(Sight.OURS)
