@@ -18,6 +18,7 @@ from clonos.storage.terms import OtherJournal
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
+    from clonos.simulator.network import Host
     from clonos.simulator.slot import Slot
 
 CRITICAL = frozenset(
@@ -256,13 +257,18 @@ class Faults:
         cluster.scheduler.after(heals_in, cluster.network.cuts.discard, pair)
 
     def _part(self) -> None:
-        """Two executors do not reach each other, and nobody says so; the driver hears of both.
+        """Two executors do not reach each other, or one does not reach the other, or the
+        house-keeper; and nobody says so. The driver hears of both.
 
         Short enough that no task is moved three times in vain, which would end the job.
         """
-        cluster, one, other = self.cluster, self._busy(), self._busy()
+        cluster, random = self.cluster, self.cluster.random
+        ends: list[Host | None] = [self._busy(), random.choice((self._busy(), cluster.driver))]
+        random.shuffle(ends)
+        one, other = ends
         if one is not None and other is not None and one.group != other.group:
-            cluster.network.part(one, other, cluster.random.choice((10.0, 60.0, 120.0)))
+            lasts = random.choice((10.0, 60.0, 120.0))
+            cluster.network.part(one, other, lasts, one_way=random.random() < 0.5)
 
     def _cut_off(self) -> None:
         """A task reaches its neighbours, but not the house-keeper; control goes on."""

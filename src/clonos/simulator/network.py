@@ -32,7 +32,7 @@ class Stream:
     """One attempt to connect one channel. Each end may close it, or lose it."""
 
     __slots__ = (
-        "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "is_silent",
+        "back_at", "channel", "conn", "forth_at", "incarnation", "is_lost", "is_silent", "one_way",
         "receiver", "receiver_incarnation", "receiver_open", "sender", "sender_open",
     )  # fmt: skip
 
@@ -54,6 +54,7 @@ class Stream:
         self.receiver_open = False
         self.is_lost = False
         self.is_silent = False
+        self.one_way: Host | None = None  # only what this end says is lost
         self.forth_at = 0.0
         self.back_at = 0.0
 
@@ -66,7 +67,7 @@ class Network:
     cuts
         Pairs of addresses that cannot reach each other; who tries is told at once.
     parted
-        Pairs of executors between which everything is dropped, until when. Nobody is told.
+        Pairs of executors: what the first says to the other is dropped, until when. Nobody is told.
     """
 
     def __init__(self, scheduler: Scheduler, random: Random) -> None:
@@ -74,7 +75,7 @@ class Network:
         self.random = random
         self.hosts: dict[str, Host] = {}
         self.cuts: set[frozenset[str]] = set()
-        self.parted: dict[frozenset[str], float] = {}
+        self.parted: dict[tuple[str, str], float] = {}
         self.streams: set[Stream] = set()
         self.latency_ms = 1.0
         self._conns = 1_000_000  # slots have the numbers below
@@ -140,7 +141,7 @@ class Network:
         self.scheduler.at(at, self._end_receiver, stream)
 
     def _deliver(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
-        if stream.receiver_open and not stream.is_lost:
+        if stream.receiver_open and not stream.is_lost and stream.one_way is not stream.sender:
             assert stream.receiver is not None
             stream.receiver.received(stream, data)
 
@@ -167,7 +168,8 @@ class Network:
         self.scheduler.at(at, self._end_sender, stream)
 
     def _answer(self, stream: Stream, message: msg.ChannelMessage) -> None:
-        if stream.sender_open and stream.sender.alive and not stream.is_lost:
+        is_deaf = stream.is_lost or (stream.one_way is stream.receiver is not None)
+        if stream.sender_open and stream.sender.alive and not is_deaf:
             stream.sender.answered(stream, message)
 
     def _end_receiver(self, stream: Stream) -> None:
@@ -213,29 +215,44 @@ class Network:
                 self.lose(stream)
 
     def is_parted(self, one: Host, other: Host) -> bool:
-        until = self.parted.get(frozenset((one.group, other.group)), 0.0)
-        return until > self.scheduler.now
+        """Whether anything that one of them says does not arrive: then they cannot connect, either,
+        and each will take the other for silent."""
+        return self._is_mute(one, other) or self._is_mute(other, one)
 
-    def part(self, one: Host, other: Host, lasts: float) -> None:
-        """Drop all that two executors say to each other: they find out, if it lasts, by silence.
+    def _is_mute(self, one: Host, other: Host) -> bool:
+        return self.parted.get((one.group, other.group), 0.0) > self.scheduler.now
+
+    def part(self, one: Host, other: Host, lasts: float, *, one_way: bool = False) -> None:
+        """Drop all that two executors say to each other, or (`one_way`) all that the one says: they
+        find out, if it lasts, by silence, as nobody acknowledges what is lost.
 
         What is short is only a delay: it is sent again.
         """
         until = self.scheduler.now + lasts
-        self.parted[frozenset((one.group, other.group))] = until
+        self.parted[one.group, other.group] = until
+        if not one_way:
+            self.parted[other.group, one.group] = until
         for stream in sorted(self.streams, key=lambda s: s.conn):
-            if stream.receiver is None or not self.is_parted(stream.sender, stream.receiver):
+            sender, receiver = stream.sender, stream.receiver
+            if receiver is None or not self.is_parted(sender, receiver):
                 continue
+            forth, back = self._is_mute(sender, receiver), self._is_mute(receiver, sender)
             if lasts < SILENCE_MS:
-                stream.forth_at, stream.back_at = (
-                    max(stream.forth_at, until), max(stream.back_at, until),
-                )  # fmt: skip
+                stream.forth_at = max(stream.forth_at, until if forth else 0.0)
+                stream.back_at = max(stream.back_at, until if back else 0.0)
                 continue
-            self._fall_silent(stream)
+            if forth and back:
+                self._fall_silent(stream)
+            else:
+                self._fall_silent(stream, only=sender if forth else receiver)
 
-    def _fall_silent(self, stream: Stream) -> None:
-        """Nothing arrives any more, and each end finds out by itself."""
-        stream.is_silent = stream.is_lost = True
+    def _fall_silent(self, stream: Stream, only: Host | None = None) -> None:
+        """Nothing arrives any more (of `only` one end), and each end finds out by itself."""
+        stream.is_silent = True
+        if only is None:
+            stream.is_lost = True
+        else:
+            stream.one_way = only
         for end in (self._end_receiver, self._end_sender):
             after = SILENCE_MS * (0.7 + 0.6 * self.random.random())
             self.scheduler.after(after, end, stream)
