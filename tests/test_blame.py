@@ -15,7 +15,7 @@ from clonos import blame
 from clonos.blame import CAUSES_MAX, FRAMES_MAX, TEXT_MAX, complaint_of, in_short, users_traceback
 from clonos.core.decisions import Fail
 from clonos.errors import OperatorError, ProtocolError, SourceError
-from clonos.nodes.driver import _failure
+from clonos.nodes.errors import failure_of
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import BaseReader
 from clonos.testing import StepHarness
@@ -201,10 +201,10 @@ def test_what_a_slot_tells_is_what_the_driver_raises():
     error.__cause__ = raised(lambda: divide(7))
     told = complaint_of(error)
     fail = Fail(told.error, told.what, 3, told.where, told.remedy, told.trace)
-    again = _failure(fail, "rows[1]")
+    again = failure_of(fail, "rows[1]")
     assert isinstance(again, OperatorError)
     assert (again.what, again.where, again.remedy) == (error.what, error.where, error.remedy)
     assert str(again).strip().startswith("Traceback of your code")
     assert str(again).endswith("op[1] in task rows[1]: it broke To do: mend it")
-    unnamed = _failure(Fail("InternalError", "KeyError: 'x'", 3), "rows[1]")
+    unnamed = failure_of(Fail("InternalError", "KeyError: 'x'", 3), "rows[1]")
     assert str(unnamed) == "rows[1]: InternalError: KeyError: 'x'"

@@ -8,8 +8,8 @@ import pytest
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.lookout import Lookout
-from clonos.nodes.events import OutsideFailed, TermSeen
-from clonos.nodes.tenure import Sight
+from clonos.nodes.events import OutsideFailed
+from clonos.nodes.tenure import Sight, TermSeen
 from clonos.storage.files import LocalFiles
 from clonos.storage.terms import Superseded, UnreadableTerm
 

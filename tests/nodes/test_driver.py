@@ -17,7 +17,7 @@ from clonos.nodes import events
 from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
-from clonos.nodes.tenure import Sight
+from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
 from clonos.sinks.errors import SinkFailed
@@ -175,7 +175,7 @@ class World:
         wait_s = self.node.turn(heard)
         while self.is_asked and self.sight is not None:
             self.is_asked = False
-            wait_s = self.node.turn([events.TermSeen(self.sight)])
+            wait_s = self.node.turn([TermSeen(self.sight)])
         self.node.check()
         return wait_s
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from clonos.errors import ClonosError
-from clonos.nodes.events import OutsideFailed, TermSeen
-from clonos.nodes.tenure import Sight
+from clonos.nodes.events import OutsideFailed
+from clonos.nodes.tenure import Sight, TermSeen
 from clonos.storage.terms import Term, superseded
 
 _LOG: Final = logging.getLogger("clonos")

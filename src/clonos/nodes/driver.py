@@ -25,12 +25,12 @@ from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
 from clonos.nodes import commits, events
-from clonos.nodes.errors import OtherVersion
+from clonos.nodes.errors import OtherVersion, failure_of
 from clonos.nodes.layers import GARBAGE_S, LayerCare
 from clonos.nodes.places import PACE, Pace, Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
-from clonos.nodes.tenure import ECHO_S, Term
+from clonos.nodes.tenure import ECHO_S, Term, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
 from clonos.transport.events import (
     ChannelClosed,
@@ -201,7 +201,6 @@ class DriverNode:
         )
         self._machine = DRIVER.machine(settings.name)
         self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
-        self._unheard: list[events.DriverEvent | tuple[int, Any]] = []  # until it is sure
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
@@ -253,7 +252,7 @@ class DriverNode:
             events.Merged: self._on_merged,
             events.MergeFailed: self._on_merge_failed,
             events.Surveyed: self._on_surveyed,
-            events.TermSeen: lambda event: self._term.seen(event.sight),
+            TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: lambda _: self._leave(),
         }
@@ -287,38 +286,21 @@ class DriverNode:
 
         Returns how many seconds from now the next turn is due, whatever comes until then.
         """
-        if (told := self._told(heard)) is None:
-            return TICK_S
-        for thing in told:
+        if self.phase is Phase.RUNNING:
+            self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
+        for thing in self._term.admit(heard):
             if type(thing) is tuple:
                 self._on_message(*thing)
             else:
                 self._hear[type(thing)](thing)
+        if self._term.is_unsure:
+            return TICK_S
         self._listened()
         self._go_on[self.phase](self._clock_s)
         self._commit()
         self._tell()
         due_s = self._next_epoch_s - self._clock_s
         return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
-
-    def _told(
-        self, heard: Sequence[events.DriverEvent | tuple[int, Any]]
-    ) -> Sequence[events.DriverEvent | tuple[int, Any]] | None:
-        """What is to be handled now. None: nothing, until it is known who drives."""
-        clock = self._ports.clock
-        if self.phase is Phase.RUNNING:
-            self._term.tick(clock.ticks_s(), clock.wall_s())
-        if not self._term.is_unsure and not self._unheard:
-            return heard
-        for thing in heard:
-            if isinstance(thing, events.TermSeen):
-                self._term.seen(thing.sight)
-            else:
-                self._unheard.append(thing)
-        if self._term.is_unsure:
-            return None
-        told, self._unheard = self._unheard, []
-        return told
 
     def _listened(self) -> None:
         """For how long the driver has listened: silence while it slept is not the slots'."""
@@ -493,7 +475,7 @@ class DriverNode:
                 self._note(action)
             case co.Fail():
                 self.failed = action
-                self.fail(_failure(action, self.plan.tasks[action.task].name))
+                self.fail(failure_of(action, self.plan.tasks[action.task].name))
             case co.Done():
                 self._leave()
 
@@ -607,23 +589,3 @@ class DriverNode:
         assert not self._pending or self.commits.state is not commits.State.OPEN
         if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):
             assert self.coordinator.slots.keys() <= self._heard.keys()
-
-
-def _failure(fail: co.Fail, task: str) -> errors.ClonosError:
-    where = fail.where or (task if fail.task >= 0 else "")
-    kind, what = _error_types().get(fail.error), fail.message
-    if kind is None:
-        kind, what = errors.TaskFailed, f"{fail.error}: {what}"
-    return kind(what, where=where, remedy=fail.remedy, trace=fail.trace)
-
-
-def _error_types() -> dict[str, type[errors.ClonosError]]:
-    """Every error of clonos by its name: a slot tells what went wrong by name."""
-    found: dict[str, type[errors.ClonosError]] = {}
-    todo: list[type[errors.ClonosError]] = [errors.ClonosError]
-    while todo:
-        kind = todo.pop()
-        found[kind.__name__] = kind
-        todo += kind.__subclasses__()
-    del found["CallError"]  # made of other things than the rest
-    return found

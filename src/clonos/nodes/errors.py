@@ -1,8 +1,9 @@
-"""Errors that the driver raises about its slots."""
+"""Errors that the driver raises."""
 
 from __future__ import annotations
 
-from clonos.errors import ClonosError
+from clonos.core.decisions import Fail
+from clonos.errors import ClonosError, TaskFailed
 
 
 class SlotsLost(ClonosError):
@@ -15,3 +16,24 @@ class OtherVersion(ClonosError):
 
 class ExecutorLost(ClonosError):
     """The executor of a slot has ended, and the slot with it: no fault of its own."""
+
+
+def failure_of(fail: Fail, task: str) -> ClonosError:
+    """The error that ends a job: of a slot, the coordinator knows it by name only."""
+    where = fail.where or (task if fail.task >= 0 else "")
+    kind, what = _error_types().get(fail.error), fail.message
+    if kind is None:
+        kind, what = TaskFailed, f"{fail.error}: {what}"
+    return kind(what, where=where, remedy=fail.remedy, trace=fail.trace)
+
+
+def _error_types() -> dict[str, type[ClonosError]]:
+    """Every error of clonos by its name: a slot tells what went wrong by name."""
+    found: dict[str, type[ClonosError]] = {}
+    todo: list[type[ClonosError]] = [ClonosError]
+    while todo:
+        kind = todo.pop()
+        found[kind.__name__] = kind
+        todo += kind.__subclasses__()
+    del found["CallError"]  # made of other things than the rest
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
-from clonos.nodes.tenure import Sight
+from clonos.nodes.tenure import TermSeen
 from clonos.transport.events import ChannelClosed, ChannelOpened, ControlLost, ControlOpened
 
 # --- of a slot --------------------------------------------------------------------------------
@@ -133,13 +133,6 @@ class Surveyed:
     """All that is in the store of layers, also what was not finished."""
 
     paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TermSeen:
-    """What a look for later terms has come to. Another's is the end: an error follows."""
-
-    sight: Sight
 
 
 @dataclass(frozen=True, slots=True)

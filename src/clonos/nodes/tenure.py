@@ -9,9 +9,10 @@ the job goes on, *blind*, and deletes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from clonos.core.machine import Table
 
@@ -58,6 +59,13 @@ TENURE: Final = Table(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TermSeen:
+    """What a look for later terms has come to. Another's is the end: an error follows."""
+
+    sight: Sight
+
+
 class Term:
     """A driver's term.
 
@@ -79,6 +87,7 @@ class Term:
         self._began_s: float | None = None  # the look that is under way
         self._next_s = echo_s / LOOKS
         self._is_new = True
+        self._unheard: list[Any] = []
 
     @property
     def is_unsure(self) -> bool:
@@ -111,6 +120,20 @@ class Term:
         elif self.is_unsure and self._now_s - self._unsure_s > self._echo_s:  # it hangs
             self._sure_s = self._now_s
             self._machine.on(Sight.HIDDEN)
+
+    def admit(self, heard: Sequence[Any]) -> Sequence[Any]:
+        """What is to be handled now of what has come: nothing, while nobody knows who drives."""
+        if not self.is_unsure and not self._unheard:
+            return heard
+        for thing in heard:
+            if isinstance(thing, TermSeen):
+                self.seen(thing.sight)
+            else:
+                self._unheard.append(thing)
+        if self.is_unsure:
+            return ()
+        now, self._unheard = self._unheard, []
+        return now
 
     def seen(self, sight: Sight) -> None:
         """A look has come to something. It says how things were when it began."""

@@ -40,10 +40,9 @@ from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits
-from clonos.nodes.events import TermSeen
 from clonos.nodes.layers import LayerCare
 from clonos.nodes.slot import SlotNode
-from clonos.nodes.tenure import Sight, Term
+from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
