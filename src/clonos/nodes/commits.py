@@ -21,6 +21,7 @@ from clonos.core.events import Action as Reaction
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.machine import Table
 from clonos.errors import ClonosError
+from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Journal, Outputs
 
 ROTATE_BYTES: Final = 64 << 20
@@ -29,6 +30,10 @@ VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0
 """Time between two attempts to rewrite a broken journal."""
+
+
+Act = Action | Unused
+"""What is done once it is durable."""
 
 
 class State(Enum):
@@ -66,7 +71,7 @@ class Group:
     records: list[bytes]
     reactions: list[Reaction]
     outputs: list[Deliver]
-    actions: list[Action]
+    actions: list[Act]
 
     def followed_by(self, other: Group) -> Group:
         """Both as one group."""
@@ -116,7 +121,7 @@ class Commits:
         """Logs were truncated: a snapshot is small now."""
         self._wants_rotation |= self._journal.nbytes >= self._rotate_bytes
 
-    def end_turn(self, actions: list[Action], now_s: float) -> bool:
+    def end_turn(self, actions: list[Act], now_s: float) -> bool:
         """Close a group with these actions; False: they have to wait for the next turn."""
         if self.state is State.WRITING or (self.state is State.BROKEN and now_s < self._again_s):
             return False

@@ -20,13 +20,14 @@ from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import left_behind
 from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion, failure_of
-from clonos.nodes.layers import GARBAGE_S, LayerCare
+from clonos.nodes.layers import GARBAGE_S, LayerCare, Unused
 from clonos.nodes.places import PACE, Pace, Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
@@ -204,7 +205,7 @@ class DriverNode:
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
-        self._pending: list[co.Action] = []
+        self._pending: list[commits.Act] = []
         self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
         self._heard: dict[int, float] = {}  # when, by slot
         self._looked_s = ports.clock.ticks_s()
@@ -411,11 +412,12 @@ class DriverNode:
 
     def _on_merged(self, event: events.Merged) -> None:
         self._decide(co.Compacted(event.merged, event.replaced))
-        self._layers.merged(event, self.keeper.layers[event.merged.task], self._clock_s)
+        chain = self.keeper.layers[event.merged.task]
+        self._pending.append(self._layers.merged(event, chain))
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
-        term, layers = self.coordinator.term, self.keeper.layers
-        self._layers.surveyed(event.paths, layers, term, self._clock_s)
+        found = left_behind(event.paths, self.keeper.layers, self.coordinator.term)
+        self._pending.append(Unused(tuple(found)))
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
         warning = self._layers.failed(event, self._clock_s)
@@ -465,7 +467,7 @@ class DriverNode:
             self._has_rates = True
         self._ports.outputs.take(output)
 
-    def _act(self, action: co.Action) -> None:
+    def _act(self, action: commits.Act) -> None:
         match action:
             case co.Command():
                 self.places.command(action.slot, action.command)
@@ -478,6 +480,8 @@ class DriverNode:
                 self.fail(failure_of(action, self.plan.tasks[action.task].name))
             case co.Done():
                 self._leave()
+            case Unused():
+                self._layers.unused(action, self._clock_s)
 
     def _note(self, note: co.Note) -> None:
         now_s = self._ports.clock.ticks_s()

@@ -8,9 +8,9 @@ however long the job runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from clonos.core.layer import left_behind
 from clonos.core.messages import LayerRef
 from clonos.nodes.events import Merged, MergeFailed
 from clonos.nodes.ports import Merger
@@ -54,6 +54,13 @@ def choose(chain: Sequence[LayerRef]) -> Sequence[LayerRef]:
     return chain[start:]
 
 
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Layers to which nothing refers any more, once this is durable."""
+
+    paths: tuple[str, ...]
+
+
 class LayerCare:
     """Keeps every task's chain of layers short, and the store free of what nobody reads.
 
@@ -89,25 +96,19 @@ class LayerCare:
                 self._merging.add(task)
                 self._merger.merge(chain, tuple(chosen))
 
-    def merged(self, event: Merged, chain: Sequence[LayerRef], now_s: float) -> None:
+    def merged(self, event: Merged, chain: Sequence[LayerRef]) -> Unused:
         """The coordinator has decided, `chain` is what counts now: the rest may go, later."""
         self._merging.discard(event.merged.task)
         self._not_before.pop(event.merged.task, None)
         used = {ref.path for ref in chain}
         refs = (event.merged, *event.replaced)
-        self._garbage += [(now_s, ref.path) for ref in refs if ref.path not in used]
+        return Unused(tuple(ref.path for ref in refs if ref.path not in used))
 
-    def surveyed(
-        self,
-        stored: Sequence[str],
-        layers: Mapping[int, tuple[LayerRef, ...]],
-        term: int,
-        now_s: float,
-    ) -> None:
-        """What nobody will read of all that is stored goes, after the same grace period."""
+    def unused(self, found: Unused, now_s: float) -> None:
+        """It is durable: now their grace period begins. Before, the journal's last word could still
+        be that they are needed."""
         known = {path for _, path in self._garbage}
-        found = left_behind(stored, layers, term)
-        self._garbage += [(now_s, path) for path in found if path not in known]
+        self._garbage += [(now_s, path) for path in found.paths if path not in known]
 
     def failed(self, event: MergeFailed, now_s: float) -> str | None:
         """Retry later; return a warning the first time."""

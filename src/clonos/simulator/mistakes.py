@@ -29,7 +29,7 @@ from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits, Group
-from clonos.nodes.layers import LayerCare
+from clonos.nodes.layers import LayerCare, Unused
 from clonos.nodes.slot import SlotNode
 from clonos.simulator.programs import Toy
 from clonos.simulator.world import NoWorld
@@ -422,9 +422,9 @@ def never_lost(_: Any) -> Any:
 
 
 def delete_what_is_used(original: Any) -> Any:
-    def merged(self: LayerCare, event: Any, chain: Any, now_s: float) -> None:
-        original(self, event, chain, now_s)
-        self._garbage += [(now_s, ref.path) for ref in chain]
+    def merged(self: LayerCare, event: Any, chain: Any) -> Unused:
+        unused: Unused = original(self, event, chain)
+        return Unused((*unused.paths, *(ref.path for ref in chain)))
 
     return merged
 

@@ -39,6 +39,7 @@ from clonos.core.roster import Roster
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
+from clonos.nodes import driver as driver_module
 from clonos.nodes.commits import Commits
 from clonos.nodes.layers import LayerCare
 from clonos.nodes.slot import SlotNode
@@ -246,7 +247,7 @@ MUTATIONS: dict[str, Mutation] = {
         "one driver", (Term, "is_lost", wrong.never_lost), kind=DISK
     ),
     "what came too late for a floor stays": mutation(
-        "no litter", (LayerCare, "surveyed", constant(None)), kind=DISK
+        "no litter", (driver_module, "left_behind", constant([])), kind=DISK
     ),
     "user code does something else on replay": mutation(
         "divergence", (Toy, "_process", wrong.other_rows_on_replay)
