@@ -415,13 +415,17 @@ def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
 
 
 def nothing_unsaid(acknowledged: HouseKeeper, again: HouseKeeper) -> None:
-    """The journal says what the house-keeper has acknowledged."""
+    """The journal says what the house-keeper has acknowledged. It may say more, which nobody has
+    heard of yet: a cut, or a floor, at which older cuts are forgotten."""
+    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
+    cut_anew = {cut.task for cut in again.resolved if cut not in acknowledged.resolved}
     for task in again.plan.tasks:
         ours, theirs = acknowledged.length(task.id), again.length(task.id)
-        require(ours <= theirs, "durable", f"{task.name}: {theirs} entries, not {ours}")
-    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
+        is_there = ours <= theirs or task.id in cut_anew
+        require(is_there, "durable", f"{task.name}: {theirs} entries, not {ours}")
     missing = [cut for cut in acknowledged.resolved if cut not in again.resolved]
-    require(not missing, "durable", f"the journal lacks {missing}")
+    is_there = not missing or acknowledged.epoch < again.epoch
+    require(is_there, "durable", f"the journal lacks {missing}")
 
 
 def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
