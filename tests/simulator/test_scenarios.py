@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.determinants import Marker, Order, decode_record
 from clonos.core.life import Phase
 from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import RUNNING, TaskPhase
+from clonos.core.task import TaskMachine
 from clonos.simulator.programs import Behaviour
 from clonos.simulator.seeds import limits
 
@@ -359,3 +361,21 @@ def test_an_orphan_recovers_in_its_slot_beside_those_who_live_on(seed):
     assert play.slot(3) is slot is play.slot(2)
     assert play.machine(2).incarnation.n == 0
     play.finish()
+
+
+def test_a_task_that_has_nothing_to_do_is_not_woken(monkeypatch):
+    """Its ticks used to beget ticks: twenty a second for every idle task."""
+    ticks = []
+    take = TaskMachine.handle
+
+    def handle(self, event):
+        ticks.extend([event] if isinstance(event, ev.Tick) else [])
+        return take(self, event)
+
+    monkeypatch.setattr(TaskMachine, "handle", handle)
+    play = Play(CHAIN, 0, rows=4, rows_ms=0.2, epoch_ms=10_000, standbys=0)
+    clock = play.cluster.scheduler
+    play.until(lambda: len(play.cluster.recorder.output(3)) >= 2 and clock.now > 100)
+    ticks.clear()
+    play.until(lambda: clock.now > 1_100)
+    assert len(ticks) < 10

@@ -274,8 +274,8 @@ class Resident:
         if machine is None:
             return
         if self._tick_at is not None and now >= self._tick_at:
-            self._tick_at = None
             self._perform(machine.handle(ev.Tick()))
+            self._tick_at = None  # what comes of it will be heard, and that is the next occasion
         if now >= self._statistics_at:
             self._statistics_at = now + STATISTICS_S
             self.tell_statistics()
