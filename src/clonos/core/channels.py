@@ -281,6 +281,17 @@ class Inbound:
         self.told_relaxed = relaxed
         return Credit(self.spec.id, self.consumed, relaxed)
 
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        assert (self.conn is None) == (self.link.state is Link.AWAY)
+        assert bool(self._held) == (self.link.state is Link.HOLDING)
+        assert (self.reset_at is not None) == (self.items.state is Items.STARTING_OVER)
+        assert not (self.aligned and self.ended)
+        if self.reset_at is None:
+            assert self.consumed + len(self.queue) + 1 == self._next_seq
+            assert self._chain == (self.queue[-1].chain if self.queue else self.consumed_chain)
+            assert self._credited <= self.consumed
+
 
 class Call(Enum):
     """States of the stream at the sending end of a channel."""
@@ -428,3 +439,11 @@ class Outbound:
         """`task` writes its log anew after `length`: what was shared of it beyond is void."""
         if self._shared.get(task, 0) > length:
             self._shared[task] = length
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        assert self.connected or self.relaxed
+        assert self.log.first <= self.log.cursor or not self.connected
+        assert (self.asked is not None) == (self.call.state is Call.ASKED)
+        assert self.settled <= max(self.released, self.log.processed)
+        self.log.check()

@@ -117,6 +117,15 @@ class Checkpoints:
             roster.command(task.id, msg.Floor(epoch, positions))
         self._standbys.floor(epoch, layers)
 
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        assert self.next_epoch > self._keeper.epoch
+        for epoch, acks in self.acks.items():
+            assert epoch > self._keeper.epoch
+            for task, ref in acks.items():
+                known = self._roster.tasks[task].incarnation
+                assert (ref.task, ref.epoch, ref.incarnation) == (task, epoch, known)
+
     def reset(self) -> None:
         """A loss was forgiven: no epoch that anybody may have begun before makes a floor."""
         self._mixed_until = max(self._mixed_until, self._newest_epoch())

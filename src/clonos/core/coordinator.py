@@ -156,6 +156,12 @@ class Coordinator:
         tasks = (task.machine for task in self.tasks.values())
         return [self.checkpoints.machine, *tasks, *self.blame.machines()]
 
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        self.keeper.check()
+        self.roster.check()
+        self.checkpoints.check()
+
     # --- events -----------------------------------------------------------------------------
 
     def start(self) -> list[Action]:

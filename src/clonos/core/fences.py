@@ -118,6 +118,13 @@ class Fences:
                     result[task] = Dependency(fence, length)
         return result
 
+    def check(self, pending: Mapping[int, Incarnation]) -> None:
+        """Assertions over the whole state; `pending`: the fences that the logs know of."""
+        assert pending == {task: incarnation for task, (incarnation, _) in self._pending.items()}
+        assert all(self.current.get(task) == number for task, number in pending.items())
+        for task, cuts in self._resolved.items():
+            assert all(incarnation <= self.current[task] for incarnation, _ in cuts)
+
 
 def merge(into: Dependencies, dep: Dependencies) -> None:
     """`into` depends on `dep` as well, from now on."""

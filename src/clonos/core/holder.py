@@ -59,3 +59,8 @@ class Holder:
         """The house-keeper says what it holds for good."""
         for task, length in stable.items():
             self.stable[task] = max(self.stable.get(task, 0), length)
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        self.book.check()
+        self.fences.check(self.book.pending())

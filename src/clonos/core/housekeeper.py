@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -190,10 +191,8 @@ class HouseKeeper:
         self.term, self.generation, self.complete = term, generation, complete
 
     def _read_floor(self, epoch: int, positions: dict[int, int], refs: dict[int, Any]) -> None:
-        self.epoch, self.positions = epoch, positions
-        self.layers = {t: tuple(_ref(r) for r in chain) for t, chain in refs.items()}
-        for task, position in positions.items():
-            self.book.truncate(task, position)
+        layers = {t: tuple(_ref(r) for r in chain) for t, chain in refs.items()}
+        self._stand_on(epoch, positions, layers)
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
@@ -380,9 +379,14 @@ class HouseKeeper:
         self, epoch: int, positions: dict[int, int], layers: dict[int, tuple[LayerRef, ...]]
     ) -> None:
         """`epoch` is complete: it is every task's floor now."""
-        self.epoch, self.positions, self.layers = epoch, positions, layers
         refs = {t: [_ref_fields(r) for r in chain] for t, chain in layers.items()}
         self._write("floor", epoch, positions, refs)
+        self._stand_on(epoch, positions, layers)
+
+    def _stand_on(
+        self, epoch: int, positions: dict[int, int], layers: dict[int, tuple[LayerRef, ...]]
+    ) -> None:
+        self.epoch, self.positions, self.layers = epoch, positions, layers
         for task, position in positions.items():
             self.book.truncate(task, position)
         self.fences.truncate(positions)
@@ -402,6 +406,22 @@ class HouseKeeper:
             or command is forgiven.get(command.task)
             or command.length >= self.positions[command.task]
         ]
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        self.holder.check()
+        self.inbounds.check()
+        for task, refs in self.layers.items():
+            assert not refs or refs[-1].position == self.positions[task]
+            assert all(one.epoch < other.epoch for one, other in pairwise(refs))
+            held, stable = self.length(task), self.stable[task]
+            assert stable <= held
+            assert max(stable, self.positions[task]) == held or task in self._unstable
+        newest: dict[int, Incarnation] = {}
+        for cut in self.resolved:
+            assert newest.get(cut.task, cut.incarnation) <= cut.incarnation
+            assert cut.generation <= self.generation
+            newest[cut.task] = cut.incarnation
 
 
 def _ref_fields(ref: LayerRef) -> dict[str, Any]:

@@ -172,3 +172,8 @@ class Inbounds:
             end.consumed_dep = self._fences.clamp(end.consumed_dep)
         if end.release_held(self._book) is Verdict.REFUSED:
             self.refuse(end)
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for end in self.ends.values():
+            end.check()

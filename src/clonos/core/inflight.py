@@ -164,3 +164,11 @@ class InFlightLog:
             self._sizes -= size
             if item.seq > self.processed:
                 self._nbytes -= size
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        sizes = [(i.seq > self.processed, i.batch.nbytes if i.batch else 0) for i in self._items]
+        assert self._sizes == sum(size for _, size in sizes)
+        assert self._nbytes == sum(size for is_backlog, size in sizes if is_backlog)
+        assert self.chain == (self._items[-1].chain if self._items else self._base_chain)
+        assert self._expected is None or self._expected[0] > self.last

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from clonos.core.fences import Cut, still_needed
@@ -83,6 +84,17 @@ class Log:
         while self.starts and self.starts[-1] > self.length:
             self.starts.pop()
             self.writers.pop()
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        assert self.nbytes == sum(map(len, self.records))
+        assert len(self.starts) == len(self.writers)
+        assert self.starts or not self.records
+        if self.starts:
+            assert self.starts[0] <= self.base + 1
+            assert self.starts[-1] <= self.length
+            assert all(one < other for one, other in pairwise(self.starts))
+            assert all(one < other for one, other in pairwise(self.writers))
 
     def runs(self, task: int, start: int, stable: int = 0) -> Iterator[Run]:
         """The entries from `start` on, one run for each incarnation that wrote some of them."""
@@ -249,3 +261,12 @@ class LogBook:
     @property
     def nbytes(self) -> int:
         return sum(log.nbytes for log in self._logs.values())
+
+    def pending(self) -> dict[int, Incarnation]:
+        """The fences that are not yet resolved."""
+        return {task: incarnation for task, (incarnation, _) in self._pending.items()}
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for log in self._logs.values():
+            log.check()

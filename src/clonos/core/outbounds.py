@@ -269,3 +269,8 @@ class Outbounds:
     def is_settled(self) -> bool:
         """Whether all output has taken effect in the world."""
         return self.are_settled({channel: end.log.last for channel, end in self.ends.items()})
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for end in self.ends.values():
+            end.check()

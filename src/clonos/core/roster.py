@@ -170,3 +170,10 @@ class Roster:
             elif self.tasks[receiver].phase in ACTIVE:
                 peers.append(self.peer(channel))
         return peers
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        for task in self.tasks.values():
+            assert task.incarnation.term == self.term
+            assert task.slot is None or task.slot in self.slots
+            assert task.slot is not None or task.phase not in ACTIVE

@@ -196,16 +196,6 @@ class TaskMachine:
         return [self.life.machine, *ends, *calls, *self.seals.machines()]
 
     @property
-    def source_rows(self) -> int:
-        """Rows taken from the source, over all lives of the task."""
-        return self.intake.taken
-
-    @property
-    def source_ended(self) -> bool:
-        """Whether the end of the source was taken."""
-        return self.intake.ended
-
-    @property
     def wants_rows(self) -> bool:
         """Whether the runtime should offer what its reader has."""
         return (
@@ -224,8 +214,20 @@ class TaskMachine:
 
     def _has_ended(self) -> bool:
         if self.spec.is_source:
-            return self.source_ended
+            return self.intake.ended
         return all(end.ended for end in self.inputs.values())
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        self.holder.check()
+        self.inbounds.check()
+        self.outbounds.check()
+        known, held = self.dep.get(self.id), self.book.length(self.id)
+        if self.phase is not Phase.FENCED:
+            assert self.position == (known.position if known else 0) <= held
+        assert self.is_live <= (self.position == held and not self._future)
+        assert self.under_way or self.ended == self._has_ended()
+        assert not self._actions
 
     # --- lifecycle --------------------------------------------------------------------------
 
@@ -588,8 +590,8 @@ class TaskMachine:
             dep=dict(self.dep),
             clock_ms=self.clock_ms,
             wake_ms=self.wake_ms,
-            source_rows=self.source_rows,
-            source_ended=self.source_ended,
+            source_rows=self.intake.taken,
+            source_ended=self.intake.ended,
             delta=b"",
             end_is_out=self.end_is_out,
             generation=self.life.generation,

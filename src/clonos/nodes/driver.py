@@ -589,6 +589,7 @@ class DriverNode:
         """Assertions over the whole state."""
         self.places.check()
         self.commits.check()
+        self.coordinator.check()
         assert self._heard.keys() <= self.places.seats.keys()
         assert not self._pending or self.commits.state is not commits.State.OPEN
         if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):

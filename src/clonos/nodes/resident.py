@@ -150,10 +150,10 @@ class Resident:
             announce=self._announce,
         )
         self._writer = ports.writers(self.task)
-        if machine.spec.is_source and not machine.source_ended:
+        if machine.spec.is_source and not machine.intake.ended:
             self._source = warm or ports.sources.open(self.task)
             if not machine.spec.is_gated:
-                self._source.advance(machine.source_rows)
+                self._source.advance(machine.intake.taken)
         else:
             self._close_source()
         return machine
@@ -263,7 +263,7 @@ class Resident:
         elif machine.wants_rows and self._has_room:
             if not source.is_placed:
                 # It cannot replay: what it gave before is in the log, it goes on behind that.
-                source.advance(machine.source_rows)
+                source.advance(machine.intake.taken)
             ready = source.take()
         if ready is not None:
             self._perform(machine.handle(ready))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clonos.core import coordinator as co
 from clonos.core import events as ev
@@ -17,10 +17,10 @@ from clonos.nodes.driver import DriverNode, DriverSettings, Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.views import Sample
+from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import HOME, LAYERS, TERMS
 from clonos.simulator.durable import (
-    ClosedKeeper,
     SimulatedJournal,
     SimulatedLookout,
     SimulatedMerger,
@@ -29,17 +29,23 @@ from clonos.simulator.durable import (
 from clonos.simulator.invariants import cells_together
 from clonos.simulator.network import Stream
 from clonos.simulator.spark import Spark
+from clonos.simulator.violations import check_state
 from clonos.simulator.world import EPOCH_MS
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.terms import Superseded, Terms
-from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
+from clonos.transport.events import ChannelClosed, ChannelOpened, Heartbeat, TaskStatistics
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
     from clonos.simulator.slot import Slot
 
 T = TypeVar("T")
+
+OFTEN: Final = frozenset({msg.Data, Heartbeat, TaskStatistics})
+"""Messages for which a machine of the driver moves rarely."""
+CHECK_EVERY: Final = 32
+"""So many turns after one look at the whole state of the driver comes the next."""
 
 
 class WatchedKeeper(HouseKeeper):
@@ -56,6 +62,8 @@ class WatchedKeeper(HouseKeeper):
         if isinstance(event, ev.Received) and stream is not None and is_current:
             self._driver.cluster.recorder.keeper_receives(self, stream, event.data)
         super().handle(event)
+        if isinstance(event, ev.Received) and is_current:
+            self._driver.cluster.recorder.keeper_took(self, event.data)
 
 
 class SimulatedAudience:
@@ -153,6 +161,7 @@ class Driver:
         self.unheard: set[int] = set()  # tasks that want to say that they keep little
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
         self._turn_at: float | None = None
+        self._turns = 0
         self.disk, self.shared = disk.mount(), cluster.disks.shared.mount()
         try:
             self._begin()
@@ -255,7 +264,7 @@ class Driver:
         wait_s = self.survives(lambda: self.node.turn(heard))
         if wait_s is None:
             return
-        self.node.check()
+        self._check_after(heard)
         slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
         cells_together(self.cluster.job.plan, slots)
         if isinstance(self.node.error, Superseded):
@@ -271,6 +280,13 @@ class Driver:
             self.cluster.finished()
         else:
             self._turn_by(now + 1000 * wait_s)
+
+    def _check_after(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> None:
+        """The whole node now and then, and after what makes its machines move."""
+        self._turns += 1
+        is_quiet = all(isinstance(thing, tuple) and type(thing[1]) in OFTEN for thing in heard)
+        if self.cluster.recorder.checks_state and not (is_quiet and self._turns % CHECK_EVERY):
+            check_state(self.node)
 
     def die(self) -> None:
         """A commit under way may have reached the disk, or not."""

@@ -20,6 +20,7 @@ from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
 from clonos.nodes import events
+from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died
 from clonos.simulator.disks import JOURNAL, OutputFiles
 from clonos.storage.layers import LayerStore, get_layers, put_layer
@@ -37,24 +38,6 @@ LOOK_MS: Final = 1.0
 CALLS: Final = 12
 """A process that dies in the middle of storing something dies at one of its first calls, or after
 the last."""
-
-
-class ClosedKeeper:
-    """The house-keeper as it was when a group was closed: what is durable once the group is."""
-
-    def __init__(self, keeper: HouseKeeper) -> None:
-        self.plan, self.generation, self.epoch = keeper.plan, keeper.generation, keeper.epoch
-        self.positions, self.layers = dict(keeper.positions), dict(keeper.layers)
-        self.stable, self.resolved = dict(keeper.stable), list(keeper.resolved)
-        self.book = self
-        self._lengths = {task: keeper.length(task) for task in keeper.positions}
-        self._bases = {task: keeper.book.base(task) for task in keeper.positions}
-
-    def length(self, task: int) -> int:
-        return self._lengths[task]
-
-    def base(self, task: int) -> int:
-        return self._bases[task]
 
 
 # --- the driver's ports -------------------------------------------------------------------------
@@ -87,7 +70,10 @@ class SimulatedJournal:
 
     def _write(self, write: Any, records: Sequence[bytes]) -> bool:
         assert self._writing is None, "one at a time"
-        self._writing = (write, records, ClosedKeeper(self._driver.keeper))
+        closed = ClosedKeeper(self._driver.keeper)
+        if self._driver is self._cluster.driver:  # else another one has a copy of the journal
+            self._cluster.recorder.writes(closed)
+        self._writing = (write, records, closed)
         if self._cluster.random.random() < 0.2:
             return self._is_written()
         self._cluster.scheduler.after(self._cluster.commit_delay(), self._end_writing)
@@ -104,8 +90,8 @@ class SimulatedJournal:
         (write, records, closed), self._writing = self._writing, None
         if not write(records):
             return False  # the driver is told
-        if self._driver is self._cluster.driver:  # else another one has a copy of the journal
-            self._cluster.recorder.committed(closed)  # type: ignore[arg-type]
+        if self._driver is self._cluster.driver:
+            self._cluster.recorder.committed(closed)
         self._driver.closed = closed
         return True
 
@@ -128,7 +114,7 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
 
     def consume(output: Deliver) -> None:
         cluster.recorder.lets_out(driver.term)
-        cluster.recorder.delivered(driver.closed, output)  # type: ignore[arg-type]
+        cluster.recorder.delivered(driver.closed, output)
 
     files = OutputFiles(cluster.job, driver.disk)
     return DeliveredOutputs(cluster.job.plan, files, consume, driver.post)

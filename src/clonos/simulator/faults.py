@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from functools import partial
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from clonos.storage.terms import OtherJournal
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
-    from clonos.simulator.network import Host
+    from clonos.simulator.network import Host, Stream
     from clonos.simulator.slot import Slot
 
 CRITICAL = frozenset(
@@ -27,13 +28,16 @@ CRITICAL = frozenset(
 
 
 HOUR_MS = 3_600_000
+LATE_MS = 30.0
+"""Time in which what a task writes down and sends is on its way to nobody but its receivers."""
 
 KINDS = (
     ("kill", 10), ("kill several", 4), ("kill neighbours", 6), ("kill executor", 3),
     ("kill standby", 2), ("zombie", 5), ("cut", 4), ("slow link", 3), ("slow task", 2),
     ("stall", 3), ("break stream", 4), ("duplicate", 3), ("pause driver", 2), ("kill driver", 1),
     ("clock jumps", 3), ("part", 3), ("journal fails", 2),
-    ("lose machine", 2), ("store away", 2),
+    ("lose machine", 2), ("store away", 2), ("late stream", 3),
+    ("lose log", 2),
 )  # fmt: skip
 """What can happen, and how often."""
 
@@ -46,6 +50,7 @@ DISK = (
 
 EDGE = (
     ("cut off", 8), ("slow link", 4), ("break stream", 5), ("kill neighbours", 8), ("stall", 2),
+    ("late stream", 4), ("lose log", 6),
 )  # fmt: skip
 """Between the job and its house-keeper: logs arrive late there, and their other holders die."""
 
@@ -58,6 +63,7 @@ who is asked falls silent; logs arrive late at the house-keeper."""
 
 HARSH = (
     ("kill", 4), ("kill neighbours", 6), ("zombie", 2), ("cut", 4), ("slow link", 5), ("stall", 6),
+    ("late stream", 3), ("lose log", 6),
 )  # fmt: skip
 
 
@@ -217,6 +223,34 @@ class Faults:
             if slot is first or (is_near and self.cluster.random.random() < 0.8):
                 self.cluster.kill(slot, "killed with its neighbours")
 
+    def _lose_log(self) -> None:
+        """What a task writes down is late at the house-keeper; then all who hold it die with it.
+
+        Who has its output and not its log lives on: an orphan, or, if it was slow to take what it
+        had received, nearly one.
+        """
+        cluster, random = self.cluster, self.cluster.random
+        plan = cluster.job.plan
+        running = {slot.machine.id: slot for slot in cluster.alive() if slot.machine is not None}
+        hops = {
+            origin: {task: near[origin] for task, near in plan.distances.items() if origin in near}
+            for origin in running
+        }
+        origins = [task for task, far in hops.items() if max(far.values()) > plan.sharing_depth]
+        if not origins:
+            return
+        after = LATE_MS * (0.2 + 0.8 * random.random())
+        makes_slow = random.random() < 0.5
+        for task, far in hops[random.choice(origins)].items():
+            slot = running.get(task)
+            if slot is None:
+                continue
+            if far <= plan.sharing_depth:
+                cluster.network.delay_from(slot, cluster.driver, LATE_MS)
+                cluster.scheduler.after(after, cluster.kill, slot, "killed with its log")
+            elif makes_slow:
+                self._slow_down(slot, 2 * LATE_MS)
+
     def _kill_executor(self) -> None:
         victim = self._any()
         for slot in self.cluster.alive():
@@ -292,9 +326,11 @@ class Faults:
     def _slow_task(self) -> None:
         slot = self._busy()
         if slot is not None:
-            self.cluster.slow[slot.number] = 4.0
-            duration = self.cluster.random.random() * 80
-            self.cluster.scheduler.after(duration, self._hurry, slot.number)
+            self._slow_down(slot, self.cluster.random.random() * 80)
+
+    def _slow_down(self, slot: Slot, lasts: float) -> None:
+        self.cluster.slow[slot.number] = 4.0
+        self.cluster.scheduler.after(lasts, self._hurry, slot.number)
 
     def _hurry(self, number: int) -> None:
         self.cluster.slow.pop(number, None)
@@ -306,22 +342,32 @@ class Faults:
             duration = self.cluster.random.choice((20.0, 100.0, 400.0))
             slot.stalled_until = self.cluster.scheduler.now + duration
 
+    def _stream(self) -> Stream | None:
+        open_ = sorted(
+            (s for s in self.cluster.network.streams if s.receiver_open), key=attrgetter("conn")
+        )
+        return self.cluster.random.choice(open_) if open_ else None
+
     def _break_stream(self) -> None:
-        network = self.cluster.network
-        streams = sorted((s for s in network.streams if s.receiver_open), key=lambda s: s.conn)
-        if streams:
-            network.lose(self.cluster.random.choice(streams))
+        stream = self._stream()
+        if stream is not None:
+            self.cluster.network.lose(stream)
+
+    def _late_stream(self) -> None:
+        """What one channel carries comes late, and overtakes nothing; all others go on."""
+        stream = self._stream()
+        if stream is not None:
+            self.cluster.network.delay_stream(
+                stream, self.cluster.random.choice((20.0, 60.0, 200.0))
+            )
 
     def _duplicate(self) -> None:
         """The sender gives a stream up and dials again; its receiver has not heard of it."""
-        network = self.cluster.network
-        streams = sorted((s for s in network.streams if s.receiver_open), key=lambda s: s.conn)
-        if streams:
-            stream = self.cluster.random.choice(streams)
-            if stream.sender_open:
-                stream.sender_open = False
-                stream.sender.output_closed(stream)
-                self.cluster.scheduler.after(30.0, network.hang, stream)
+        stream = self._stream()
+        if stream is not None and stream.sender_open:
+            stream.sender_open = False
+            stream.sender.output_closed(stream)
+            self.cluster.scheduler.after(30.0, self.cluster.network.hang, stream)
 
     def _pause_driver(self) -> None:
         duration = self.cluster.random.choice((10.0, 80.0, 3_000.0))

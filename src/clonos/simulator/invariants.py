@@ -5,7 +5,7 @@ What must hold when a job is done is in :mod:`clonos.simulator.endings`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from clonos.core import messages as msg
@@ -17,9 +17,11 @@ from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
+from clonos.core.log import LogBook
 from clonos.core.messages import Item, Kind, Layer, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
+from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.violations import Violation, require
 from clonos.storage.layers import LayerStore, get_layers
 
@@ -87,7 +89,7 @@ def shared_logs(plan: Plan) -> dict[int, set[int]]:
     return shared
 
 
-def log_before_output(keeper: HouseKeeper, deliver: Deliver) -> None:
+def log_before_output(keeper: ClosedKeeper, deliver: Deliver) -> None:
     """Invariant 1 at the edge: all that delivered output depends on is in the journal."""
     if not keeper.plan.causal_log or keeper.generation:
         return
@@ -178,13 +180,13 @@ def entries_kept(
         )
 
 
-def logs_kept(keeper: HouseKeeper) -> None:
+def logs_kept(keeper: ClosedKeeper) -> None:
     """Invariant 5 at the house-keeper: every log is kept from its floor on."""
     for task, floor in keeper.positions.items():
         require(
-            keeper.book.base(task) <= floor,
+            keeper.base(task) <= floor,
             "no early truncation",
-            f"the house-keeper has the log of task {task} from {keeper.book.base(task)} on, "
+            f"the house-keeper has the log of task {task} from {keeper.base(task)} on, "
             f"its floor is {floor}",
         )
 
@@ -329,11 +331,23 @@ def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
         )
 
 
+def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str) -> None:
+    """Who has heard of a cut holds nothing of what it took away, whatever comes late."""
+    for incarnation, length in cuts:
+        writer = book.writer(task, length + 1)
+        require(
+            writer is None or writer >= incarnation,
+            "no orphans",
+            f"{holder} holds entry {length + 1} of task {task}, which is lost",
+        )
+
+
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
-    """Invariant 4 in a holder: what it has said that it holds of a fenced log does not grow."""
+    """Invariant 4 in a holder: what it has said that it holds of a fenced log does not grow, until
+    it hears how much of it survives."""
     for task, length in promised.items():
         require(
-            task == machine.id or machine.book.length(task) <= length,
+            machine.book.length(task) <= length,
             "fencing",
             f"{machine.spec.name} has said it holds {length} entries of task {task}, and took more",
         )
@@ -389,15 +403,37 @@ def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[i
             )
 
 
-def stable_stays(cuts: Iterable[msg.Resolve], stable: Mapping[int, int]) -> None:
+def stable_stays(cuts: Iterable[tuple[int, Incarnation, int]], stable: Mapping[int, int]) -> None:
     """What the house-keeper has called stable is never cut."""
-    for cut in cuts:
-        told = stable.get(cut.task, 0)
+    for task, _, length in cuts:
+        told = stable.get(task, 0)
         require(
-            cut.length >= told,
+            length >= told,
             "stable log",
-            f"{told} entries of task {cut.task} were called stable; now it is cut to {cut.length}",
+            f"{told} entries of task {task} were called stable; now it is cut to {length}",
         )
+
+
+def somebody_wrote(
+    machine: TaskMachine, log: Iterable[msg.Run], known: Sequence[tuple[Incarnation, bytes]]
+) -> None:
+    """A log to be replayed says what an earlier life wrote, and who it was."""
+    for run in log:
+        for position, record in enumerate(run.records, run.start):
+            require(
+                position <= len(known) and known[position - 1] == (run.incarnation, record),
+                "stable log",
+                f"{machine.spec.name} is to replay an entry {position} that nobody wrote",
+            )
+
+
+def journal_stands(found: ClosedKeeper, may_stand: Sequence[ClosedKeeper]) -> None:
+    """The journal says what was acknowledged last, or what was being written after that."""
+    require(
+        not may_stand or any(found.says_what(known) for known in may_stand),
+        "durable",
+        f"the journal says {found}; what may be there is {[str(known) for known in may_stand]}",
+    )
 
 
 def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
@@ -412,20 +448,6 @@ def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
             "durable",
             f"output {seq} of task {task} has another digest",
         )
-
-
-def nothing_unsaid(acknowledged: HouseKeeper, again: HouseKeeper) -> None:
-    """The journal says what the house-keeper has acknowledged. It may say more, which nobody has
-    heard of yet: a cut, or a floor, at which older cuts are forgotten."""
-    require(acknowledged.epoch <= again.epoch, "durable", "a floor is forgotten")
-    cut_anew = {cut.task for cut in again.resolved if cut not in acknowledged.resolved}
-    for task in again.plan.tasks:
-        ours, theirs = acknowledged.length(task.id), again.length(task.id)
-        is_there = ours <= theirs or task.id in cut_anew
-        require(is_there, "durable", f"{task.name}: {theirs} entries, not {ours}")
-    missing = [cut for cut in acknowledged.resolved if cut not in again.resolved]
-    is_there = not missing or acknowledged.epoch < again.epoch
-    require(is_there, "durable", f"the journal lacks {missing}")
 
 
 def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +12,7 @@ from unittest.mock import patch
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.checkpoints import Checkpoints, EpochState
-from clonos.core.coordinator import Coordinator, TaskState
+from clonos.core.coordinator import Coordinator, Done, TaskState
 from clonos.core.determinants import Clock, Determinant, Timer
 from clonos.core.fences import Fences, Trust, merge
 from clonos.core.housekeeper import HouseKeeper
@@ -30,6 +31,8 @@ from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits, Group
 from clonos.nodes.layers import LayerCare, Unused
+from clonos.nodes.places import Places
+from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.simulator.programs import Toy
 from clonos.simulator.world import NoWorld
@@ -122,6 +125,16 @@ def live_without_inject(original: Any) -> Any:
     return live
 
 
+def without_end_on_replay(original: Any) -> Any:
+    def put_out(self: TaskMachine, step: RunningStep, marker: int) -> None:
+        ended, self.ended = self.ended, self.ended and step._replayed is None
+        original(self, step, marker)
+        self.ended = ended
+        self.end_is_out |= ended
+
+    return put_out
+
+
 def live_clock(original: Any) -> Any:
     def clock_ms(self: RunningStep) -> int:
         logged: int = original(self)
@@ -142,14 +155,14 @@ def standing_clock(_: Any) -> Any:
 
 
 def timer_of_now(original: Any) -> Any:
-    def run(
+    def begin(
         self: TaskMachine, cause: Determinant, items: list[Item], logged: list[Determinant] | None
-    ) -> None:
+    ) -> Any:
         if logged is not None and isinstance(cause, Timer):
             cause = Timer(cause.now_ms + 7)
-        original(self, cause, items, logged)
+        return original(self, cause, items, logged)
 
-    return run
+    return begin
 
 
 def unlogged_clock(original: Any) -> Any:
@@ -157,8 +170,10 @@ def unlogged_clock(original: Any) -> Any:
 
 
 def call_again(original: Any) -> Any:
+    """The service is asked again (not in the re-run at the end)."""
+
     def call(self: RunningStep, fn: Any, args: Any, kwargs: Any) -> Any:
-        if self._replayed is not None:
+        if self._replayed is not None and not isinstance(self._world, NoWorld):
             with suppress(ValueError):
                 self._world.call(fn, args, kwargs)
         return original(self, fn, args, kwargs)
@@ -207,6 +222,20 @@ def end_although_fenced(original: Any) -> Any:
                 life.state = state
 
     return end
+
+
+def own_log_only(original: Any) -> Any:
+    """What leaves the job says of no other task that it depends on it."""
+
+    def put_out(self: TaskMachine, *step: Any) -> None:
+        if not self.spec.is_sink:
+            original(self, *step)
+            return
+        dep, self.dep = self.dep, {self.id: self.dep[self.id]}
+        original(self, *step)
+        self.dep = dep
+
+    return put_out
 
 
 def never_unknown(original: Any) -> Any:
@@ -326,6 +355,50 @@ def forget_what_was_forgiven(original: Any) -> Any:
         ]
 
     return needed
+
+
+def drop_what_waits(original: Any) -> Any:
+    def deliver(self: HouseKeeper) -> None:
+        original(self)
+        for end in self.inputs.values():
+            end.queue.clear()
+
+    return deliver
+
+
+def truncate_further(original: Any) -> Any:
+    def advance(self: HouseKeeper, epoch: int, positions: dict[int, int], layers: Any) -> None:
+        original(self, epoch, positions, layers)
+        for task, position in positions.items():
+            self.book.truncate(task, position + 1)
+
+    return advance
+
+
+def as_if_we_had_written_it(original: Any) -> Any:
+    def make(self: Resident, layers: Any) -> TaskMachine:
+        life = self._command.incarnation
+        ours = tuple(replace(run, incarnation=life) for run in self._command.log)
+        self._command = replace(self._command, log=ours)
+        machine: TaskMachine = original(self, layers)
+        return machine
+
+    return make
+
+
+def done_with_the_first(original: Any) -> Any:
+    def finished(self: Coordinator, slot: int, report: msg.Finished) -> None:
+        original(self, slot, report)
+        if self.plan.tasks[report.task].is_sink and not self.done:
+            self.done = True
+            self.keeper.finish()
+            self.roster.do(Done())
+
+    return finished
+
+
+def need_none(_: Any) -> Any:
+    return lambda *_: []
 
 
 def newest_layer(_: Any) -> Any:
@@ -462,5 +535,38 @@ def recover_the_first(original: Any) -> Any:
         for task in [t for t in self.tasks.values() if t.slot == slot_id][1:]:
             task.slot = None
         original(self, slot_id, **how)
+
+    return lost
+
+
+# --- what only shows in the state of a machine ----------------------------------------------------
+
+
+def unchanged(*names: str) -> Callable[[Any], Any]:
+    """The function does all that it should, but for these attributes."""
+
+    def make(original: Any) -> Any:
+        def do(self: Any, *args: Any, **kwargs: Any) -> Any:
+            before = {name: copy(getattr(self, name)) for name in names}
+            result = original(self, *args, **kwargs)
+            for name, value in before.items():
+                setattr(self, name, value)
+            return result
+
+        return do
+
+    return make
+
+
+def only_the_slot_goes(_: Any) -> Any:
+    def lost(self: Coordinator, slot_id: int, **_: Any) -> None:
+        self.slots.pop(slot_id, None)
+
+    return lost
+
+
+def only_the_seat_goes(_: Any) -> Any:
+    def lost(self: Places, slot: int, _: float) -> None:
+        self.seats.pop(slot, None)
 
     return lost

@@ -30,7 +30,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
-from clonos.core.log import LogBook
+from clonos.core.log import Log, LogBook
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
@@ -41,7 +41,10 @@ from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes import driver as driver_module
 from clonos.nodes.commits import Commits
+from clonos.nodes.driver import DriverNode
 from clonos.nodes.layers import LayerCare
+from clonos.nodes.places import Places
+from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
@@ -87,6 +90,7 @@ HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
 EDGE = Kind(edge=True)
 DISK = Kind(disk=True)
 OVERLAP = Kind(overlap=True)
+FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation(
@@ -94,6 +98,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "dependencies are not transitive": mutation(
         "log before effect", (TaskMachine, "_take_items", wrong.direct_dependency_only)
+    ),
+    "output says of its own task only that it depends on it": mutation(
+        "log before effect", (TaskMachine, "_put_out", wrong.own_log_only)
     ),
     "output is delivered before its log is held": mutation(
         "log before effect", (HouseKeeper, "holds", constant(True))
@@ -147,22 +154,28 @@ MUTATIONS: dict[str, Mutation] = {
         "no orphans", (recovery_module, "consistent_cut", wrong.lengths_only), kind=EDGE
     ),
     "received orphans are kept": mutation(
-        "no orphans", (Inbound, "drop_orphans", constant(False)), kind=HARSH
+        "no orphans", (Inbound, "drop_orphans", constant(False)), kind=EDGE
     ),
     "lost entries are kept": mutation(
         "no orphans", (LogBook, "resolve", wrong.cut_nothing), kind=EDGE
+    ),
+    "what may yet be lost is taken": mutation(
+        "no orphans", (Fences, "judge", wrong.never_unknown), kind=EDGE
     ),
     "acknowledgements outlive their task": mutation(
         "fencing", (Checkpoints, "forget", constant(None))
     ),
     "cuts are forgotten at the floor": mutation(
         "no orphans",
-        (fences_module, "still_needed", constant([])),
-        (log_module, "still_needed", constant([])),
+        (fences_module, "still_needed", wrong.need_none),
+        (log_module, "still_needed", wrong.need_none),
         kind=EDGE,
     ),
     "what is merely held is said to be stable": mutation(
         "stable log", (HouseKeeper, "_rests_on_stable", constant(True)), kind=EDGE
+    ),
+    "who replays a log counts as its writer": mutation(
+        "stable log", (Resident, "_make", wrong.as_if_we_had_written_it)
     ),
     "digests are not compared": mutation(
         "stable output",
@@ -180,12 +193,12 @@ MUTATIONS: dict[str, Mutation] = {
         (Inbound, "_enqueue", wrong.enqueue_anything),
         (InFlightLog, "resume", wrong.start_over),
     ),
+    "output that waits for its log is forgotten": mutation(
+        "gap-free FIFO", (HouseKeeper, "_deliver", wrong.drop_what_waits)
+    ),
     "no life is refused": mutation("fencing", (Fences, "refuses", constant(False))),
     "a fence is answered and forgotten": mutation(
-        "fencing",
-        (LogBook, "fence", wrong.fence_without_effect),
-        (Fences, "judge", wrong.never_unknown),
-        kind=EDGE,
+        "fencing", (LogBook, "fence", wrong.fence_without_effect), kind=HARSH
     ),
     "in-flight items go when the layer is stored": mutation(
         "no early truncation", (TaskMachine, "_on_layer_stored", wrong.truncate_when_stored)
@@ -196,13 +209,14 @@ MUTATIONS: dict[str, Mutation] = {
     "logs are truncated past the floor": mutation(
         "no early truncation", (TaskMachine, "_on_floor", wrong.floor_of_next)
     ),
+    "the house-keeper truncates logs past the floor": mutation(
+        "no early truncation", (HouseKeeper, "advance", wrong.truncate_further)
+    ),
     "a checkpoint lacks one layer": mutation(
         "consistent floor", (Checkpoints, "_complete", wrong.nearly_complete)
     ),
     "epochs from before and after a reset make a floor": mutation(
-        "consistent floor",
-        (Checkpoints, "_newest_epoch", constant(0)),
-        kind=HARSH_AND_FORGIVING,
+        "consistent floor", (Checkpoints, "_newest_epoch", constant(0)), kind=FORGIVING_EDGE
     ),
     "the first marker seals": mutation(
         "consistent floor", (TaskMachine, "_aligned_epoch", wrong.first_marker_counts)
@@ -214,7 +228,7 @@ MUTATIONS: dict[str, Mutation] = {
         "durable", (HouseKeeper, "_write_item", constant(None))
     ),
     "log entries are not in the journal": mutation(
-        "durable", (HouseKeeper, "_journal_new", constant(None))
+        "durable", (HouseKeeper, "_write_run", constant(None))
     ),
     "cuts are not in the journal": mutation(
         "durable", (HouseKeeper, "_write_resolve", constant(None))
@@ -258,6 +272,9 @@ MUTATIONS: dict[str, Mutation] = {
     "merging keeps the newest layer only": mutation(
         "equivalence", (Job, "merge", wrong.newest_layer)
     ),
+    "END is not made again on replay": mutation(
+        "equivalence", (TaskMachine, "_put_out", wrong.without_end_on_replay)
+    ),
     "the clock is read on replay": mutation(
         "equivalence", (RunningStep, "clock_ms", wrong.live_clock)
     ),
@@ -268,7 +285,7 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (TaskMachine, "_begin", wrong.timer_of_now)
     ),
     "who starts over misses what was made meanwhile": mutation(
-        "conservation", (InFlightLog, "made_until", wrong.continue_at_the_end), kind=FORGIVING
+        "conservation", (InFlightLog, "made_until", wrong.continue_at_the_end), kind=FORGIVING_EDGE
     ),
     "calls are made again on replay": mutation("calls", (RunningStep, "call", wrong.call_again)),
     "the machine's clock counts, wherever it is set": mutation(
@@ -295,6 +312,42 @@ MUTATIONS: dict[str, Mutation] = {
     "of a lost cell the first task recovers": mutation(
         "liveness", (Coordinator, "_on_slot_lost", wrong.recover_the_first)
     ),
+    "log entries below the floor still count as kept": mutation(
+        "sound state", (Log, "truncate", wrong.unchanged("nbytes"))
+    ),
+    "items below the floor still count as kept": mutation(
+        "sound state", (InFlightLog, "truncate", wrong.unchanged("_sizes"))
+    ),
+    "a stream that has closed is still listened to": mutation(
+        "sound state", (Inbound, "close", wrong.unchanged("conn"))
+    ),
+    "who is away counts as slow": mutation(
+        "sound state", (Outbound, "_down", wrong.unchanged("relaxed"))
+    ),
+    "a resolved fence stays pending": mutation(
+        "sound state", (LogBook, "resolve", wrong.unchanged("_pending"))
+    ),
+    "what was replayed counts as still to come": mutation(
+        "sound state", (TaskMachine, "_if_replayed", wrong.unchanged("_future"))
+    ),
+    "nobody looks whether new log entries are stable": mutation(
+        "sound state", (HouseKeeper, "_journal_new", wrong.unchanged("_unstable"))
+    ),
+    "a life that is over has acknowledged a layer": mutation(
+        "sound state", (Checkpoints, "forget", constant(None))
+    ),
+    "the tasks of a lost slot stay where they were": mutation(
+        "sound state", (Coordinator, "_on_slot_lost", wrong.only_the_slot_goes)
+    ),
+    "a group that was let out is still to be written": mutation(
+        "sound state", (Commits, "committed", wrong.unchanged("_group"))
+    ),
+    "a lost slot is still heard": mutation(
+        "sound state", (DriverNode, "_on_control_lost", wrong.unchanged("_heard"))
+    ),
+    "a lost slot keeps its place": mutation(
+        "sound state", (Places, "lost", wrong.only_the_seat_goes)
+    ),
     "a gated source waits for what it is about to send": mutation(
         "liveness", (Outbounds, "_gate_closed", wrong.wait_for_the_journal)
     ),
@@ -307,12 +360,15 @@ MUTATIONS: dict[str, Mutation] = {
     "the clock stands still when it was set back": mutation(
         "liveness", (TaskTime, "now_ms", wrong.standing_clock)
     ),
+    "the job is done with its first sink": mutation(
+        "liveness", (Coordinator, "_on_finished", wrong.done_with_the_first)
+    ),
     "sources that wait are forgotten": mutation(
         "liveness", (Intake, "throttle", wrong.never_opened)
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",
         (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),
-        kind=HARSH_AND_FORGIVING,
+        kind=FORGIVING_EDGE,
     ),
 }

@@ -196,6 +196,16 @@ class Network:
             max(stream.back_at, now + 3 * self.delay(stream.sender)), self._end_sender, stream
         )
 
+    def delay_stream(self, stream: Stream, ms: float) -> None:
+        """Whatever a sender says from now on arrives after this time, and in order."""
+        stream.forth_at = max(stream.forth_at, self.scheduler.now + ms)
+
+    def delay_from(self, sender: Host, receiver: Host, ms: float) -> None:
+        """The same for all streams between two processes."""
+        for stream in self.streams:
+            if stream.sender is sender and stream.receiver is receiver:
+                self.delay_stream(stream, ms)
+
     def host_died(self, host: Host, *, is_silent: bool = False) -> None:
         """`is_silent`: its machine has gone, too, and cannot tell anybody."""
         for stream in self._of(host):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clonos.core import events as ev
@@ -14,9 +14,11 @@ from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.life import Phase
+from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator import endings, invariants
+from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disks import LAYERS, Disks, OutputFiles
 from clonos.simulator.invariants import Cuts
 from clonos.simulator.network import Stream
@@ -39,6 +41,8 @@ class Recorder:
         Of each task: the newest resolved fence, the newest life that runs.
     cuts
         Of each task: where its log was cut, by which incarnation.
+    checks_state
+        Whether machines are asked for the soundness of their state.
     """
 
     def __init__(self, job: AnyJob, disks: Disks, digest: TraceDigest) -> None:
@@ -49,6 +53,7 @@ class Recorder:
         self.cuts: Cuts = {}
         self.generation = 0
         self.steps = 0
+        self.checks_state = True
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
         tasks = [task.id for task in job.plan.tasks]
@@ -60,16 +65,15 @@ class Recorder:
         self._last: dict[tuple[int, int], int] = {}
         self._consumed: dict[tuple[int, Incarnation], dict[int, int]] = {}
         self._held: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)  # by slot and holder
-        self._promised: dict[int, dict[int, int]] = defaultdict(dict)  # by holder, then by task
         self._over: dict[int, Incarnation] = {}  # given up, whether they have heard of it or not
         self._unresolved: set[int] = set()
         self._due: dict[int, set[int]] = {}  # whose cuts were to come when a task was resolved
         self._cut_again: set[int] = set()
         self._durable: dict[int, int] = {}
         self._stable: dict[int, int] = {}
-        self._recovered: list[msg.Resolve] = []  # cuts in the journal: not all were heard of
-        self._acknowledged: HouseKeeper | None = None
         self._speaker = 0  # the newest term that has let out anything
+        self._journaled: set[tuple[int, Incarnation, int]] = set()  # cuts
+        self._may_stand: list[ClosedKeeper] = []  # in the journal: acknowledged, and written since
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
         self._floors: dict[int, int] = {}
@@ -112,7 +116,6 @@ class Recorder:
         self.digest.add(slot, CODEC.encode(command))
         if not isinstance(command, msg.Activate):
             return
-        self._promised[command.task].clear()
         if self._is_exact and command.task in self.cuts:
             incarnation, length = self.cuts[command.task][-1]
             if incarnation == command.incarnation:
@@ -139,7 +142,6 @@ class Recorder:
         self.digest.add(slot, CODEC.encode(report))
         if isinstance(report, msg.FenceAnswer):
             self._held[report.task][slot, report.holder] = report.length
-            self._promised[report.holder][report.task] = report.length
 
     def noted(self, note: Note) -> None:
         """The coordinator has come to something."""
@@ -147,14 +149,11 @@ class Recorder:
         if note.what == "fetched":
             self.fenced[task] = note.incarnation
             self.cuts.setdefault(task, []).append((note.incarnation, note.value))
-            for promised in self._promised.values():
-                promised.pop(task, None)
             self._resolved(task)
         elif note.what == "detected":
             self._over[task] = note.incarnation
             self._unresolved.add(task)
             self._held[task].clear()
-            self._promised[task].clear()
         elif note.what == "orphan" and task in self._due:
             self._cut_again.add(task)
         elif note.what == "activated":
@@ -182,17 +181,11 @@ class Recorder:
         self._consumed[machine.id, machine.incarnation] = {
             channel: end.consumed for channel, end in machine.inputs.items()
         }
-        if not self._is_exact or self._is_over(machine):
+        if not self.job.plan.causal_log or self._is_over(machine):
             return
-        invariants.no_void_entries(self.job.plan, machine.id, command.log, self.cuts)
-        known = self._entries[machine.id]
-        for run in command.log:
-            for position, record in enumerate(run.records, run.start):
-                require(
-                    position <= len(known) and known[position - 1] == (run.incarnation, record),
-                    "stable log",
-                    f"{machine.spec.name} is to replay an entry {position} that nobody wrote",
-                )
+        if self._is_exact:
+            invariants.no_void_entries(self.job.plan, machine.id, command.log, self.cuts)
+        invariants.somebody_wrote(machine, command.log, self._entries[machine.id])
 
     def _is_over(self, machine: TaskMachine) -> bool:
         """Whether the coordinator has given up this life.
@@ -209,25 +202,19 @@ class Recorder:
         if machine.incarnation < self._owner.get(machine.id, NOBODY):
             return
         self._owner[machine.id] = machine.incarnation
-        entries = self._entries[machine.id]
-        require(
-            len(entries) >= machine.position or not machine.plan.causal_log,
-            "stable log",
-            f"{machine.spec.name} goes live at {machine.position}, {len(entries)} are known",
-        )
-        del entries[machine.position :]
+        del self._entries[machine.id][machine.position :]
         del self._rests_on[machine.id][machine.position :]
 
     def touched(self, machine: TaskMachine) -> None:
         """A task has heard something, or done a step."""
-        if machine.incarnation != self.newest[machine.id] or machine.phase is Phase.FENCED:
-            return
-        promised = self._promised.get(machine.id)
-        if promised:
-            invariants.promise_kept(machine, promised)
-        for channel, output in machine.outputs.items():
-            invariants.items_kept(output, self._channel_floors[channel], machine.spec.name)
-        invariants.flow_told(machine)
+        if not self._is_over(machine) and machine.phase is not Phase.FENCED:
+            invariants.flow_told(machine)
+
+    def kept(self, machine: TaskMachine) -> None:
+        """A task may have dropped something: not for what it receives, nor in a step."""
+        if not self._is_over(machine) and machine.phase is not Phase.FENCED:
+            for channel, output in machine.outputs.items():
+                invariants.items_kept(output, self._channel_floors[channel], machine.spec.name)
 
     def stepped(self, machine: TaskMachine, backlogs: dict[int, int]) -> None:
         """A step has ended; `backlogs` are those from before."""
@@ -305,6 +292,10 @@ class Recorder:
             sender = inbound.spec.sender
             invariants.fencing(sender, stream.incarnation, self.fenced, "the house-keeper")
 
+    def keeper_took(self, keeper: HouseKeeper, data: msg.Data | msg.Welcome) -> None:
+        for run in data.runs if isinstance(data, msg.Data) else ():
+            invariants.nothing_lost_held(keeper.book, run.task, self.cuts.get(run.task, ()), "it")
+
     def keeper_says(self, message: msg.ChannelMessage) -> None:
         """The house-keeper answers a sender."""
         if isinstance(message, msg.Hello) and message.reset_at is None and self._is_exact:
@@ -315,7 +306,6 @@ class Recorder:
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
         self._held.clear()
-        self._promised.clear()
         self._store = LayerStore(layers, files=self._disks.shared.observe())
         self._unresolved.clear()
         self._due.clear()
@@ -323,7 +313,7 @@ class Recorder:
         for deliver in delivered:
             self._take_output(deliver)
         self._check_durable(keeper, delivered)
-        self._recovered = list(keeper.resolved)
+        self._check_cuts(keeper)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
 
     def lets_out(self, term: int) -> None:
@@ -333,8 +323,9 @@ class Recorder:
 
     def _check_durable(self, keeper: HouseKeeper, delivered: list[Deliver]) -> None:
         """What was acknowledged is there: in the journal, among the layers, in output's files."""
-        if self._acknowledged is not None:
-            invariants.nothing_unsaid(self._acknowledged, keeper)
+        found = ClosedKeeper(keeper)
+        invariants.journal_stands(found, self._may_stand)
+        self._may_stand = [found]
         invariants.nothing_forgotten(keeper, self._outputs)
         invariants.layers_are_there(self._store, keeper.layers)
         files = OutputFiles(self.job, self._disks.local.observe())
@@ -343,24 +334,28 @@ class Recorder:
     @property
     def used(self) -> set[str]:
         """The paths of the layers that the journal refers to."""
-        chains = self._acknowledged.layers.values() if self._acknowledged is not None else ()
-        return {ref.path for chain in chains for ref in chain}
+        return {ref.path for chain in self._layers.values() for ref in chain}
+
+    @property
+    def _layers(self) -> Mapping[int, tuple[LayerRef, ...]]:
+        return self._may_stand[0].layers if self._may_stand else {}
 
     def store_is_back(self) -> None:
         """The store has lost what was not synced."""
-        if self._acknowledged is not None:
-            invariants.layers_are_there(self._store, self._acknowledged.layers)
+        invariants.layers_are_there(self._store, self._layers)
 
     def deletes(self, paths: Sequence[str]) -> None:
         """The driver deletes layers."""
         invariants.unused(paths, self.used)
 
-    def committed(self, keeper: HouseKeeper) -> None:
+    def writes(self, keeper: ClosedKeeper) -> None:
+        """A group of records is being written: whoever reads the journal may find it there."""
+        self._may_stand.append(keeper)
+
+    def committed(self, keeper: ClosedKeeper) -> None:
         """A group of records is durable; nobody has heard of it yet."""
-        if self.job.plan.causal_log:
-            new = [cut for cut in keeper.resolved if self._is_new(cut)]
-            invariants.stable_stays(new, self._stable)
-        self._acknowledged = keeper
+        self._check_cuts(keeper)
+        self._may_stand = [keeper]
         self._stable = dict(keeper.stable)
         self._durable = {t: keeper.length(t) for t in keeper.positions}
         self.generation = max(self.generation, keeper.generation)
@@ -368,11 +363,14 @@ class Recorder:
             self._floor_epoch = keeper.epoch
             self._new_floor(keeper)
 
-    def _is_new(self, cut: msg.Resolve) -> bool:
-        known = self.cuts.get(cut.task, ())
-        return cut not in self._recovered and (cut.incarnation, cut.length) not in known
+    def _check_cuts(self, keeper: HouseKeeper | ClosedKeeper) -> None:
+        """Those that are in the journal for the first time, against what was told before."""
+        now = {(cut.task, cut.incarnation, cut.length) for cut in keeper.resolved}
+        if self.job.plan.causal_log:
+            invariants.stable_stays(sorted(now - self._journaled), self._stable)
+        self._journaled |= now
 
-    def _new_floor(self, keeper: HouseKeeper) -> None:
+    def _new_floor(self, keeper: ClosedKeeper) -> None:
         plan = self.job.plan
         layers = {t: get_layers(self._store, refs[-1:])[0] for t, refs in keeper.layers.items()}
         self._floors = dict(keeper.positions)
@@ -393,7 +391,7 @@ class Recorder:
                     return name[2] - 1
         return len(outputs)
 
-    def delivered(self, keeper: HouseKeeper, deliver: Deliver) -> None:
+    def delivered(self, keeper: ClosedKeeper, deliver: Deliver) -> None:
         invariants.log_before_output(keeper, deliver)
         if self._is_exact:
             self._cover(deliver.task, deliver.item.dep[deliver.task].position)

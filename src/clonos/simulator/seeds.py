@@ -31,6 +31,8 @@ from clonos.simulator.programs import (
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
 
+ROWS_AT_ONCE = 1.75
+"""What sources read at once, on average."""
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
 
@@ -142,6 +144,12 @@ def with_poison(job: Job, random: Random) -> Job:
     return replace(job, stages=tuple(stages))
 
 
+def reads(job: Job) -> float:
+    """About how often the sources read: a job whose rows come all at once is idle when most faults
+    strike."""
+    return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
+
+
 def _toy_job(random: Random, *, with_fused: bool) -> tuple[Job, bool]:
     job = random_job(random, with_fused=with_fused)
     if random.random() < 0.05:
@@ -167,6 +175,7 @@ def simulate(
     edge: bool = False,
     disk: bool | None = None,
     overlap: bool = False,
+    checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
@@ -178,11 +187,13 @@ def simulate(
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     `edge`: a chain whose links to the house-keeper are slow, and break.
     `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
+    `checks_state`: machines are asked for the soundness of their state.
     """
+    judged = {"trace": trace, "checks_state": checks_state}
     if edge:
-        return _simulate_edge(seed, trace=trace)
+        return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
-        return _simulate_overlap(seed, trace=trace, availability=bool(availability))
+        return _simulate_overlap(seed, availability=bool(availability), **judged)
     if arrow is None:
         arrow = seed % 50 == 49
     random = Random(seed)
@@ -212,8 +223,7 @@ def simulate(
         options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
     kinds = (*KINDS, *DISK) if disk else KINDS
     return simulate_job(
-        seed, job, options, random, trace=trace, harsh=harsh,
-        kinds=HARSH if harsh else kinds,
+        seed, job, options, random, harsh=harsh, kinds=HARSH if harsh else kinds, **judged,
     )[0]  # fmt: skip
 
 
@@ -221,21 +231,22 @@ def _long_jobs(seed: int) -> float:
     return 0.3 if seed % 3 == 1 else 0.0
 
 
-def _simulate_edge(seed: int, *, trace: bool) -> Result:
+def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
     job = _in_cells(chain_job(random), seed)
     options = Options(
         slots=len(job.plan.cells) + 3,
         standbys=0,
+        availability=availability,
         epoch_ms=random.choice((5.0, 20.0, 1000.0)),
         commit_ms=random.choice((1.0, 5.0)),
         rows_ms=0.5,
         long_jobs=_long_jobs(seed),
     )
-    return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=EDGE)[0]
+    return simulate_job(seed, job, options, random, harsh=True, kinds=EDGE, **judged)[0]
 
 
-def _simulate_overlap(seed: int, *, trace: bool, availability: bool) -> Result:
+def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
     job = overlap_job(random)
     options = Options(
@@ -249,7 +260,7 @@ def _simulate_overlap(seed: int, *, trace: bool, availability: bool) -> Result:
         relaunch_ms=random.choice((5.0, 40.0)),
         rows_ms=0.5,
     )
-    return simulate_job(seed, job, options, random, trace=trace, harsh=True, kinds=OVERLAP)[0]
+    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
 
 
 def simulate_job(
@@ -261,12 +272,14 @@ def simulate_job(
     trace: bool = False,
     harsh: bool = False,
     kinds: tuple[tuple[str, int], ...] = KINDS,
+    checks_state: bool = True,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it."""
     small = random.random() < 0.3
     result = Result(seed, "ok")
     with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
+        cluster.recorder.checks_state = checks_state
         faults = Faults(
             cluster,
             budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
@@ -276,6 +289,8 @@ def simulate_job(
             kinds=kinds,
         )
         cluster.heals_at = faults.ends_at
+        if isinstance(job, Job) and random.random() < 0.7:
+            options.rows_ms = max(options.rows_ms, faults.ends_at / reads(job))
         trials = cluster.trials = Trials(job.wrap, Random(seed))
         trials.misfortune = trials.random.choice((0.0, 0.0, 0.3))
         try:

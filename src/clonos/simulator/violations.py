@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from types import FrameType
+from typing import Protocol
 
 INVARIANTS = {
     "log before effect": "what anybody depends on is in a log that survives, or below a floor",
@@ -27,6 +30,7 @@ INVARIANTS = {
     "placement": "a task runs where it can",
     "poison": "a record that kills its readers kills few",
     "blame": "a job fails only for what is wrong with it",
+    "sound state": "what a machine knows of itself agrees, after each event",
     "liveness": "when faults have healed, the job gets done",
 }
 """All invariants. Each check names the one that it stands for."""
@@ -46,3 +50,29 @@ def require(condition: object, invariant: str, what: str) -> None:
     """Raise a `Violation` unless `condition` holds."""
     if not condition:
         raise Violation(invariant, what, sys._getframe(1).f_code.co_name)  # noqa: SLF001
+
+
+class Checked(Protocol):
+    """What says of itself whether its state is sound."""
+
+    def check(self) -> None: ...
+
+
+def check_state(machine: Checked) -> None:
+    """Turn an assertion that fails into a violation by the part that it is about."""
+    try:
+        machine.check()
+    except AssertionError as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        (*_, failed) = [frame for frame, _ in frames if frame.f_code.co_name == "check"]
+        (*_, line) = traceback.extract_tb(error.__traceback__)
+        raise Violation("sound state", f"{line.line}", _class_of(failed)) from error
+
+
+def _class_of(frame: FrameType) -> str:
+    """Whose ``check`` it is."""
+    classes = type(frame.f_locals["self"]).__mro__
+    owner = next(
+        c for c in classes if getattr(c.__dict__.get("check"), "__code__", 0) is frame.f_code
+    )
+    return f"{owner.__name__}.check"
