@@ -166,7 +166,7 @@ class Cluster:
         random = self.job_random
         if random.random() >= self.options.long_jobs:
             return 0.0
-        return random.choice((0.5, 3.0, 10.0, 30.0)) * random.random()
+        return random.choice((0.5, 3.0, 30.0, 30.0)) * random.random()
 
     def under_way(self, slot: Slot, duration: float) -> None:
         """A job has begun that takes a while."""

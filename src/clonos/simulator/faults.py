@@ -107,22 +107,24 @@ class Faults:
             self.cluster.scheduler.after(random.choice((0.0, 0.5, 3.0)), self.strike)
 
     def on_job(self, slot: Slot, duration: float) -> None:
-        """While a step is under way, those fail whose items it has taken: what they hear of it must
-        be true."""
+        """While a step is under way, those die on whose logs it depends, before these are safe."""
         random, scheduler = self.cluster.random, self.cluster.scheduler
-        if scheduler.now >= self.begins_at and random.random() < self._eagerness / 2:
-            soon = random.choice((0.0, 0.5, 3.0))  # their logs may not be on their way yet
-            scheduler.after(min(soon, duration / 2), self._kill_senders, slot)
+        if scheduler.now >= self.begins_at and random.random() < self._eagerness:
+            scheduler.after(random.choice((0.0, duration / 8)), self._kill_before, slot)
 
-    def _kill_senders(self, slot: Slot) -> None:
+    def _kill_before(self, slot: Slot) -> None:
         machine = next((m for m in slot.machines if m.under_way is not None), None)
         if machine is None or not self._may_strike():
             return
-        self._count("kill senders")
-        senders = {end.spec.sender for end in machine.inputs.values()}
-        for other in self.cluster.alive():
-            if other is not slot and any(m.id in senders for m in other.machines):
-                self.cluster.kill(other, "killed, with a step under way behind it")
+        keeper = self.cluster.driver.keeper
+        unsafe = {t for t, known in machine.dep.items() if known.position > keeper.length(t)}
+        victims = [s for s in self.cluster.alive() if any(m.id in unsafe for m in s.machines)]
+        if slot in victims:
+            victims.remove(slot)
+        if victims:
+            self._count("kill before")
+        for victim in victims:
+            self.cluster.kill(victim, "killed before a step that is under way")
 
     def strike(self) -> None:
         if self._may_strike():
