@@ -116,11 +116,13 @@ class Faults:
         machine = next((m for m in slot.machines if m.under_way is not None), None)
         if machine is None or not self._may_strike():
             return
-        keeper = self.cluster.driver.keeper
-        unsafe = {t for t, known in machine.dep.items() if known.position > keeper.length(t)}
-        victims = [s for s in self.cluster.alive() if any(m.id in unsafe for m in s.machines)]
-        if slot in victims:
-            victims.remove(slot)
+        keeper, before = self.cluster.driver.keeper, machine.plan.distances[machine.id]
+        victims = [
+            other
+            for other in self.cluster.alive()
+            if other is not slot
+            and any(m.id in before and m.position > keeper.length(m.id) for m in other.machines)
+        ]
         if victims:
             self._count("kill before")
         for victim in victims:
