@@ -77,16 +77,21 @@ def build(
     )
     lines = job.source(source, name="lines", rows_per_second=rows_per_second)
     words = lines.flat_map(split, schema="id long, word string")
-    judged = words.key_by("word").map_batches(
-        AskService(url),
-        schema="word string, nonce string, kept long, seen long",
-        name="filter",
+    # Slots of their own for the tasks of each kind, so that they can be killed alone.
+    judged = (
+        words.slot_group("filter")
+        .key_by("word")
+        .map_batches(
+            AskService(url),
+            schema="word string, nonce string, kept long, seen long",
+            name="filter",
+        )
     )
     counts = (
-        judged.key_by("word", "nonce")
+        judged.slot_group("count")
+        .key_by("word", "nonce")
         .window(clonos.tumbling(window))
         .agg(name="count", kept=clonos.sum("kept"), seen=clonos.sum("seen"))
     )
-    # Tasks of its own for the sink, so that it can be killed alone.
-    counts.start_new_chain().sink(sink or clonos.sinks.collect(), name="sink")
+    counts.slot_group("sink").sink(sink or clonos.sinks.collect(), name="sink")
     return job

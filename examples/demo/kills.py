@@ -88,19 +88,18 @@ class Killer:
     def _victims(self, kind: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         slots = self.job.slots()
         if kind == "standby":
-            kept = [slot for slot in slots if slot.runs is None and slot.keeps]
+            kept = [slot for slot in slots if slot.keeps and not slot.runs]
             if not kept:
                 raise DefinitionError("there is no standby to kill", remedy="use --standbys 1")
             return (kept[0].pid,), tuple(f"standby of {name}" for name in kept[0].keeps)
         if kind == "executor":
-            slot = next(slot for slot in slots if slot.runs == "count[0]")
+            slot = next(slot for slot in slots if "count[0]" in slot.runs)
             if slot.executor == "driver":
                 raise DefinitionError(
                     "with a local master the only executor is the driver itself",
                     remedy="use --master 'local-cluster[2,10,2048]'",
                 )
             here = [s for s in slots if s.executor_pid == slot.executor_pid]
-            return (slot.executor_pid,), tuple(s.runs for s in here if s.runs)
-        names = _TASKS[kind]
-        by_name = {slot.runs: slot.pid for slot in slots}
-        return tuple(by_name[name] for name in names if name in by_name), names
+            return (slot.executor_pid,), tuple(name for s in here for name in s.runs)
+        hit = [slot for slot in slots if not set(slot.runs).isdisjoint(_TASKS[kind])]
+        return tuple(s.pid for s in hit), tuple(name for s in hit for name in s.runs)

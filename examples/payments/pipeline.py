@@ -89,7 +89,7 @@ def close(spark: Any, closed: Path) -> None:
 
 def tell(running: Any) -> None:
     """Who runs what, for whoever wants to kill it."""
-    slots = [[s.runs, s.pid, s.executor_pid] for s in running.slots() if s.runs]
+    slots = [[name, s.pid, s.executor_pid] for s in running.slots() for name in s.runs]
     kept = {name for slot in running.slots() for name in slot.keeps}
     is_quiet = all(t.phase == "live" and t.name in kept for t in running.tasks())
     rows = running.delivered["judged"]

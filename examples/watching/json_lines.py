@@ -51,7 +51,7 @@ def main(out: TextIO) -> None:
     )
     running = job.start(listeners=[JsonLines(out)])
     wait_for(running, lambda progress: progress.checkpoint.id >= 3)
-    (pid,) = [slot.pid for slot in running.slots() if slot.runs == "twice[1]"]
+    (pid,) = [slot.pid for slot in running.slots() if "twice[1]" in slot.runs]
     os.kill(pid, signal.SIGKILL)
     wait_for(running, lambda progress: progress.recoveries)
     running.stop()

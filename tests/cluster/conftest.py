@@ -150,12 +150,18 @@ class Kit:
         sink: Any = None,
         rate: float | None = 2000.0,
         is_fused: bool = False,
+        is_apart: bool = True,
         **settings: Any,
     ) -> clonos.Job:
         """Per key, running totals, and their sum and maximum in windows of event time.
 
-        The sink has tasks of its own but if `is_fused`.
+        The sink has tasks of its own but if `is_fused`; all tasks have slots of their own if they
+        are `is_apart`, so that each can be killed alone.
         """
+
+        def group(stream: Any, name: str) -> Any:
+            return stream.slot_group(name) if is_apart else stream
+
         settings = {"parallelism": 2, "checkpoint_interval": "300 ms", **settings}
         materialize = settings.pop("materialize", False)
         job = clonos.Job("windows", **settings)
@@ -163,16 +169,17 @@ class Kit:
             source, name="events", parallelism=1, rows_per_second=rate, materialize=materialize
         )
         totals = (
-            events.with_watermark("at", "1 second")
+            group(events.with_watermark("at", "1 second"), "running")
             .key_by("key")
             .process(Running(), "at timestamp, key string, n long, total long", name="running")
         )
         windows = (
-            totals.key_by("key")
+            group(totals, "windows")
+            .key_by("key")
             .window(clonos.tumbling(WINDOW, on="at"))
             .agg(name="windows", n=clonos.sum("n"), top=clonos.max("total"), rows=clonos.count())
         )
-        end = windows if is_fused else windows.start_new_chain()
+        end = windows if is_fused else group(windows.start_new_chain(), "out")
         end.sink(sink or clonos.sinks.collect(), name="out")
         return job
 
@@ -237,8 +244,9 @@ class Kit:
         assert recovered(), "the job ended too soon"
 
     def pids(self, job: RunningJob, *tasks: str) -> list[int]:
-        by_name = {slot.runs: slot.pid for slot in job.slots()}
-        return [by_name[task] for task in tasks]
+        """Of the processes that run these tasks, each once."""
+        by_name = {name: slot.pid for slot in job.slots() for name in slot.runs}
+        return list(dict.fromkeys(by_name[task] for task in tasks))
 
     def kill(self, job: RunningJob, *tasks: str) -> None:
         for pid in self.pids(job, *tasks):

@@ -116,7 +116,7 @@ def test_the_source_and_an_executor_are_killed(kit, cluster, tmp_path):
     kit.wait_recovered(job, 1)
     add_files(kit, tmp_path, range(10, 15))
     kit.wait_for(lambda: job.feeds()[0].batch >= 10)
-    (victim,) = (slot.executor_pid for slot in job.slots() if slot.runs == "events[0]")
+    (victim,) = (slot.executor_pid for slot in job.slots() if "events[0]" in slot.runs)
     os.kill(victim, signal.SIGKILL)
     add_files(kit, tmp_path, range(15, 25))
     result = end(kit, cluster, job, 25)

@@ -43,7 +43,7 @@ def test_one_after_the_other(kit, spark, tmp_path):
     # A standby: nobody recovers, but a new one is there afterwards.
     kit.wait_quiet(job)
     before = len(job.observer.recoveries)
-    os.kill(next(slot.pid for slot in job.slots() if slot.runs is None), signal.SIGKILL)
+    os.kill(next(slot.pid for slot in job.slots() if not slot.runs), signal.SIGKILL)
     kit.wait_quiet(job, floors=2)
     assert len(job.observer.recoveries) == before
     # The same task as soon as it is live again, and its neighbour as soon as it is activated.
@@ -62,6 +62,25 @@ def test_one_after_the_other(kit, spark, tmp_path):
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
 
 
+@pytest.mark.parametrize("depth", ["full", 0])
+def test_slots_of_several_tasks(kit, spark, tmp_path, depth):
+    """Two slots run six tasks and the source; those of a slot die, and recover, together."""
+    rows = 6_000
+    source = kit.gated(tmp_path, rows)
+    job = kit.build(source, is_apart=False, sharing_depth=depth).start(spark)
+    assert job.pool.size == 3  # with one for standbys
+    for number, victim in enumerate(("windows[1]", "events[0]", "windows[1]")):
+        kit.wait_quiet(job)
+        (slot,) = [slot for slot in job.slots() if victim in slot.runs]
+        assert len(slot.runs) == (4 if "events[0]" in slot.runs else 3)
+        before = len(job.observer.recoveries)
+        kit.kill(job, victim)
+        kit.wait_recovered(job, before + len(slot.runs))
+        assert {r.name for r in job.observer.recoveries[before:]} >= set(slot.runs), number
+    kit.open_tap(tmp_path)
+    kit.check(job.wait(kit.WAIT_S).table(), rows)
+
+
 def test_other_threads_read_while_tasks_are_killed(kit, spark, tmp_path):
     """What users' threads see is a value: they never meet what the driver is changing."""
     rows = 4_000
@@ -73,7 +92,7 @@ def test_other_threads_read_while_tasks_are_killed(kit, spark, tmp_path):
             while not ends.is_set():
                 names = [task.name for task in job.tasks()]
                 assert len(names) == len(job.plan.tasks)
-                assert all(slot.runs in {None, *names} for slot in job.slots())
+                assert all(set(slot.runs) <= {*names} for slot in job.slots())
                 assert job.status.message
                 progress = job.last_progress
                 assert progress is None or [t.name for t in progress.tasks] == names

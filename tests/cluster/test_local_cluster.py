@@ -35,7 +35,7 @@ def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     kit.wait_for(lambda: len({slot.executor_pid for slot in job.slots()}) == 2)
     slots = job.slots()
     assert "driver" not in {slot.executor for slot in slots}
-    homes = {slot.runs: slot.executor_pid for slot in slots if slot.runs}
+    homes = {name: slot.executor_pid for slot in slots for name in slot.runs}
     victim = homes["running[0]"]
     lost = [task for task, executor in homes.items() if executor == victim]
     os.kill(victim, signal.SIGKILL)
@@ -54,8 +54,8 @@ def test_standbys_are_on_the_other_executor(kit, cluster, tmp_path):
     job = kit.build(kit.gated(tmp_path, 2_000)).start(cluster)
     kit.wait_quiet(job, floors=3)
     slots = job.slots()
-    homes = {slot.runs: slot.executor_pid for slot in slots if slot.runs}
-    spare = {slot.executor_pid for slot in slots if slot.runs is None}
+    homes = {name: slot.executor_pid for slot in slots for name in slot.runs}
+    spare = {slot.executor_pid for slot in slots if not slot.runs}
     together = [
         task
         for slot in slots

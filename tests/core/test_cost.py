@@ -118,8 +118,9 @@ def run(depth: Any = "full", *, batches_per_turn: int = 1) -> tuple[Wires, Count
     job = clonos.Job(parallelism=1, sharing_depth=depth)
     rows = job.source(clonos.sources.from_batches([], "key long, at timestamp"), name="source")
     rows = rows.with_watermark("at", "1 second")
-    windows = rows.start_new_chain().key_by("key").window(clonos.tumbling("1 s", on="at"))
-    windows.agg(n=clonos.count()).start_new_chain().sink(clonos.sinks.collect(), name="sink")
+    keyed = rows.start_new_chain().slot_group("windows").key_by("key")
+    windows = keyed.window(clonos.tumbling("1 s", on="at")).agg(n=clonos.count())
+    windows.slot_group("sink").sink(clonos.sinks.collect(), name="sink")
     compiled = job.compile()
     wires, steps = Wires(compiled), Counter[str]()
     assert compiled.codes[0].source is not None

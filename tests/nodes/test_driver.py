@@ -220,7 +220,7 @@ def test_a_job_begins(world):
     world.turn(after_s=RATES_S)
     view = world.node.view
     assert view.tasks[0].phase == "live"
-    assert view.slots[0].runs == "lines[0]"
+    assert view.slots[0].runs == ("lines[0]",)
     assert isinstance(view.recent[-1], JobProgress)
 
 

@@ -157,7 +157,7 @@ def test_slots_and_rates_of_tasks(job):
     job.heard(1, {"rows": 300, "latency_ms": 5}, 3.0)
     view = job.chronicle.view(is_running=True)
     (slot,) = view.slots
-    assert (slot.place, slot.pid, slot.runs) == (4, 77, job.plan.tasks[1].name)
+    assert (slot.place, slot.pid, slot.runs) == (4, 77, (job.plan.tasks[1].name,))
     assert (view.tasks[1].slot, view.tasks[1].rows_per_s, view.tasks[1].latency_ms) == (4, 100, 5)
     assert view.tasks[0].slot is None
 

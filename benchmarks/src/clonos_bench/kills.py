@@ -74,8 +74,8 @@ def _wait_until_quiet(
 
 def _kill(job: RunningJob, kind: str, victim: str) -> Kill:
     slots = job.slots()
-    slot = next(slot for slot in slots if slot.runs == victim)
-    pid, tasks = slot.pid, [victim]
+    slot = next(slot for slot in slots if victim in slot.runs)
+    pid, tasks = slot.pid, list(slot.runs)
     if kind == "executor":
         if slot.executor == "driver":
             raise ClonosError(
@@ -83,7 +83,7 @@ def _kill(job: RunningJob, kind: str, victim: str) -> Kill:
                 remedy="use --executor-master local-cluster[...]",
             )
         pid = slot.executor_pid
-        tasks = [s.runs for s in slots if s.executor_pid == pid and s.runs]
+        tasks = [name for s in slots if s.executor_pid == pid for name in s.runs]
     at_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return Kill(kind, pid, tuple(tasks), at_s)

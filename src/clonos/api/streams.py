@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
+from clonos.api.placed import Placed
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
@@ -36,26 +37,16 @@ from clonos.operators.with_column import WithColumnOperator
 from clonos.sinks.spec import SinkSpec
 from clonos.sources import table_versions
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from clonos.api.job import Job
-
 Function = Callable[..., Any]
 
 
-class Stream:
+class Stream(Placed):
     """Typed rows that flow from an operator.
 
     Every method that adds an operator takes ``name`` (for messages and to find its tasks) and
     ``parallelism`` (that of the operator before it, by default). Functions take ``(row)`` or
     ``(row, ctx)``; see :class:`clonos.operators.context.Context` for what ``ctx`` offers.
     """
-
-    def __init__(self, job: Job, vertex: Vertex, edge: Edge | None = None) -> None:
-        self._job = job
-        self._vertex = vertex
-        self._edge = edge or Edge(vertex)
 
     @property
     def schema(self) -> pa.Schema:
@@ -308,15 +299,14 @@ class Stream:
 
     def rebalance(self) -> Stream:
         """Share out batches evenly among the tasks of the next operator."""
-        return Stream(self._job, self._vertex, Edge(self._vertex, Routing.ROUND_ROBIN))
+        return Stream(self._job, self._vertex, self._routed(Routing.ROUND_ROBIN))
 
     def broadcast(self) -> Stream:
         """Give every row to every task of the next operator."""
-        return Stream(self._job, self._vertex, Edge(self._vertex, Routing.BROADCAST))
+        return Stream(self._job, self._vertex, self._routed(Routing.BROADCAST))
 
-    def start_new_chain(self) -> Self:
-        """Run what follows in tasks of its own, which fail alone, on other cores."""
-        return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
+    def _routed(self, routing: Routing) -> Edge:
+        return replace(self._edge, routing=routing, keys=())
 
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None

@@ -187,17 +187,19 @@ class WindowedStream:
         is_partial = is_partial and (stream._edge.routing is Routing.HASH or not self._keys)  # noqa: SLF001
         edge = stream._edge  # noqa: SLF001
         if is_partial:
+            here = replace(edge, group=None)  # in the slots where the rows come from
             vertex = stream._job.add_vertex(  # noqa: SLF001
                 f"{name or kind}_partial",
                 None,
                 schema=make().schema,
                 parallelism=stream._vertex.parallelism,  # noqa: SLF001
                 make=partial(_partial, make, self._window),
-                edges=(replace(edge, routing=Routing.FORWARD, keys=()) if self._keys else edge,),
+                edges=(replace(here, routing=Routing.FORWARD, keys=()) if self._keys else here,),
                 reads=reads,
             )
             reads = None  # it gives pieces
-            edge = Edge(vertex, edge.routing if self._keys else Routing.FORWARD, self._keys)
+            routing = edge.routing if self._keys else Routing.FORWARD
+            edge = Edge(vertex, routing, self._keys, group=edge.group)
         return stream._follow(  # noqa: SLF001
             kind,
             name,

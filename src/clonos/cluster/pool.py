@@ -28,16 +28,17 @@ class SlotPool:
     Parameters
     ----------
     standby_slots
-        Slots beyond one per task, for the standbys of tasks that any slot can run; the standbys
-        of tasks that read a DataFrame need slots of their own. Default: enough for each such
-        task's copies, two to a slot.
+        Slots beyond one per cell, for the standbys of cells that any slot can run; the standbys
+        of cells that read a DataFrame need slots of their own. Default: enough for each such
+        cell's copies; where all slots are on one machine, two to a slot.
     inbox
         Is told of every end.
 
     Attributes
     ----------
     places
-        One entry per slot that the job wants: the only task it can run, or None for any.
+        One entry per slot that the job wants: the task without which it can run no cell (it reads
+        a partition of its DataFrame), or None.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class SlotPool:
     def _launch(self, place: int) -> SlotHandle:
         task = self.places[place]
         if task is None:
-            return self._launcher.launch(place, self._body, description="task or standby")
+            return self._launcher.launch(place, self._body, description="tasks or standbys")
         spec = self._compiled.codes[task].task
         return self._launcher.launch(
             place,
             self._body,
             dataframe=self._frames[spec.operator],
             partition=spec.index,
-            description=f"{spec.name} or its standby",
+            description=f"{spec.name} with its cell, or their standbys",
         )
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
@@ -172,13 +173,13 @@ def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
 def places(
     compiled: CompiledJob, standby_slots: int | None, *, is_local: bool = True
 ) -> list[int | None]:
-    """One entry per slot that the job wants: the only task it can run, or None for any.
+    """One entry per slot that the job wants (see :attr:`SlotPool.places`).
 
-    On a cluster many tasks may be lost together, with their executor: each copy gets a slot.
+    On a cluster many cells may be lost together, with their executor: each copy gets a slot.
     """
     copies = compiled.options.standbys
     bound = [c.task.id for c in compiled.codes if c.source and c.source.is_bound]
-    free = len(compiled.codes) - len(bound)
+    free = len(compiled.plan.cells) - len(bound)
     if standby_slots is None:
         wanted = free * copies
         standby_slots = max(copies, -(-wanted // 2)) if wanted and is_local else wanted

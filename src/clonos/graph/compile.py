@@ -3,6 +3,8 @@
 Neighbouring operators of the same parallelism with no shuffle between them run fused as one
 chain, from a source to a sink if nothing is in the way. A chain ends where rows are shuffled,
 where a stream is used twice, before a union and where the user says so.
+
+Chains share slots: a *cell* has task i of every chain of one group.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -23,6 +26,9 @@ from clonos.operators.chain import ChainedOperator, ChainProgram
 from clonos.operators.router import Router, Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
+
+DEFAULT_GROUP: Final = "default"
+"""The slots of sources, and of what reads from several groups."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,44 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             remedy="end a stream with .sink(...)",
         )
     _require_own_folders(vertices)
-    return _Wiring(graph, fuse(without_unread_columns(vertices))).compile()
+    groups = slot_groups(vertices)
+    chains = fuse(without_unread_columns(vertices), groups)
+    return _Wiring(graph, chains, cells(chains, groups)).compile()
 
 
-def fuse(vertices: Sequence[Vertex]) -> list[Chain]:
+def slot_groups(vertices: Sequence[Vertex]) -> dict[int, str]:
+    """In which group of slots each vertex is: in that of its inputs, if they agree."""
+    groups: dict[int, str] = {}
+    for vertex in vertices:
+        inherited = {edge.group or groups[edge.vertex.id] for edge in vertex.edges}
+        groups[vertex.id] = inherited.pop() if len(inherited) == 1 else DEFAULT_GROUP
+    return groups
+
+
+def cells(chains: Sequence[Chain], groups: Mapping[int, str]) -> dict[Chain, int]:
+    """The number of the cell of each chain's first task; those of the others follow.
+
+    Spark brings the rows of a DataFrame's partition to one slot, so that a group has one such
+    source at most; any other has slots of its own.
+    """
+    sizes: dict[tuple[str, int], int] = {}
+    places: dict[Chain, tuple[str, int]] = {}
+    bound: set[str] = set()
+    for chain in chains:
+        group, source = groups[chain.head.id], chain.head.source
+        is_second = source is not None and source.is_bound and group in bound
+        if source is not None and source.is_bound:
+            bound.add(group)
+        place = places[chain] = (group, chain.head.id if is_second else -1)
+        sizes[place] = max(sizes.get(place, 0), chain.parallelism)
+    first, count = {}, 0
+    for place, size in sizes.items():
+        first[place] = count
+        count += size
+    return {chain: first[place] for chain, place in places.items()}
+
+
+def fuse(vertices: Sequence[Vertex], groups: Mapping[int, str]) -> list[Chain]:
     """Group vertices into chains, in the order of the vertices."""
     readers: dict[int, int] = {}
     for vertex in vertices:
@@ -162,6 +202,7 @@ def fuse(vertices: Sequence[Vertex]) -> list[Chain]:
             and vertex.edges[0].is_chained
             and upstream.parallelism == vertex.parallelism
             and readers[upstream.id] == 1
+            and groups[upstream.id] == groups[vertex.id]
         ):
             chains[vertex.id] = [*chains.pop(upstream.id), vertex]
         else:
@@ -199,9 +240,12 @@ def _require_own_folders(vertices: Sequence[Vertex]) -> None:
 class _Wiring:
     """Numbers tasks and channels, chain by chain."""
 
-    def __init__(self, graph: LogicalGraph, chains: Sequence[Chain]) -> None:
+    def __init__(
+        self, graph: LogicalGraph, chains: Sequence[Chain], cells: Mapping[Chain, int]
+    ) -> None:
         self._graph = graph
         self._chains = chains
+        self._cells = cells
         self._first_task: dict[Chain, int] = {}
         count = 0
         for chain in chains:
@@ -267,6 +311,7 @@ class _Wiring:
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
                     writes_itself=sink is not None and sink.path is not None,
+                    cell=self._cells[chain] + i,
                 )
             )
         return specs

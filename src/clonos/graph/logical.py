@@ -36,12 +36,16 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Edge:
-    """How the rows of a vertex reach the next, which may run in the same task if `is_chained`."""
+    """How the rows of a vertex reach the next, which may run in the same task if `is_chained`.
+
+    ``group``: of slots, in which the next one and what follows it run; None: as `vertex`.
+    """
 
     vertex: Vertex
     routing: Routing = Routing.FORWARD
     keys: tuple[str, ...] = ()
     is_chained: bool = True
+    group: str | None = None
 
 
 @dataclass(frozen=True)

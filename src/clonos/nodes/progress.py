@@ -248,20 +248,19 @@ class Chronicle:
         )
 
     def _slot_views(self) -> tuple[SlotView, ...]:
-        running = {t.slot: t.id for t in self._coordinator.tasks.values()}
+        tasks = self._coordinator.tasks.values()
         views = []
         for slot in self._coordinator.slots.values():
             seat = self._seat(slot.id)
             if seat is None:
                 continue
-            runs = running.get(slot.id)
             views.append(
                 SlotView(
                     seat.place,
                     seat.pid,
                     seat.executor,
                     seat.executor_pid,
-                    self._names[runs] if runs is not None else None,
+                    tuple(self._names[t.id] for t in tasks if t.slot == slot.id),
                     tuple(self._names[t] for t, epoch in slot.standbys.items() if epoch >= 0),
                 )
             )

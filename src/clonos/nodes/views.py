@@ -238,14 +238,14 @@ class TaskView:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot as it is now. ``runs``: a task's name; ``keeps``: the standbys that are
+    """A slot as it is now. ``runs``: the names of its tasks; ``keeps``: the standbys that are
     filled up to some floor."""
 
     place: int
     pid: int
     executor: str
     executor_pid: int
-    runs: str | None
+    runs: tuple[str, ...]
     keeps: tuple[str, ...]
 
 

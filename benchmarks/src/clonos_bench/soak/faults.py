@@ -63,7 +63,7 @@ class Faults:
         self._job, self._random, self._mean_s, self._told = job, random.Random(seed), mean_s, told
         self._kinds = kinds
         self._due_s: float | None = None
-        self._last: str | None = None
+        self._last: tuple[str, ...] = ()
         self._frozen: list[_Frozen] = []
 
     def look(self, now_s: float) -> None:
@@ -95,7 +95,7 @@ class Faults:
         victims = self._victims(kind, slots, busy)
         is_whole = kind == "executor" and victims[0].executor != "driver"
         pids = tuple({s.executor_pid if is_whole else s.pid for s in victims})
-        what = ", ".join(s.runs or "standby" for s in victims)
+        what = ", ".join("+".join(s.runs) or "standby" for s in victims)
         if kind == "freeze":
             low, high = FREEZE_S
             seconds = low * (high / low) ** self._random.random()

@@ -1,0 +1,50 @@
+"""Where the tasks of an operator run: in which chain, and in which slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clonos.errors import WrongType
+from clonos.graph.logical import Edge, Vertex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from clonos.api.job import Job
+
+
+class Placed:
+    """Rows that flow from an operator to the next one."""
+
+    def __init__(self, job: Job, vertex: Vertex, edge: Edge | None = None) -> None:
+        self._job = job
+        self._vertex = vertex
+        self._edge = edge or Edge(vertex)
+
+    def start_new_chain(self) -> Self:
+        """Run what follows in tasks of its own, beside those before it: in the same slots, unless
+        these are of another :meth:`slot_group`."""
+        return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
+
+    def slot_group(self, name: str) -> Self:
+        """Run what follows in other slots, those of the group `name`: on other cores, and it lives
+        on when the slots before it die.
+
+        Tasks of a group share slots: slot i runs task i of each operator. What follows an operator
+        is in its group, unless it also reads from another one: then it is in the group
+        ``"default"``, where sources are, too.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job("enrich", parallelism=2)
+        >>> lines = job.source(clonos.sources.from_batches([], schema="value string"))
+        >>> asked = lines.slot_group("ask").map(lambda row: row.value, schema="answer string")
+        >>> asked.sink(clonos.sinks.collect())
+        >>> job.compile().plan.cells
+        ((0,), (1,), (2,), (3,))
+        """
+        if not name:
+            raise WrongType("slot_group without a name", remedy='write slot_group("ask")')
+        return type(self)(self._job, self._vertex, replace(self._edge, group=name))
