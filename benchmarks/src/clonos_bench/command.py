@@ -12,9 +12,11 @@ from rich.console import Console
 from clonos.errors import ClonosError
 from clonos_bench import causal, edges, latency, overhead, recovery, run, shuffle, spark
 from clonos_bench.nexmark import measurement as nexmark
+from clonos_bench.soak import run as soak
 
 _ALL: dict[str, tuple[ModuleType, str]] = {
     "recovery": (recovery, "what killed workers and executors do to the output"),
+    "soak": (soak, "kills, freezes and a fickle service for as long as you like, and a verdict"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
     "shuffle": (shuffle, "rows per second through two shuffles"),

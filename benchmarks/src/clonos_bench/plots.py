@@ -243,3 +243,30 @@ def bars(path: Path, values: Mapping[str, float], unit: str, title: str) -> None
     panels[0].set_xlabel(unit)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=130)
+
+
+def soak(
+    path: Path,
+    times: Sequence[float],
+    bills: Sequence[int],
+    live: Sequence[float],
+    faults: Mapping[str, Sequence[float]],
+    title: str,
+) -> None:
+    """Delivered output, the share of tasks that are live, and what was struck when (s)."""
+    figure, (top, middle, bottom) = _figure(3, 8.0, one_time=True)
+    top.plot(times, bills, color=_INK, linewidth=1.0)
+    top.set_ylabel("bills delivered")
+    middle.fill_between(times, live, step="post", color=_INK, alpha=0.35, linewidth=0)
+    middle.set_ylim(0.0, 1.05)
+    middle.set_ylabel("share of tasks live")
+    right = bottom.get_yaxis_transform()  # x: of the panel; y: of the data
+    for line, (kind, moments) in enumerate(sorted(faults.items(), reverse=True)):
+        bottom.plot(moments, [line] * len(moments), "|", color=_KILL, markersize=11)
+        bottom.text(1.005, line, f"{kind} ({len(moments)})", transform=right, va="center")
+    bottom.set_yticks([])
+    bottom.set_ylim(-0.6, max(len(faults), 1) - 0.4)
+    bottom.set_ylabel("faults")
+    bottom.set_xlabel("seconds")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,104 @@
+"""The driver's process of a soak: starts the job or goes on with it, with faults all the while."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from clonos.cluster.driver import RunningJob
+from clonos.spark.session import get_or_create
+from clonos_bench.processes import die_with_parent
+from clonos_bench.soak.faults import Faults
+from clonos_bench.soak.job import build
+from clonos_bench.soak.verdict import answered, judge
+
+LOOK_S: Final = 0.05
+QUIET_S: Final = 10.0
+"""No fault so long before the last row is due: the end is to be measured, too."""
+END_S: Final = 120.0
+"""The job has to end so soon after the last row is due."""
+
+
+class Diary:
+    """What happens, a line of JSON each; a later driver goes on with the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def write(self, what: str, **values: Any) -> None:
+        self._file.write(json.dumps({"what": what, "at_s": time.time(), **values}) + "\n")
+
+
+def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None:
+    """Run the job to its end, and judge it."""
+    rows = int(settings["rate"] * 60 * settings["minutes"])
+    spark = get_or_create(settings["master"], "soak", config={"spark.ui.enabled": "false"})
+    diary.write("spark")
+    job = build(
+        folder,
+        url,
+        rate=settings["rate"],
+        rows=rows,
+        parallelism=settings["parallelism"],
+        standbys=settings["standbys"],
+    ).start(spark)
+    _watch(job, settings, folder, diary)
+    result = job.wait(END_S)
+    verdict = judge(
+        spark.read.format("clonos").load(str(folder / "answers")),
+        spark.read.parquet(str(folder / "dear")),
+        result.dataframe("bills"),
+        answered(spark, folder / "service.jsonl"),
+        rows,
+    )
+    diary.write("verdict", **asdict(verdict), rows=rows)
+
+
+def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
+    begin, last_s = folder / "begin", 60 * settings["minutes"]
+    faults = Faults(
+        job,
+        settings["seed"] + job.term,
+        settings["mean_s"],
+        settings["kinds"],
+        lambda fault: diary.write("fault", kind=fault.kind, target=fault.what, pids=fault.pids),
+    )
+    try:
+        while job.is_running:
+            tasks = job.tasks()
+            live = sum(task.phase in {"live", "finished"} for task in tasks)
+            if live == len(tasks) and not begin.exists():
+                begin.write_text(repr(time.time()))
+                diary.write("begin")
+            diary.write("sample", live=live, tasks=len(tasks), bills=job.delivered["bills"])
+            if begin.exists():
+                ends_s = float(begin.read_text()) + last_s
+                if time.time() < ends_s - QUIET_S:
+                    faults.look(time.time())
+                else:
+                    faults.end()
+                if time.time() > ends_s + END_S:
+                    raise TimeoutError(f"{END_S:g} s after the last row the job has not ended")
+            time.sleep(LOOK_S)
+    finally:
+        faults.end()
+
+
+def main(settings: str, folder: str, url: str) -> int:
+    """See the module; 0 if the job has ended and was judged."""
+    die_with_parent()
+    diary = Diary(Path(folder) / "diary.jsonl")
+    try:
+        soak(json.loads(settings), Path(folder), url, diary)
+    except Exception as error:
+        diary.write("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

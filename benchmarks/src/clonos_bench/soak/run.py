@@ -1,0 +1,186 @@
+"""``clonos-bench soak``: an hour of faults, say, and whether the output is what it should be.
+
+The job's source is not slowed down by faults: a row that is due waits. Measured:
+
+standstill
+    The longest time without a delivered bill between the first and the last row's being due (bills
+    are made every 0.2 s per merchant), and what was struck before it; apart from those behind a
+    kill of the driver, which are measured from the kill to the first bill delivered by the next.
+verdict
+    Faults in the output, by Spark SQL (:mod:`clonos_bench.soak.verdict`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from clonos_bench import plots, run
+from clonos_bench.report import Aim, Report
+from clonos_bench.soak import service
+from clonos_bench.soak.faults import KINDS
+
+STANDSTILL: Final = Aim(5.0)
+"""In seconds."""
+_WORST: Final = 5
+"""So many standstills are named."""
+_LOOK_S: Final = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos-bench soak``."""
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="how long rows are due")
+    add("--seed", type=int, default=1, help="of the faults and of the service")
+    add("--rate", type=float, default=500.0, help="rows per second")
+    add("--mean-s", type=float, default=5.0, help="mean time between faults")
+    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what happens")
+    add("--driver-kills", type=int, default=0, help="how often the driver is killed, too")
+    add("--master", default="local-cluster[3,10,1024]")
+    add("--parallelism", type=int, default=2)
+    add("--standbys", type=int, default=1)
+    add("--out", default="out/bench", help="where the results go")
+    add("--markdown", action="store_true", help="print tables as Markdown")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Soak, and judge."""
+    folder = run.folder(arguments, "soak")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    kills = _supervise(arguments, folder)
+    diary = [json.loads(line) for line in (folder / "diary.jsonl").read_text().splitlines()]
+    title = f"soak: {arguments.minutes:g} minutes, a fault every {arguments.mean_s:g} s"
+    report = Report("soak", title, ("", "n", "worst (s)", "aim"))
+    _report(report, diary, kills, arguments.minutes)
+    _plot(folder / "soak.png", diary, kills, title)
+    return report
+
+
+def _supervise(arguments: argparse.Namespace, folder: Path) -> list[float]:
+    """Start the driver until it ends by itself; returns when it was killed."""
+    settings = {k: v for k, v in vars(arguments).items() if k not in {"out", "markdown"}}
+    draw = random.Random(arguments.seed)
+    moments = sorted(draw.uniform(0.1, 0.9) for _ in range(arguments.driver_kills))
+    due_s = [60 * arguments.minutes * moment for moment in moments]
+    kills: list[float] = []
+    with service.running(folder / "service.jsonl", arguments.seed) as url:
+        while True:
+            command = [sys.executable, "-m", "clonos_bench.soak.driver", json.dumps(settings)]
+            with subprocess.Popen([*command, str(folder), url]) as driver:
+                try:
+                    while driver.poll() is None:
+                        time.sleep(_LOOK_S)
+                        if due_s and _ran_s(folder) >= due_s[0]:
+                            del due_s[0]
+                            driver.send_signal(signal.SIGKILL)
+                            kills.append(time.time())
+                finally:
+                    driver.kill()
+            if driver.returncode != -signal.SIGKILL:
+                return kills
+
+
+def _ran_s(folder: Path) -> float:
+    begin = folder / "begin"
+    try:
+        return time.time() - float(begin.read_text())
+    except (OSError, ValueError):  # not there yet, or just being written
+        return 0.0
+
+
+def standstills(
+    diary: list[dict[str, Any]], kills: list[float], minutes: float
+) -> list[tuple[float, float, bool]]:
+    """Times without a delivered bill: (seconds, when it began, whether the driver was killed).
+
+    Examples
+    --------
+    >>> lines = [{"what": "begin", "at_s": 0.0}]
+    >>> lines += [{"what": "sample", "at_s": t, "bills": n} for t, n in ((1, 1), (2, 1), (5, 2))]
+    >>> standstills(lines, [], 1.0)
+    [(4.0, 1.0, False), (1.0, 0.0, False)]
+    """
+    begin_s = next(line["at_s"] for line in diary if line["what"] == "begin")
+    ends_s = begin_s + 60 * minutes
+    moments, bills = [float(begin_s)], 0
+    for line in diary:
+        if line["what"] == "sample" and begin_s <= line["at_s"] <= ends_s:
+            if line["bills"] > bills:
+                moments.append(float(line["at_s"]))
+            bills = line["bills"]  # a new driver counts from 0
+    found = [
+        (until - since, since, any(since <= kill <= until for kill in kills))
+        for since, until in pairwise(moments)
+    ]
+    return sorted(found, reverse=True)
+
+
+def _report(
+    report: Report, diary: list[dict[str, Any]], kills: list[float], minutes: float
+) -> None:
+    failed = [line["error"] for line in diary if line["what"] == "failed"]
+    verdicts = [line for line in diary if line["what"] == "verdict"]
+    struck = Counter(line["kind"] for line in diary if line["what"] == "fault")
+    for kind, count in struck.items():
+        report.add(kind, str(count), "", "")
+    if any(line["what"] == "begin" for line in diary):
+        found = standstills(diary, kills, minutes)
+        for of_driver, name in ((False, "standstill"), (True, "standstill, driver killed")):
+            mine = [f for f in found if f[2] is of_driver]
+            if mine:
+                aim = "" if of_driver else f"{STANDSTILL}: {STANDSTILL.judge(mine[0][0])}"
+                report.add(name, str(len(mine)), f"{mine[0][0]:.1f}", aim)
+        report.notes += [_story(diary, seconds, since) for seconds, since, _ in found[:_WORST]]
+    for verdict in verdicts:
+        faults = [f"{n:,} {what}" for what, n in verdict["faults"].items() if n]
+        said = "; ".join(faults) or "nothing lost, repeated or changed"
+        report.notes.append(
+            f"{verdict['rows']:,} rows: {said}; {verdict['asked_again']:,} rows were asked about "
+            "again because nobody had heard of the answer"
+        )
+        report.ok = report.ok and not faults
+    report.notes += failed
+    report.ok = report.ok and bool(verdicts)
+    report.data |= {"driver_kills": kills, "verdicts": verdicts, "failed": failed}
+
+
+def _story(diary: list[dict[str, Any]], seconds: float, since: float) -> str:
+    """What was struck in the ten seconds before a standstill, and during it."""
+    before = [
+        f"{line['kind']} ({line['target']}) {line['at_s'] - since:+.1f} s"
+        for line in diary
+        if line["what"] == "fault" and since - 10.0 <= line["at_s"] <= since + seconds
+    ]
+    return f"{seconds:.1f} s without a bill: " + ("; ".join(before) or "nothing was struck")
+
+
+def _plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: str) -> None:
+    begin_s = next((line["at_s"] for line in diary if line["what"] == "begin"), None)
+    if begin_s is None:
+        return
+    samples = [line for line in diary if line["what"] == "sample" and line["at_s"] >= begin_s]
+    times, bills, total, last = [], [], 0, 0
+    for sample in samples:
+        total += sample["bills"] - last if sample["bills"] >= last else sample["bills"]
+        last = sample["bills"]
+        times.append(sample["at_s"] - begin_s)
+        bills.append(total)
+    marks: dict[str, list[float]] = {}
+    for line in diary:
+        if line["what"] == "fault":
+            marks.setdefault(line["kind"], []).append(line["at_s"] - begin_s)
+    if kills:
+        marks["driver"] = [kill - begin_s for kill in kills]
+    live = [sample["live"] / max(1, sample["tasks"]) for sample in samples]
+    plots.soak(path, times, bills, live, marks, title)

@@ -1,0 +1,100 @@
+"""The soak's job without faults, and its judge: a good output passes, each fault is found."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from clonos.testing import InMemoryRun
+from clonos_bench.soak import service
+from clonos_bench.soak.job import DEAR, build
+from clonos_bench.soak.verdict import FAULTS, answered, judge
+
+ROWS = 300
+ANSWERS = "id long, customer long, merchant long, seen long, nonce long, rate long"
+BILLS = "merchant long, number long, rows long, total long, draw long"
+
+
+def run_in_memory(folder, seed):
+    """Delivered rows by sink, and what the service wrote down."""
+    (folder / "begin").write_text(repr(time.time() - 3600))  # all rows are due
+    with service.running(folder / "service.jsonl", seed) as url:
+        job = build(folder, url, rate=100.0, rows=ROWS, parallelism=2, standbys=1)
+        delivered = InMemoryRun(job.compile(), seed=seed, batch_rows=40, restore=0.3).run()
+    lines = (folder / "service.jsonl").read_text().splitlines()
+    said = {
+        (line["nonce"], *pair)
+        for line in map(json.loads, lines)
+        for pair in zip(line["ids"], line["rates"], strict=True)
+    }
+    return {name: table.to_pylist() for name, table in delivered.items()}, said
+
+
+def test_the_job_delivers_what_it_says(tmp_path):
+    delivered, said = run_in_memory(tmp_path, seed=3)
+    answers = delivered["answers"]
+    assert sorted(row["id"] for row in answers) == list(range(ROWS))
+    assert {(row["nonce"], row["id"], row["rate"]) for row in answers} <= said
+    dear = [row["id"] for row in answers if row["rate"] >= DEAR]
+    assert sorted(row["id"] for row in delivered["dear"]) == sorted(dear)
+    assert sum(bill["rows"] for bill in delivered["bills"]) == ROWS
+    assert sum(bill["total"] for bill in delivered["bills"]) == sum(r["rate"] for r in answers)
+
+
+@pytest.fixture(scope="module")
+def spark(new_jvm):
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+GOOD = [(0, 7, 1, 1, 10, 950), (1, 7, 1, 2, 10, 5), (2, 8, 2, 1, 11, 6)]
+JOURNAL = [{"ids": [0, 1], "nonce": 10, "rates": [950, 5]}, {"ids": [2], "nonce": 11, "rates": [6]}]
+GOOD_BILLS = [(1, 1, 1, 950, 4), (1, 2, 1, 5, 5), (2, 1, 1, 6, 6)]
+
+SPOILT = {
+    "rows lost": ([GOOD[0], GOOD[2]], None),
+    "rows that are none": ([*GOOD, (9, 9, 1, 1, 10, 5)], None),
+    "rows repeated": ([*GOOD, GOOD[1]], None),
+    "answers that the service did not give": ([*GOOD[:2], (2, 8, 2, 1, 12, 6)], None),
+    "customers numbered wrongly": ([GOOD[0], (1, 7, 1, 3, 10, 5), GOOD[2]], None),
+    "answers that differ between two sinks": ([(0, 7, 1, 1, 10, 951), *GOOD[1:]], None),
+    "merchants whose bills are lost or repeated": (GOOD, [*GOOD_BILLS, GOOD_BILLS[2]]),
+    "merchants whose bills are wrong": (GOOD, [*GOOD_BILLS[:2], (2, 1, 1, 7, 6)]),
+}
+
+
+def verdict_on(spark, folder, answers, bills):
+    path = folder / "service.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in JOURNAL))
+    return judge(
+        spark.createDataFrame(answers, ANSWERS),
+        spark.createDataFrame(GOOD[:1], ANSWERS),
+        spark.createDataFrame(bills, BILLS),
+        answered(spark, path),
+        len(GOOD),
+    )
+
+
+@pytest.mark.spark
+def test_a_good_output_passes(spark, tmp_path):
+    verdict = verdict_on(spark, tmp_path, GOOD, GOOD_BILLS)
+    assert verdict.faults == dict.fromkeys(FAULTS, 0)
+    assert verdict.asked_again == 0
+
+
+@pytest.mark.spark
+def test_each_fault_is_found(spark, tmp_path):
+    assert SPOILT.keys() == FAULTS.keys()
+    for name, (answers, bills) in SPOILT.items():
+        verdict = verdict_on(spark, tmp_path, answers, bills or GOOD_BILLS)
+        assert verdict.faults[name] == 1, (name, verdict)
