@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final
 
 from clonos.causal.book import SEED_BYTES, AnswerBook
@@ -20,6 +18,7 @@ from clonos.causal.holder import LogAccess
 from clonos.causal.messages import ANSWERS
 from clonos.causal.node import TURN_S, AnswerNode, Judged, Stop, WriteFailed, Written
 from clonos.errors import ClonosError
+from clonos.storage.disk_thread import DiskThread, Worker
 from clonos.storage.files import Durability
 from clonos.storage.journal import Journal, JournalBroken
 from clonos.transport.certificates import Authority
@@ -27,10 +26,6 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane, is_loopback
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import CLIENT_NAME, DRIVER_NAME
-
-QUICK_S: Final = 0.02
-"""A disk that takes no longer is waited for. On a busy machine a second thread costs two waits for
-a processor per group, so it has to be worth that."""
 
 CLOSE_S: Final = 3.0
 """Grace period for a disk that hangs while the log is closed."""
@@ -135,7 +130,7 @@ class LogServer:
                 wait_s = node.turn(plane.poll(wait_s), plane.listened_s)
         finally:
             plane.shutdown(HANG_UP_S)
-            self._disk.worker.stop()
+            self._disk.thread.close(CLOSE_S)
             if self._judging is not None:
                 self._judging.worker.stop()
             self._journal.close()
@@ -157,64 +152,42 @@ class LogServer:
         self.close()
 
 
-class _Worker:
-    """A thread that does one thing after the other; it is there from the first one on."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def do(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread when everything is done; does not wait."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
 class _Disk:
     """The node's port to a journal."""
 
     def __init__(self, journal: Journal, inbox: Inbox) -> None:
         self._journal = journal
         self._inbox = inbox
-        self.worker = _Worker("clonos-causal-disk")
-        self._took_s = 0.0
+        self.thread = DiskThread("clonos-causal-disk")
 
     def write(self, records: Sequence[bytes]) -> None:
         def job() -> None:
             self._journal.append(records)
             self._journal.commit()
 
-        if self._took_s <= QUICK_S:
-            self._do(job)
-        else:
-            self.worker.do(lambda: self._do(job))
+        self._do(job)
 
     def rotate(self, head: Sequence[bytes]) -> None:
-        self.worker.do(lambda: self._do(lambda: self._journal.rotate(head)))
+        self._do(lambda: self._journal.rotate(head), is_long=True)
 
     def vouch(self) -> None:
         self._do(self._journal.vouch)
 
-    def _do(self, job: Callable[[], None]) -> None:
-        began_s = time.monotonic()
-        outcome: Written | WriteFailed
-        try:
-            job()
-            outcome = Written(self._journal.nbytes)
-        except JournalBroken as error:
-            outcome = WriteFailed(error)
-        self._took_s = time.monotonic() - began_s
-        self._inbox.put(outcome)
+    def _do(self, job: Callable[[], None], *, is_long: bool = False) -> None:
+        outcomes: list[Written | WriteFailed] = []
+
+        def attempt() -> None:
+            try:
+                job()
+                outcomes.append(Written(self._journal.nbytes))
+            except JournalBroken as error:
+                outcomes.append(WriteFailed(error))
+
+        def tell() -> None:
+            self._inbox.put(outcomes[0])
+
+        if self.thread.do(attempt, tell, is_long=is_long):
+            tell()
 
 
 class _Judging:
@@ -223,7 +196,7 @@ class _Judging:
     def __init__(self, judge: Judge, inbox: Inbox) -> None:
         self._judge = judge
         self._inbox = inbox
-        self.worker = _Worker("clonos-causal-judge")
+        self.worker = Worker("clonos-causal-judge")
 
     def __call__(self, scope: str, batch: int) -> None:
         self.worker.do(lambda: self._do(scope, batch))

@@ -23,9 +23,9 @@ from clonos.causal import process, values  # noqa: F401 - teaches the log NumPy'
 from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
 from clonos.causal.errors import CausalError, OutsideTask, ServiceTooSlow
 from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
+from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
-from clonos.operators.context import from_ms
 
 F = TypeVar("F", bound=Callable[..., Any])
 

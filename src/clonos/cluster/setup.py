@@ -14,6 +14,7 @@ from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile
 from clonos.cluster.feeds import Feeds, with_materialized
+from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
@@ -111,9 +112,11 @@ class DriverSetup:
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             layers_uri = self.directory.layers_uri
             self.merger = BackgroundMerger(layers_uri, durability, self._term, self.inbox)
+            written = JournalThread(journal, self.inbox)
+            undo.callback(written.close)
             ports = DriverPorts(
                 SystemClock(),
-                journal,
+                written,
                 DeliveredOutputs(plan, store, self.consumers, self.inbox),
                 self.pool,
                 self.merger,

@@ -52,8 +52,8 @@ class TaskProgress(Told):
     Attributes
     ----------
     phase
-        ``"live"``, ``"replaying"``, ``"restoring"``, ``"fencing"``, ``"waiting for a slot"`` or
-        ``"finished"``.
+        ``"live"`` or ``"finished"``; after a loss, in this order, ``"fencing"``, ``"reading"``,
+        ``"ready"``, ``"waiting for a slot"``, ``"restoring"`` and ``"replaying"``.
     incarnation
         Term and number of its life: ``"1.2"``.
     slot, executor, pid

@@ -8,31 +8,16 @@ from __future__ import annotations
 import inspect
 from base64 import b32encode
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from clonos.columns.instants import from_ms
 from clonos.core.canonical import encode
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-def from_ms(ms: int) -> datetime:
-    """Milliseconds since the epoch as a datetime in UTC."""
-    return _EPOCH + timedelta(milliseconds=ms)
-
-
-def to_ms(instant: datetime | int) -> int:
-    """A datetime (UTC if it has no zone) as milliseconds since the epoch, rounded up."""
-    if isinstance(instant, int):
-        return instant
-    if instant.tzinfo is None:
-        instant = instant.replace(tzinfo=timezone.utc)
-    return -((_EPOCH - instant) // timedelta(milliseconds=1))
 
 
 class Clock:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from clonos.columns.instants import to_ms
 from clonos.columns.keys import DistinctKeys, distinct_keys
 from clonos.columns.rows import RowBuilder, results_of, rows_of
 from clonos.columns.schema import parse_type
 from clonos.core.canonical import decode, encode
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.base import Operator, OperatorInfo, Services
-from clonos.operators.context import Context, to_ms
+from clonos.operators.context import Context
 from clonos.state.deltas import Changes
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from clonos.columns.batches import from_table
 from clonos.columns.durations import parse_duration
+from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.context import to_ms
 from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
 from clonos.sources.files_reader import (
     FileList,

@@ -1,0 +1,53 @@
+"""The house-keeper's journal on a disk that may be slow: the driver's loop need not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from clonos.cluster.durable import JournalFile
+from clonos.nodes.events import Committed
+from clonos.storage.disk_thread import DiskThread
+from clonos.transport.inbox import Inbox
+
+CLOSE_S: Final = 30.0
+"""Grace period for a disk that hangs while the journal is closed."""
+
+
+class JournalThread:
+    """The :class:`~clonos.nodes.ports.Journal` of a driver: a group is written at once while the
+    disk is quick, and by a thread when it is not; then the driver goes on hearing and answering.
+
+    Parameters
+    ----------
+    inbox
+        Is told when a group is durable of which `append` could not say so.
+    """
+
+    def __init__(self, journal: JournalFile, inbox: Inbox, disk: DiskThread | None = None) -> None:
+        self._journal, self._inbox = journal, inbox
+        self._disk = disk or DiskThread("clonos-journal")
+
+    @property
+    def nbytes(self) -> int:
+        return self._journal.nbytes
+
+    def append(self, records: Sequence[bytes]) -> bool:
+        return self._do(lambda: self._journal.append(records))
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        return self._do(lambda: self._journal.rotate(head), is_long=True)
+
+    def _do(self, write: Callable[[], bool], *, is_long: bool = False) -> bool:
+        outcome: list[bool] = []  # of a failure the file has told itself
+
+        def tell() -> None:
+            if outcome[0]:
+                self._inbox.put(Committed())
+
+        is_done = self._disk.do(lambda: outcome.append(write()), tell, is_long=is_long)
+        return is_done and outcome[0]
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._disk.close(CLOSE_S)
