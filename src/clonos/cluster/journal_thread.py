@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clonos.cluster.durable import JournalFile
 from clonos.nodes.events import Committed
+from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
 from clonos.transport.inbox import Inbox
 
@@ -20,11 +20,13 @@ class JournalThread:
 
     Parameters
     ----------
+    journal
+        Writes at once, and tells of failures itself.
     inbox
         Is told when a group is durable of which `append` could not say so.
     """
 
-    def __init__(self, journal: JournalFile, inbox: Inbox, disk: DiskThread | None = None) -> None:
+    def __init__(self, journal: Journal, inbox: Inbox, disk: DiskThread | None = None) -> None:
         self._journal, self._inbox = journal, inbox
         self._disk = disk or DiskThread("clonos-journal")
 
