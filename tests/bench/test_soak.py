@@ -73,7 +73,7 @@ SPOILT = {
 }
 
 
-def verdict_on(spark, folder, answers, bills):
+def verdict_on(spark, folder, answers, bills, kinds=tuple(FAULTS)):
     path = folder / "service.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in JOURNAL))
     return judge(
@@ -82,10 +82,12 @@ def verdict_on(spark, folder, answers, bills):
         spark.createDataFrame(bills, BILLS),
         answered(spark, path),
         len(GOOD),
+        kinds,
     )
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)  # a dozen queries, on a machine that may be busy
 def test_a_good_output_passes(spark, tmp_path):
     verdict = verdict_on(spark, tmp_path, GOOD, GOOD_BILLS)
     assert verdict.faults == dict.fromkeys(FAULTS, 0)
@@ -93,8 +95,9 @@ def test_a_good_output_passes(spark, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)  # a dozen queries, on a machine that may be busy
 def test_each_fault_is_found(spark, tmp_path):
     assert SPOILT.keys() == FAULTS.keys()
     for name, (answers, bills) in SPOILT.items():
-        verdict = verdict_on(spark, tmp_path, answers, bills or GOOD_BILLS)
-        assert verdict.faults[name] == 1, (name, verdict)
+        verdict = verdict_on(spark, tmp_path, answers, bills or GOOD_BILLS, [name])
+        assert verdict.faults[name] > 0, name

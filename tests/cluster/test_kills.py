@@ -56,7 +56,8 @@ def test_one_after_the_other(kit, spark, tmp_path):
     kit.check(result.table(), rows)
     assert result.is_complete
     assert not result.generation
-    assert not result.warnings
+    # How soon Spark starts a process on a busy machine is not what is tested here.
+    assert not [said for said in result.warnings if "has not come" not in said]
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
 
 
