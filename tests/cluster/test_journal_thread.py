@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from clonos.cluster.journal_thread import JournalThread
-from clonos.nodes.events import Committed
+from clonos.nodes.events import Committed, OutsideFailed
 from clonos.storage.disk_thread import QUICK_S, DiskThread
 from clonos.transport.inbox import Inbox
 
@@ -101,6 +101,18 @@ def test_a_failure_is_told_by_the_file_alone(inbox):
     assert not journal.append([b"b"])
     journal.close()
     assert list(inbox.take()) == []
+
+
+def test_what_nobody_expected_of_the_file_ends_the_job(inbox):
+    """Raised in a thread it would be lost, and the driver would wait for ever."""
+    file = GatedJournal()
+    journal = JournalThread(file, inbox, DiskThread("disk", clock=lambda: 0.0))
+    file.rotate = lambda head: 1 // 0  # type: ignore[method-assign]
+    assert not journal.rotate([b"head"])
+    (failed,) = come(inbox)
+    assert isinstance(failed, OutsideFailed)
+    assert "ZeroDivisionError" in failed.error.what
+    journal.close()
 
 
 def test_closing_waits_for_what_is_being_written(inbox):

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
-
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -43,14 +38,6 @@ def machine_cpu_seconds() -> float:
     fields = Path("/proc/stat").read_text("ascii").split(maxsplit=9)
     user, nice, system, _idle, _waiting, hard, soft = map(int, fields[1:8])
     return (user + nice + system + hard + soft) / os.sysconf("SC_CLK_TCK")
-
-
-def die_with_parent() -> None:
-    """Let the kernel end this process when the thread that started it ends, however it ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died in between
-        os._exit(1)
 
 
 def started(pid: int) -> str | None:

@@ -174,20 +174,16 @@ class _Disk:
         self._do(self._journal.vouch)
 
     def _do(self, job: Callable[[], None], *, is_long: bool = False) -> None:
-        outcomes: list[Written | WriteFailed] = []
-
-        def attempt() -> None:
+        def attempt() -> Written | WriteFailed:
             try:
                 job()
-                outcomes.append(Written(self._journal.nbytes))
             except JournalBroken as error:
-                outcomes.append(WriteFailed(error))
+                return WriteFailed(error)
+            return Written(self._journal.nbytes)
 
-        def tell() -> None:
-            self._inbox.put(outcomes[0])
-
-        if self.thread.do(attempt, tell, is_long=is_long):
-            tell()
+        outcome = self.thread.do(attempt, self._inbox.put, is_long=is_long)
+        if outcome is not None:
+            self._inbox.put(outcome)
 
 
 class _Judging:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from clonos.nodes.events import Committed
+from clonos.errors import ClonosError
+from clonos.nodes.events import Committed, OutsideFailed
 from clonos.nodes.ports import Journal
 from clonos.storage.disk_thread import DiskThread
 from clonos.transport.inbox import Inbox
@@ -41,14 +42,19 @@ class JournalThread:
         return self._do(lambda: self._journal.rotate(head), is_long=True)
 
     def _do(self, write: Callable[[], bool], *, is_long: bool = False) -> bool:
-        outcome: list[bool] = []  # of a failure the file has told itself
+        def attempt() -> bool:
+            try:
+                return write()
+            except Exception as error:  # noqa: BLE001 - in a thread nobody would hear of it
+                what = f"the journal cannot be written: {type(error).__name__}: {error}"
+                self._inbox.put(OutsideFailed(ClonosError(what)))
+                return False
 
-        def tell() -> None:
-            if outcome[0]:
-                self._inbox.put(Committed())
+        return self._disk.do(attempt, self._tell, is_long=is_long) is True
 
-        is_done = self._disk.do(lambda: outcome.append(write()), tell, is_long=is_long)
-        return is_done and outcome[0]
+    def _tell(self, is_durable: bool) -> None:
+        if is_durable:  # of a failure the inbox has been told already
+            self._inbox.put(Committed())
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 QUICK_S: Final = 0.02
 """A disk that takes no longer is waited for. On a busy machine a second thread costs two waits for
 a processor per group, so it has to be worth that."""
+
+Outcome = TypeVar("Outcome")
 
 
 class Worker:
@@ -18,10 +20,10 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def do(self, job: Callable[[], None]) -> None:
+    def do(self, job: Callable[[], object]) -> None:
         """Do it when all before it is done."""
         self._jobs.put(job)
         if self._thread is None:
@@ -56,11 +58,8 @@ class DiskThread:
     Examples
     --------
     >>> disk = DiskThread("clonos-disk")
-    >>> written = []
-    >>> disk.do(lambda: written.append(1), lambda: None)
-    True
-    >>> written
-    [1]
+    >>> disk.do(lambda: "written", print)
+    'written'
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,36 +68,36 @@ class DiskThread:
         self._took_s = 0.0
 
     def do(
-        self, job: Callable[[], None], then: Callable[[], None], *, is_long: bool = False
-    ) -> bool:
-        """Do it; True: it is done. Else `then` is called behind it, by the thread.
+        self,
+        job: Callable[[], Outcome],
+        then: Callable[[Outcome], object],
+        *,
+        is_long: bool = False,
+    ) -> Outcome | None:
+        """Do it; returns what `job` returns, or None if the thread does it, which then gives it to
+        `then`.
 
         Parameters
         ----------
+        job
+            In the thread it must not raise.
         is_long
-            It would not be quick on any disk.
+            It would not be quick on any disk, and says nothing of the next one.
         """
-        if self._took_s <= QUICK_S and not is_long:
-            self._timed(job)
-            return True
-
-        def later() -> None:
-            if is_long:  # says nothing of the next one
-                job()
-            else:
-                self._timed(job)
-            then()
-
-        self._worker.do(later)
-        return False
+        if is_long:
+            self._worker.do(lambda: then(job()))
+        elif self._took_s > QUICK_S:
+            self._worker.do(lambda: then(self._timed(job)))
+        else:
+            return self._timed(job)
+        return None
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way."""
         self._worker.join(timeout_s)
 
-    def _timed(self, job: Callable[[], None]) -> None:
+    def _timed(self, job: Callable[[], Outcome]) -> Outcome:
         began_s = self._clock()
-        try:
-            job()
-        finally:
-            self._took_s = self._clock() - began_s
+        outcome = job()
+        self._took_s = self._clock() - began_s
+        return outcome

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from clonos.cluster.driver import RunningJob
 from clonos.spark.session import get_or_create
-from clonos_bench.processes import die_with_parent
 from clonos_bench.soak.faults import Faults
 from clonos_bench.soak.job import build
 from clonos_bench.soak.verdict import answered, judge
@@ -65,7 +64,7 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
         settings["seed"] + job.term,
         settings["mean_s"],
         settings["kinds"],
-        lambda fault: diary.write("fault", kind=fault.kind, target=fault.what, pids=fault.pids),
+        lambda kind, target, pids: diary.write("fault", kind=kind, target=target, pids=pids),
     )
     try:
         while job.is_running:
@@ -88,17 +87,15 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
         faults.end()
 
 
-def main(settings: str, folder: str, url: str) -> int:
-    """See the module; 0 if the job has ended and was judged."""
-    die_with_parent()
+def main(settings: str, folder: str, url: str) -> None:
+    """See the module; raises unless the job has ended and was judged."""
     diary = Diary(Path(folder) / "diary.jsonl")
     try:
         soak(json.loads(settings), Path(folder), url, diary)
     except Exception as error:
         diary.write("failed", error=f"{type(error).__name__}: {error}")
         raise
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -20,15 +20,6 @@ _WEIGHTS: Final = {"worker": 6, "pair": 3, "again": 3, "standby": 2, "executor":
 KINDS: Final = tuple(_WEIGHTS)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What was done to which processes."""
-
-    kind: str
-    pids: tuple[int, ...]
-    what: str
-
-
 @dataclass
 class _Frozen:
     pid: int
@@ -49,7 +40,7 @@ class Faults:
         one of Spark's executors with all that runs there; "freeze": a process stands still for a
         while.
     told
-        Hears of every fault.
+        Hears of every fault: kind, what was struck, its processes.
     """
 
     def __init__(
@@ -58,7 +49,7 @@ class Faults:
         seed: int,
         mean_s: float,
         kinds: Sequence[str],
-        told: Callable[[Fault], None],
+        told: Callable[[str, str, Sequence[int]], None],
     ) -> None:
         self._job, self._random, self._mean_s, self._told = job, random.Random(seed), mean_s, told
         self._kinds = kinds
@@ -107,7 +98,7 @@ class Faults:
             except ProcessLookupError:
                 continue  # it has just died of an earlier fault
         self._last = victims[0].runs or self._last
-        self._told(Fault(kind, pids, what))
+        self._told(kind, what, pids)
 
     def _victims(
         self, kind: str, slots: Sequence[SlotView], busy: Sequence[SlotView]

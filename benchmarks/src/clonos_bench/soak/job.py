@@ -20,11 +20,11 @@ import pyarrow as pa
 
 import clonos
 from clonos.errors import CallError
-from clonos.sources.readers import BaseReader, EndOfInput
+from clonos.sources.readers import EndOfInput
 from clonos.sources.spec import SourceSpec
+from clonos_bench.jobs import IDS, PacedReader
 from clonos_bench.soak.service import ATTEMPTS, ask
 
-IDS: Final = pa.schema([pa.field("id", pa.int64())])
 CUSTOMERS: Final = 5_000
 MERCHANTS: Final = 40
 DEAR: Final = 900
@@ -37,30 +37,25 @@ _PIECE_ROWS: Final = 500
 _NAP_S: Final = 0.01
 
 
-class DueReader(BaseReader):
+class DueReader(PacedReader):
     """Rows ``(id,)`` = 0, 1, 2, ..., shared out to the tasks; each is there when it is due.
 
     Row n is due ``n / rate`` seconds after the moment that the file `begin` names: a source that
     was away is behind, and does not begin its pace anew.
     """
 
-    schema = IDS
-
     def __init__(self, rate: float, rows: int, begin: str, task_index: int, tasks: int) -> None:
-        self._rate, self._rows, self._begin = rate, len(range(task_index, rows, tasks)), Path(begin)
-        self._task_index, self._tasks = task_index, tasks
-        self._next = 0
+        super().__init__(rate, 0, rows, "", task_index, tasks)
+        self._begin = Path(begin)
         self._began_s: float | None = None
-
-    def open(self, rows_consumed: int) -> None:
-        """See :meth:`Reader.open`."""
-        self._next = rows_consumed
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
-        if self._next >= self._rows:
+        assert self._rows is not None
+        left = self._rows - self._next
+        if not left:
             raise EndOfInput
-        count = min(self._due() - self._next, self._rows - self._next, max_rows, _PIECE_ROWS)
+        count = min(self._due() - self._next, left, max_rows, _PIECE_ROWS)
         if count <= 0:
             time.sleep(min(max_wait_s, _NAP_S))
             return None
@@ -69,16 +64,7 @@ class DueReader(BaseReader):
     def _due(self) -> int:
         if self._began_s is None and self._begin.exists():
             self._began_s = float(self._begin.read_text())
-        if self._began_s is None:
-            return 0
-        return int((time.time() - self._began_s) * self._rate / self._tasks)
-
-    def read_exactly(self, rows: int) -> pa.RecordBatch:
-        """See :meth:`Reader.read_exactly`."""
-        numbers = np.arange(self._next, self._next + rows, dtype=np.int64)
-        self._next += rows
-        ids = pa.array(numbers * self._tasks + self._task_index)
-        return pa.RecordBatch.from_arrays([ids], schema=IDS)
+        return 0 if self._began_s is None else int((time.time() - self._began_s) * self._rate)
 
 
 def spread(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -75,7 +74,9 @@ def _supervise(arguments: argparse.Namespace, folder: Path) -> list[float]:
     due_s = [60 * arguments.minutes * moment for moment in moments]
     kills: list[float] = []
     with service.running(folder / "service.jsonl", arguments.seed) as url:
-        while True:
+        is_killed = True
+        while is_killed:
+            is_killed = False
             command = [sys.executable, "-m", "clonos_bench.soak.driver", json.dumps(settings)]
             with subprocess.Popen([*command, str(folder), url]) as driver:
                 try:
@@ -83,12 +84,12 @@ def _supervise(arguments: argparse.Namespace, folder: Path) -> list[float]:
                         time.sleep(_LOOK_S)
                         if due_s and _ran_s(folder) >= due_s[0]:
                             del due_s[0]
-                            driver.send_signal(signal.SIGKILL)
+                            driver.kill()
                             kills.append(time.time())
+                            is_killed = True
                 finally:
                     driver.kill()
-            if driver.returncode != -signal.SIGKILL:
-                return kills
+    return kills
 
 
 def _ran_s(folder: Path) -> float:

@@ -1,8 +1,8 @@
 """The service that the soaked job asks: each answer is another one, some are late, some refused.
 
-A ``POST`` of
-``{"ids": [...]}`` is answered by ``{"nonce": ..., "rates": [...]}``: a random number for
-each id. What is answered is written to a file of JSON lines first.
+A ``POST`` of ``{"ids": [...]}`` is answered by ``{"nonce": ..., "rates": [...]}``: one random number
+per id. What is answered is written to a file of JSON lines first. A thread of the process that
+supervises serves it, so that it outlives the job's driver.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -20,8 +18,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
-
-from clonos_bench.processes import die_with_parent
 
 RATE_MAX: Final = 1000
 REFUSED: Final = 0.03
@@ -75,6 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    block_on_close = False
     request_queue_size = 128
 
     def __init__(self, path: Path, seed: int) -> None:
@@ -97,26 +94,19 @@ class _Server(ThreadingHTTPServer):
         self._file.write(json.dumps({"ids": ids, **answer}).encode() + b"\n")
         return answer
 
+    def server_close(self) -> None:
+        super().server_close()
+        self._file.close()
+
 
 @contextmanager
 def running(path: Path, seed: int) -> Iterator[str]:
-    """The service as a process of its own; gives its address."""
-    command = [sys.executable, "-m", __name__, str(path), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    """The service, as long as this lasts; gives its address."""
+    with _Server(path, seed) as server:
+        thread = threading.Thread(target=server.serve_forever, name="soak-service", daemon=True)
+        thread.start()
         try:
-            yield process.stdout.readline().strip()
+            yield f"http://{_LOOPBACK}:{server.server_address[1]}"
         finally:
-            process.terminate()
-
-
-def main(path: str, seed: str) -> None:
-    """Serve until killed."""
-    die_with_parent()
-    server = _Server(Path(path), int(seed))
-    print(f"http://{_LOOPBACK}:{server.server_address[1]}", flush=True)
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            server.shutdown()
+            thread.join()

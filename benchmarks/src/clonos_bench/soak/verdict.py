@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,14 @@ class Verdict:
     asked_again: int
 
 
-def judge(answers: Any, dear: Any, bills: Any, journal: Any, rows: int) -> Verdict:
+def judge(
+    answers: Any,
+    dear: Any,
+    bills: Any,
+    journal: Any,
+    rows: int,
+    kinds: Iterable[str] = tuple(FAULTS),
+) -> Verdict:
     """Judge the output of the three sinks, as DataFrames.
 
     Parameters
@@ -61,6 +69,8 @@ def judge(answers: Any, dear: Any, bills: Any, journal: Any, rows: int) -> Verdi
         See :func:`answered`.
     rows
         Of the input; their ids are 0, 1, 2, ...
+    kinds
+        Of :data:`FAULTS`: what is looked for.
     """
     frames = {"answers": answers, "dear": dear, "bills": bills, "journal": journal}
 
@@ -68,7 +78,7 @@ def judge(answers: Any, dear: Any, bills: Any, journal: Any, rows: int) -> Verdi
         found = answers.sparkSession.sql(query, **frames, rows=rows, least=DEAR)
         return int(found.first()[0])
 
-    faults = {name: number(query) for name, query in FAULTS.items()}
+    faults = {name: number(FAULTS[name]) for name in kinds}
     return Verdict(faults, number(_ASKED_AGAIN))
 
 
