@@ -1,8 +1,8 @@
 """The service that the soaked job asks: each answer is another one, some are late, some refused.
 
-A ``POST`` of ``{"ids": [...]}`` is answered by ``{"nonce": ..., "rates": [...]}``: one random number
-per id. What is answered is written to a file of JSON lines first. A thread of the process that
-supervises serves it, so that it outlives the job's driver.
+A ``POST`` of ``{"ids": [...]}`` is answered by ``{"nonce": ..., "rates": [...]}``: one random
+number per id. What is answered is written to a file of JSON lines first. A thread of the process
+that supervises serves it, so that it outlives the job's driver.
 """
 
 from __future__ import annotations
