@@ -1,6 +1,6 @@
 """A server that sends a text line by line, for sources that read a socket.
 
-On connection the client may say, within 50 ms, where it wants to go on and which part it wants::
+On connection the client may say, within 300 ms, where it wants to go on and which part it wants::
 
     RESUME <n> PART <i>/<k>
 
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from examples.demo.process import LOOPBACK, announce, die_with_parent
 from examples.demo.text import load_text
 
-GREETING_SECONDS: Final = 0.05
+GREETING_SECONDS: Final = 0.3
 _GREETING_BYTES_MAX: Final = 100
 _GREETING: Final = re.compile(r"(?:RESUME (\d+))? ?(?:PART (\d+)/(\d+))?\r?\n")
 _SEND_LINES: Final = 1000
@@ -146,7 +146,7 @@ class LineServer:
 
 
 def _greeting(connection: socket.socket) -> str:
-    """What the client says within 50 ms; once it has begun, its whole line."""
+    """What the client says within 300 ms; once it has begun, its whole line."""
     said = b""
     poller = select.poll()
     poller.register(connection, select.POLLIN)

@@ -126,7 +126,7 @@ def test_a_dataframe_that_cannot_be_computed(spark, tmp_path):
 
 
 def test_too_few_cores_leave_nothing_locked(spark, tmp_path):
-    job = mapped(lambda row: row.n, parallelism=12, checkpoint_dir=str(tmp_path))
+    job = mapped(lambda row: row.n, parallelism=24, checkpoint_dir=str(tmp_path))
     for _ in range(2):
         with pytest.raises(NotEnoughSlots, match=r"local\["):
             job.start(spark)

@@ -164,13 +164,15 @@ def test_without_failures_the_order_is_the_same_too(kit, spark, tmp_path):
     kit.check(quiet.table(), rows)
 
 
-def test_dataframe_source(kit, spark):
+def test_dataframe_source(kit, spark, tmp_path, monkeypatch):
     rows = 9_000
+    kit.hold_materialized(monkeypatch, tmp_path, rows)
     job = kit.build(kit.dataframe(spark, rows), rate=800).start(spark)
     for count in (1, 2):
         kit.wait_quiet(job)
         kit.kill(job, "events[0]")
         kit.wait_recovered(job, count)
+    kit.open_tap(tmp_path)
     kit.check(job.wait(kit.WAIT_S).table(), rows)
 
 

@@ -10,13 +10,19 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import clonos
+from clonos.sources.readers import BaseReader, EndOfInput
 
 ROWS = 3_000
+HELD = 600
+"""So many of them, the last ones, come after the executor was killed."""
 
 
 def home() -> str:
@@ -24,6 +30,37 @@ def home() -> str:
     import clonos.runtime.slot
 
     return str(clonos.runtime.slot.__file__)
+
+
+class Held(BaseReader):
+    """The numbers in order; the last ones come when there is a file `tap`."""
+
+    schema = pa.schema([pa.field("n", pa.int64())])
+
+    def __init__(self, tap: Path) -> None:
+        self._tap = tap
+        self._next = 0
+
+    def open(self, rows_consumed):
+        self._next = rows_consumed
+
+    def read(self, max_rows, max_wait_s):
+        if self._next == ROWS:
+            raise EndOfInput
+        end = ROWS if self._next >= ROWS - HELD else ROWS - HELD
+        if end == ROWS and not self._tap.exists():
+            time.sleep(max_wait_s)
+            return None
+        return self.read_exactly(min(max_rows, end - self._next))
+
+    def read_exactly(self, rows):
+        first, self._next = self._next, self._next + rows
+        return pa.RecordBatch.from_pydict({"n": range(first, self._next)}, schema=self.schema)
+
+
+def held(tap: Path, index: int, parallelism: int) -> Held:
+    assert (index, parallelism) == (0, 1)
+    return Held(tap)
 
 
 class Numbered(clonos.Process):
@@ -40,21 +77,24 @@ def main(folder: Path) -> None:
     job = clonos.Job(
         "submitted", parallelism=2, checkpoint_interval="300 ms", checkpoint_dir=str(folder / "job")
     )
-    numbers = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], schema="n long")
+    numbers = clonos.sources.from_batches([], schema="n long")
+    numbers = replace(numbers, factory=partial(held, folder / "tap"))
     rows = job.source(numbers, name="numbers", parallelism=1, rows_per_second=300)
     keyed = rows.map(lambda row: (row.n, row.n % 7), "n long, key long").key_by("key")
     counted = keyed.process(Numbered(), "n long, key long, seen long, home string", name="count")
     # Tasks of its own for the sink: so many slots do not fit into one executor.
     counted.start_new_chain().sink(clonos.sinks.collect(), name="out")
     running = job.start(spark, tls=True)
-    until = time.monotonic() + 60
+    address = running._plane.address
+    until = time.monotonic() + 100
     while running.is_running and time.monotonic() < until:
         if running.observer.floors and len({slot.executor for slot in running.slots()}) == 2:
             break
         time.sleep(0.05)
-    slots, address = running.slots(), running._plane.address
+    slots = running.slots()
     victim = next(slot.executor_pid for slot in slots if "count[0]" in slot.runs)
     os.kill(victim, signal.SIGKILL)
+    (folder / "tap").touch()
     result = running.wait(90)
     said = {
         "rows": sorted(tuple(row.values()) for row in result.table().to_pylist()),

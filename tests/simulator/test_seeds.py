@@ -12,7 +12,7 @@ from clonos.simulator import command, main
 from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.seeds import Kind, simulate
 
-SEEDS = 2_000
+SEEDS = 1_000
 PARTS = 8
 
 

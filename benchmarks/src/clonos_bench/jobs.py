@@ -128,6 +128,7 @@ def stateful(
     standbys: int = 1,
     protected: bool = True,
     checkpoint_ms: int | None = 500,
+    is_apart: bool = False,
     job: clonos.Job | None = None,
 ) -> clonos.Job:
     """Source -> map -> keyed state -> sink: four tasks deep, every row delivered.
@@ -138,6 +139,8 @@ def stateful(
         With causal logs.
     checkpoint_ms
         None: no checkpoints.
+    is_apart
+        Each task has a slot of its own, and can die alone.
     job
         To add the operators to, instead of a new one of these settings.
     """
@@ -149,12 +152,18 @@ def stateful(
         guarantee="exactly_once" if protected else "at_least_once",
         on_orphan="consistency" if protected else "availability",
     )
-    ids = job.source(source, name="source")
-    keyed = ids.start_new_chain().map_batches(AddKey(keys), schema="key long, id long", name="map")
-    touched = keyed.key_by("key").process(
-        Touch(value_bytes), schema="key long, id long, seen long", name="state"
+
+    def placed(stream: Any, name: str) -> Any:
+        return stream.slot_group(name) if is_apart else stream
+
+    ids = job.source(source, name="source").start_new_chain()
+    keyed = placed(ids, "map").map_batches(AddKey(keys), schema="key long, id long", name="map")
+    touched = (
+        placed(keyed, "state")
+        .key_by("key")
+        .process(Touch(value_bytes), schema="key long, id long, seen long", name="state")
     )
-    touched.start_new_chain().sink(clonos.sinks.callback(nothing), name="sink")
+    placed(touched.start_new_chain(), "sink").sink(clonos.sinks.callback(nothing), name="sink")
     return job
 
 

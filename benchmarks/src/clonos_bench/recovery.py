@@ -115,6 +115,7 @@ def _run(arguments: argparse.Namespace, kind: str, count: int) -> Run:
             parallelism=arguments.parallelism,
             standbys=arguments.standbys,
             checkpoint_ms=arguments.checkpoint_ms,
+            is_apart=True,
         )
         victims = [f"state[{i}]" for i in range(arguments.parallelism)]
         # Half of the slots go with an executor, and every task of it needs a place at once.

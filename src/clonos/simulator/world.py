@@ -149,19 +149,21 @@ class Trials:
     Attributes
     ----------
     misfortune
-        How often a trial hangs, or is killed by something else: the latter never twice in a row.
+        How often a trial hangs, or is killed by something else: the latter once at most in a life
+        of a task. If two copies are killed from outside, the record is taken for poison.
     """
 
     def __init__(self, wrap: Callable[[Any], Batch], random: Random) -> None:
         self._wrap, self.random = wrap, random
-        self._has_struck = False
+        self._struck: list[Program] = []
         self.misfortune = 0.0
 
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
-        has_struck, self._has_struck = self._has_struck, False
         if self.random.random() < self.misfortune:
-            self._has_struck = not has_struck and self.random.random() < 0.5
-            return Trial.DIED if self._has_struck else Trial.UNKNOWN
+            if self.random.random() < 0.5 or any(program is struck for struck in self._struck):
+                return Trial.UNKNOWN
+            self._struck.append(program)
+            return Trial.DIED
         try:
             do(deepcopy(program))
         except Poisoned:

@@ -60,7 +60,10 @@ Build = Callable[[Variant, Path], clonos.Job]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a chain of shuffled stages; ``is_counted``: with a count per key behind them."""
+    """Of a chain of shuffled stages, each with slots of its own: a log is shared with other slots.
+
+    ``is_counted``: with a count per key behind them.
+    """
 
     parallelism: int = 2
     depth: int = 2
@@ -167,11 +170,12 @@ def _chain(
     source = SourceSpec("repeat", jobs.RepeatReader.schema, factory, True, jobs.RepeatReader.schema)
     stream = job.source(gated(source, gate), name="source")
     for number in range(shape.depth):
-        keyed = stream.key_by("key")
+        keyed = stream.slot_group(f"stage{number}").key_by("key")
         stream = keyed.map_batches(jobs.rekey, "key long, value long", name=f"stage{number}")
     if shape.is_counted:
         # A window that stays open: its counts are what every checkpoint is about.
-        counts = stream.key_by("key").window(clonos.tumbling("1 day")).agg(n=clonos.count())
+        keyed = stream.slot_group("count").key_by("key")
+        counts = keyed.window(clonos.tumbling("1 day")).agg(n=clonos.count())
         count_results(counts)
     else:
         count_results(stream)
@@ -182,7 +186,9 @@ def _stateful(size_mb: int, variant: Variant, gate: Path) -> clonos.Job:
     keys = size_mb * 1_000_000 // _VALUE_BYTES
     source = jobs.paced(1.0, at_once=_STATE_ROWS, rows=_STATE_ROWS, stop_file=os.devnull)
     job = variant.job("growth", 2, 1000)
-    return jobs.stateful(gated(source, gate), keys=keys, value_bytes=_VALUE_BYTES, job=job)
+    return jobs.stateful(
+        gated(source, gate), keys=keys, value_bytes=_VALUE_BYTES, is_apart=True, job=job
+    )
 
 
 def _run_all(points: list[Point], arguments: Any) -> None:
