@@ -20,12 +20,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import clonos
-from clonos.cluster import setup
+from clonos.cluster import shipping
 from clonos.cluster.driver import RunningJob
-from clonos.cluster.feeds import with_materialized
-from clonos.graph.compile import CompiledJob
-from clonos.sources.readers import BaseReader, EndOfInput, Reader
-from clonos.sources.spec import SourceSpec
+from clonos.graph.compile import TaskCode
+from clonos.sources.readers import BaseReader, EndOfInput, IteratorReader, Reader
 from clonos.spark.session import get_or_create
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -86,6 +84,10 @@ def gated(factory: Any, hold: int, tap: Path, index: int, parallelism: int) -> R
     return Gated(factory(index, parallelism), hold, tap)
 
 
+def held_rows(hold: int, tap: Path, code: TaskCode, batches: Any) -> Reader:
+    return Gated(IteratorReader(batches, code.source.schema), hold, tap)
+
+
 class Until(BaseReader):
     """Numbers from 0 on, until there is a file `tap`."""
 
@@ -128,24 +130,13 @@ class Kit:
     def gated(self, folder: Path, rows: int) -> Any:
         """A source of so many rows, the last fifth of which comes after :meth:`open_tap`."""
         source = clonos.sources.files(self.write_input(folder / "in.csv", rows), "csv", self.SCHEMA)
-        return self._held(source, folder, rows)
-
-    def _held(self, source: SourceSpec, folder: Path, rows: int) -> SourceSpec:
         factory = partial(gated, source.factory, rows * 4 // 5, folder / "tap")
         return replace(source, factory=factory)
 
-    def hold_materialized(self, monkeypatch: Any, folder: Path, rows: int) -> None:
-        """The same of a DataFrame: of what reads its files, which only the driver makes."""
-
-        def materialized(compiled: CompiledJob, *rest: Any) -> CompiledJob:
-            made = with_materialized(compiled, *rest)
-            codes = (
-                replace(code, source=self._held(code.source, folder, rows)) if code.source else code
-                for code in made.codes
-            )
-            return replace(made, codes=tuple(codes))
-
-        monkeypatch.setattr(setup, "with_materialized", materialized)
+    def hold_dataframe(self, monkeypatch: Any, folder: Path, rows: int) -> None:
+        """The same for a DataFrame, whose reader a slot makes."""
+        held = partial(held_rows, rows * 4 // 5, folder / "tap")
+        monkeypatch.setattr(shipping, "_reader", held)
 
     def open_tap(self, folder: Path) -> None:
         (folder / "tap").touch()

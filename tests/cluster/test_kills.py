@@ -166,8 +166,8 @@ def test_without_failures_the_order_is_the_same_too(kit, spark, tmp_path):
 
 def test_dataframe_source(kit, spark, tmp_path, monkeypatch):
     rows = 9_000
-    kit.hold_materialized(monkeypatch, tmp_path, rows)
-    job = kit.build(kit.dataframe(spark, rows), rate=800).start(spark)
+    kit.hold_dataframe(monkeypatch, tmp_path, rows)
+    job = kit.build(kit.dataframe(spark, rows)).start(spark)
     for count in (1, 2):
         kit.wait_quiet(job)
         kit.kill(job, "events[0]")
@@ -310,9 +310,8 @@ def test_a_worker_recovers_while_a_task_is_inside_a_call(kit, spark, tmp_path):
         return n + 1
 
     job = clonos.Job("inside", checkpoint_interval="300 ms", standbys=1)
-    job.source(
-        kit.until_tapped(tmp_path), name="numbers", rows_per_second=250
-    ).start_new_chain().map(
+    numbers = job.source(kit.until_tapped(tmp_path), name="numbers", rows_per_second=250)
+    numbers.start_new_chain().slot_group("asked").map(
         lambda row, ctx: (row.n, ctx.call(ask, row.n)), "n long, next long", name="asked"
     ).sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)

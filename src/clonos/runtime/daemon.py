@@ -5,7 +5,7 @@ and PyArrow start threads, which do not survive a fork. So each worker imports e
 starts no thread may be imported here, once: a slot is there sooner, and shares that memory.
 
 It is used if ``spark.python.daemon.module`` is the name of this module, which executors must be
-able to import.
+able to import; :func:`clonos.spark.session.get_or_create` sets it for local masters.
 """
 
 from __future__ import annotations

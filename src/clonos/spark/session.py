@@ -64,6 +64,8 @@ def get_or_create(
         "spark.executorEnv.PYTHONPATH": _python_path(),
     }
     if master.startswith("local"):
+        # Its executors find clonos for certain; without it, such a daemon starts no worker at all.
+        settings["spark.python.daemon.module"] = "clonos.runtime.daemon"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = LOOPBACK
         # The executors of a local-cluster choose their interface by this.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK
