@@ -100,7 +100,8 @@ class Slot:
             unreachable_s=LIMIT_S,
         )  # fmt: skip
         self.node.join(End(self, CONTROL))
-        self.loop = threading.Thread(target=serve, args=(self.node, self.poll, self.track))
+        arguments = (self.node, self.poll, self.track, lambda: None)
+        self.loop = threading.Thread(target=serve, args=arguments)
 
     def poll(self, wait_s: float) -> list[Any]:
         things = []
@@ -224,15 +225,32 @@ def test_a_step_that_has_ended_goes_on_in_the_loop(slot):
 
 
 def test_what_a_turn_of_the_relief_raises_ends_the_loop():
+    """And the connections, at once: user code may go on for hours."""
     track = MainTrack(lambda: None)
-    failed = threading.Event()
+    hung_up = threading.Event()
 
     def turn(_: float) -> float:
-        failed.set()
         raise ValueError("in the relief")
 
-    relief = Relief(track, turn)
+    relief = Relief(track, turn, hung_up.set)
     relief.start()
-    assert track.run(1, lambda: failed.wait(LIMIT_S))
+    assert track.run(1, lambda: hung_up.wait(LIMIT_S))
+    assert hung_up.is_set()
     relief.stop()
     assert isinstance(relief.error, ValueError)
+
+
+class Panic(BaseException):
+    """As Rust raises it through PyO3."""
+
+
+def test_what_is_no_exception_fails_the_step_and_not_the_process():
+    def job() -> None:
+        raise Panic("at the third row")
+
+    track = MainTrack(lambda: None)
+    track.baton.acquire()
+    with pytest.raises(RuntimeError, match="Panic: at the third row") as caught:
+        track.run(1, job)
+    assert any(entry.name == "job" for entry in caught.traceback), "the user's own lines"
+    assert track.is_free

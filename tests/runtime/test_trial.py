@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import socket
 import sys
 import threading
+import time
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ import pytest
 
 from clonos.columns.batches import seal
 from clonos.core.events import Trial
+from clonos.runtime import trial
 from clonos.runtime.trial import attempt
 from clonos.runtime.world import SHOWN_MAX, RealWorld
 
@@ -22,8 +28,16 @@ FOREVER_S = 60.0
 OPEN_FILES = Path("/proc/self/fd")
 
 
+class Panic(BaseException):
+    """As Rust raises it through PyO3."""
+
+
 def fail() -> None:
     raise ValueError("for the user to see")
+
+
+def panic() -> None:
+    raise Panic
 
 
 @pytest.mark.parametrize(
@@ -32,6 +46,7 @@ def fail() -> None:
         (lambda: None, Trial.SURVIVED),
         (lambda: pc.sort_indices(pa.array(range(100_000))), Trial.SURVIVED),
         (fail, Trial.UNKNOWN),
+        (panic, Trial.UNKNOWN),
         (lambda: sys.exit(0), Trial.DIED),
         (lambda: os._exit(0), Trial.DIED),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), Trial.DIED),
@@ -63,25 +78,82 @@ def test_nothing_of_it_stays():
         assert len(list(OPEN_FILES.iterdir())) == before
 
 
-def test_a_copy_dies_with_its_parent():
+def is_there(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + FOREVER_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_copy_dies_with_its_parent(tmp_path):
     if sys.platform != "linux":
         pytest.skip("elsewhere it dies of its time limit")
-    told, tell = os.pipe()
+    file = tmp_path / "pid"
 
     def hang() -> None:
-        os.write(tell, b"!")
+        (tmp_path / "new").write_text(str(os.getpid()))
+        (tmp_path / "new").rename(file)
         threading.Event().wait()
 
     parent = os.fork()
     if parent == 0:
         attempt(hang, FOREVER_S)
         os._exit(0)
-    os.close(tell)
-    assert os.read(told, 1) == b"!"
+    wait_for(file.exists)
+    copy = int(file.read_text())
+    assert is_there(copy)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert os.read(told, 1) == b"", "nobody holds the other end any more"
+    wait_for(lambda: not is_there(copy))
+
+
+def test_a_copy_has_none_of_the_connections():
+    """Else the answer to its request would be taken for that to a later one of ours."""
+    ours, theirs = socket.socketpair()
+    told, tell = os.pipe()
+
+    def ask() -> None:
+        assert ours.recv(1) == b"", "it looks closed"
+        for send in (lambda: ours.send(b"?"), lambda: os.write(tell, b"?")):
+            try:
+                send()
+            except OSError:
+                continue
+            os._exit(0)
+
+    with ours, theirs:
+        assert attempt(ask, FOREVER_S) is Trial.SURVIVED
+        ours.send(b"!")
+        assert theirs.recv(10) == b"!"
+    os.close(tell)
+    assert os.read(told, 1) == b""
     os.close(told)
+
+
+def test_a_copy_is_made_when_nobody_imports(tmp_path, monkeypatch):
+    """Else it waits for the module for ever: who imports it is not there."""
+    (tmp_path / "slow_module.py").write_text(
+        "import test_trial_gate\ntest_trial_gate.begun.set()\ntest_trial_gate.go.wait(60)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    gate = types.ModuleType("test_trial_gate")
+    gate.begun, gate.go = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "test_trial_gate", gate)
+    importing = threading.Thread(target=importlib.import_module, args=("slow_module",))
+    importing.start()
+    assert gate.begun.wait(60)
+    assert trial._others_import()
+    threading.Timer(0.2, gate.go.set).start()
+    assert attempt(lambda: importlib.import_module("slow_module"), FOREVER_S) is Trial.SURVIVED
+    importing.join()
+    assert not trial._others_import()
 
 
 def test_rows_are_shown_and_parted():

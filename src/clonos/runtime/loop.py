@@ -233,7 +233,7 @@ class SlotLoop:
         node, plane = self._node, self._plane
         node.join(plane.control(self._shipment.coordinator, register, self._progress))
         try:
-            serve(node, plane.poll, self._track)
+            serve(node, plane.poll, self._track, plane.shutdown)
         finally:
             self._layers.close()
             self._writers.close()

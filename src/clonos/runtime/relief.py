@@ -9,6 +9,7 @@ meanwhile, until the loop wants the baton back. The relief begins no job.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -60,6 +61,12 @@ class MainTrack:
             job()
         except Abandoned:
             pass
+        except (Exception, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # A panic of Rust's, a cancelled coroutine: the step has failed, not the slot.
+            raised = RuntimeError(f"{type(error).__qualname__}: {error}")
+            raise raised.with_traceback(error.__traceback__) from error
         finally:
             if not self.baton.acquire(blocking=False):
                 self._take_back()
@@ -74,8 +81,21 @@ class MainTrack:
         self.long_since_ms = None
 
 
-def serve(node: SlotNode, poll: Callable[[float], Iterable[Heard]], track: MainTrack) -> None:
-    """Turn a node until it is over; `poll` waits for what it hears."""
+def serve(
+    node: SlotNode,
+    poll: Callable[[float], Iterable[Heard]],
+    track: MainTrack,
+    hang_up: Callable[[], None],
+) -> None:
+    """Turn a node until it is over.
+
+    Parameters
+    ----------
+    poll
+        Waits for what the node hears.
+    hang_up
+        Ends all its connections: it cannot be turned any more, and user code may go on for hours.
+    """
 
     def turn(wait_s: float) -> float:
         until_s = node.turn(poll(wait_s))
@@ -83,11 +103,14 @@ def serve(node: SlotNode, poll: Callable[[float], Iterable[Heard]], track: MainT
             node.close()  # what the step under way calls shall not keep the process
         return until_s
 
-    relief, wait_s = Relief(track, turn), 0.0
+    relief, wait_s = Relief(track, turn, hang_up), 0.0
     relief.start()
     try:
         while not node.is_over and relief.error is None:
             wait_s = turn(wait_s)
+    except Exception:
+        if relief.error is None:  # else it follows from that one
+            raise
     finally:
         relief.stop()
         node.close()
@@ -102,6 +125,8 @@ class Relief:
     ----------
     turn
         One turn of the node: how long it may sleep before it, and how long before the next.
+    hang_up
+        Called if a turn fails: see :func:`serve`.
 
     Attributes
     ----------
@@ -109,9 +134,11 @@ class Relief:
         What a turn has raised: the loop should end with it.
     """
 
-    def __init__(self, track: MainTrack, turn: Callable[[float], float]) -> None:
+    def __init__(
+        self, track: MainTrack, turn: Callable[[float], float], hang_up: Callable[[], None]
+    ) -> None:
         self.error: BaseException | None = None
-        self._track, self._turn = track, turn
+        self._track, self._turn, self._hang_up = track, turn, hang_up
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clonos-relief", daemon=True)
 
@@ -137,6 +164,8 @@ class Relief:
                     self._relieve(seen)
                 except BaseException as error:  # noqa: BLE001 - the loop raises it
                     self.error = error
+                    with contextlib.suppress(Exception):  # it may be the connections that fail
+                        self._hang_up()
                     return
 
     def _relieve(self, job: int) -> None:

@@ -1,12 +1,16 @@
 """Trying in a copy of this process what may kill it.
 
-The copy is made by ``fork``, as Spark makes its Python workers: it has everything that user code
-has opened and remembers. What differs from this process is left out of it: it has no other threads,
-sends nothing on our connections and ends without cleaning up. It dies with this process, and after
-a time limit.
+The copy is made by ``fork``, as Spark makes its Python workers: it has what user code remembers and
+the files that it has opened. It has no other threads, and ends without cleaning up. It dies with
+this process, and after a time limit.
+
+Connections are not shared: a request of the copy on one of them would be answered to this process,
+or the other way round. In the copy all sockets and pipes look as if the other side had closed them,
+so clients that keep connections open open new ones there.
 
 What is tried is done for real: calls are made, and will be made again. Locks that other threads
-held at that moment stay locked in the copy; if it needs one, it hangs, and says nothing.
+held at that moment stay locked in the copy; if it needs one, it hangs, and says nothing. Those of
+modules that are being imported are waited for.
 """
 
 from __future__ import annotations
@@ -17,15 +21,27 @@ import gc
 import os
 import select
 import signal
+import socket
+import stat
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from clonos.core.events import Trial
 
 LIMIT_S: Final = 10.0
 """A trial that takes longer says nothing. The whole slot waits for it, fences included."""
+_IMPORTS_S: Final = 1.0
+"""So long other threads may take to end what they import, before the copy is made all the same."""
+_IMPORT_CODE: Final = ModuleSpec.__init__.__code__.co_filename
+"""What Python's own code for imports calls its file."""
+_STANDARD_FILES: Final = 3
 _DEATH_SIGNAL: Final = 1
 """``PR_SET_PDEATHSIG`` of Linux: which signal a process gets when its parent dies."""
 
@@ -40,6 +56,7 @@ def attempt(do: Callable[[], None], limit_s: float = LIMIT_S) -> Trial:
     for stream in (sys.stdout, sys.stderr):  # else what they hold is written twice
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+    _wait_for_imports()
     told, tell = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -63,10 +80,13 @@ def attempt(do: Callable[[], None], limit_s: float = LIMIT_S) -> Trial:
 def _be_the_copy(do: Callable[[], None], tell: int, limit_s: float) -> None:
     try:
         _die_with_the_parent(limit_s)
+        _disconnect(tell)
         gc.disable()  # what is finalized here is still in use there
         try:
             do()
-        except Exception:  # noqa: BLE001 - an exception of any kind
+        except SystemExit:
+            raise
+        except BaseException:  # noqa: BLE001 - an exception of any kind, a panic of Rust's among them
             os.write(tell, b"?")
         else:
             os.write(tell, b".")
@@ -80,6 +100,41 @@ def _die_with_the_parent(limit_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def _disconnect(tell: int) -> None:
+    """Take all connections away from the copy but the one on which it says what became of it."""
+    ours, others = socket.socketpair()
+    others.close()
+    for path in list(Path("/dev/fd").iterdir()):
+        number = int(path.name)
+        if number < _STANDARD_FILES or number in {tell, ours.fileno()}:
+            continue
+        with contextlib.suppress(OSError):
+            mode = os.fstat(number).st_mode
+            if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                os.dup2(ours.fileno(), number)
+
+
+def _wait_for_imports() -> None:
+    """Let other threads end what they import: its lock would stay locked in the copy."""
+    until_s = time.monotonic() + _IMPORTS_S
+    while _others_import() and time.monotonic() < until_s:
+        time.sleep(0.001)
+
+
+def _others_import() -> bool:
+    me = threading.get_ident()
+    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to see it
+    return any(_imports(frame) for thread, frame in frames.items() if thread != me)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_CODE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _outcome(pid: int, told: int, limit_s: float) -> Trial:
