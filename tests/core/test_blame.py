@@ -16,7 +16,7 @@ from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.roster import RECOVERY, TaskPhase, TaskState
-from clonos.core.watch import DEATHS, Watch
+from clonos.core.watch import DEATHS, LIVES, Watch
 from clonos.errors import PoisonRecord
 
 LIFE = Incarnation(1, 3)
@@ -68,15 +68,15 @@ def test_a_death_within_an_announced_step_makes_its_rows_suspect(deaths):
     deaths.announces(Rows(7, 1, 9))
     deaths.survives()
     deaths.announces(ROWS)
-    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1),))
-    assert deaths.dies(at_ms=9000) == (WATCHED_STEPS, (Suspect(ROWS, 1),)), "within no step"
+    assert deaths.dies(at_ms=5000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),))
+    assert deaths.dies(at_ms=9000) == (WATCHED_STEPS, (Suspect(ROWS, 1, 1),)), "within no step"
 
 
 def test_the_same_rows_are_those_that_all_deaths_have_in_common(deaths):
     for n in range(3):
         deaths.announces(Rows(7, 10 + n, 30 - n))
         (_, suspects) = deaths.dies(at_ms=5000 * n)
-    assert suspects == (Suspect(Rows(7, 12, 28), 3),)
+    assert suspects == (Suspect(Rows(7, 12, 28), 3, 3),)
 
 
 def test_rows_that_were_taken_are_not_suspect_any_more(deaths):
@@ -84,7 +84,7 @@ def test_rows_that_were_taken_are_not_suspect_any_more(deaths):
     deaths.dies(at_ms=0)
     deaths.announces(Rows(7, 10, 14))
     deaths.survives()
-    assert deaths.blame.next_life(0) == (WATCHED_STEPS, (Suspect(Rows(7, 15, 19), 1),))
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, (Suspect(Rows(7, 15, 19), 1, 1),))
     deaths.announces(Rows(7, 15, 30))
     deaths.survives()
     assert deaths.blame.next_life(0) == (WATCHED_STEPS, ())
@@ -96,7 +96,6 @@ def test_rows_that_were_taken_are_not_suspect_any_more(deaths):
     "spoil",
     [
         lambda d: d.dies(at_ms=5000, is_death=False),
-        lambda d: (d.announces(ROWS, is_cleared=True), d.dies(at_ms=5000)),
         lambda d: (d.blame.next_life(0), d.dies(at_ms=5000)),  # fenced in its slot
         lambda d: (d.survives(), d.announces(ROWS, life=Incarnation(1, 2)), d.dies(at_ms=5000)),
     ],
@@ -111,20 +110,28 @@ def test_an_executor_that_dies_is_no_fault_of_its_tasks(deaths):
     deaths.announces(ROWS)
     deaths.dies(at_ms=0)
     deaths.loses(6, at_ms=TOGETHER_MS)
-    assert deaths.blame.next_life(0)[1] == (Suspect(ROWS, 0),), "to be tried, but not counted"
+    assert deaths.blame.next_life(0)[1] == (Suspect(ROWS, 0, 1),), "to be tried, but not counted"
     deaths.announces(ROWS)
     deaths.loses(6, at_ms=10_000)
-    assert deaths.dies(at_ms=10_000)[1] == (Suspect(ROWS, 0),)
+    assert deaths.dies(at_ms=10_000)[1] == (Suspect(ROWS, 0, 2),)
     deaths.announces(ROWS)
     deaths.loses(9, at_ms=20_000, group="b")
-    assert deaths.dies(at_ms=20_000)[1] == (Suspect(ROWS, 1),)
+    assert deaths.dies(at_ms=20_000)[1] == (Suspect(ROWS, 1, 3),)
+
+
+def test_a_death_although_a_copy_survived_counts_little(deaths):
+    deaths.announces(ROWS)
+    deaths.dies(at_ms=0)
+    deaths.announces(ROWS)
+    deaths.announces(ROWS, is_cleared=True)
+    assert deaths.dies(at_ms=5000)[1] == (Suspect(ROWS, 1, 2),)
 
 
 def test_lives_of_one_task_die_one_after_the_other(deaths):
     for n in range(DEATHS):
         deaths.announces(ROWS)
         (_, suspects) = deaths.dies(at_ms=n)
-    assert suspects == (Suspect(ROWS, DEATHS),)
+    assert suspects == (Suspect(ROWS, DEATHS, DEATHS),)
 
 
 def test_few_rows_are_suspect_at_a_time(deaths):
@@ -138,7 +145,9 @@ def test_few_rows_are_suspect_at_a_time(deaths):
 class Tried:
     """A task that is about to take items 10 to 12 of channel 7, four rows each."""
 
-    def __init__(self, dies_of: set[int], *, deaths: int = 1, outcomes: Any = None) -> None:
+    def __init__(
+        self, dies_of: set[int], *, deaths: int = 1, lives: int = 1, outcomes: Any = None
+    ) -> None:
         self.tried: list[list[int]] = []
         self.said: list[Any] = []
         self._dies_of, self._outcomes = dies_of, iter(outcomes or ())
@@ -152,7 +161,7 @@ class Tried:
             (),
             (),
             watched_steps=2,
-            suspects=(Suspect(Rows(7, 11, 11), deaths),),
+            suspects=(Suspect(Rows(7, 11, 11), deaths, max(deaths, lives)),),
         )
         self.program, self.world, self.wake_ms = self, self, None
         self.intake = SimpleNamespace(taken=0)
@@ -185,6 +194,9 @@ class Tried:
         return f"number {batch.payload[0]}"
 
 
+TRIAL = msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=False)
+
+
 @pytest.mark.parametrize("row", range(40, 52))
 def test_the_record_is_found(row):
     task = Tried({row})
@@ -192,7 +204,7 @@ def test_the_record_is_found(row):
         task.takes()
     assert task.tried[0] == list(range(40, 52))
     assert task.tried[-1] == task.tried[-2] or len(task.tried[-1]) == 1
-    assert not task.said
+    assert task.said == [TRIAL], "it may take this process along"
 
 
 def test_records_that_kill_together_are_found_together():
@@ -204,7 +216,7 @@ def test_records_that_kill_together_are_found_together():
 def test_who_survives_is_cleared():
     task = Tried(set())
     task.takes()
-    assert task.said == [msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=True)]
+    assert task.said == [TRIAL, msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=True)]
     assert not task.watch.after()
     task.takes(13)
     assert task.said[-1] == msg.Announced(0, LIFE, Rows(7, 13, 15), is_cleared=False)
@@ -216,7 +228,7 @@ def test_who_survives_is_cleared():
 def test_one_dead_copy_is_no_proof():
     task = Tried(set(), outcomes=[Trial.DIED])
     task.takes()
-    assert task.said == [msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=False)]
+    assert task.said == [TRIAL, msg.Announced(0, LIFE, Rows(7, 10, 12), is_cleared=False)]
 
 
 def test_where_trials_say_nothing_deaths_count():
@@ -226,3 +238,14 @@ def test_where_trials_say_nothing_deaths_count():
     task = Tried(set(), deaths=DEATHS, outcomes=[Trial.UNKNOWN])
     with pytest.raises(PoisonRecord, match=f"{DEATHS} lives of the task have ended within"):
         task.takes()
+
+
+def test_what_trials_do_not_show_is_to_blame_in_the_end():
+    """It dies only in the process itself, or takes it along from the copy."""
+    task = Tried(set(), lives=LIVES - 1)
+    task.takes()
+    assert task.said[-1].is_cleared
+    task = Tried(set(), lives=LIVES)
+    with pytest.raises(PoisonRecord, match=f"{LIVES} lives of the task have ended within"):
+        task.takes()
+    assert not task.tried

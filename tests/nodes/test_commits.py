@@ -61,13 +61,14 @@ class Outputs:
     """Has files, or has not."""
 
     def __init__(self) -> None:
-        self.flushed = 0
+        self.flushed = self.tries = 0
         self.error: ClonosError | None = None
 
     def take(self, output: Any) -> None:
         raise AssertionError("groups are let out by the driver")
 
     def flush(self) -> ClonosError | None:
+        self.tries += 1
         self.flushed += self.error is None
         return self.error
 
@@ -201,6 +202,12 @@ def test_nothing_is_begun_anew_while_outputs_cannot_be_put_into_files(world):
     world.commits.committed()
     assert world.delivered() == [b"a"]
     assert world.after_a_crash() == [b"a"]
+    for at_s in (0.1, 0.2, AGAIN_S, AGAIN_S + 0.1):
+        world.turn(at_s=at_s)
+        if world.journal.writing:
+            world.journal.write()
+            world.commits.committed()
+    assert world.outputs.tries == 2, "not all the time"
 
 
 @pytest.mark.parametrize("reached_the_disk", [False, True])

@@ -453,3 +453,27 @@ def test_views_do_not_change(world):
     world.turn(after_s=1.0)
     assert world.node.view is not before
     assert repr(before) == copied
+
+
+def test_a_driver_that_slept_while_it_wrote_looks_before_it_lets_out(world):
+    """Another one may have begun meanwhile, from a copy of the journal."""
+    link = world.begin()
+    first = world.epoch(link)
+    write, sleeps_s = world.append, [3600.0]
+
+    def append(records: Sequence[bytes]) -> bool:
+        world.now_s += sleeps_s.pop() if sleeps_s else 0.0
+        return write(records)
+
+    world.append = append  # type: ignore[method-assign]
+    world.sight = None  # no answer yet
+    world.epoch_is_complete()
+    world.turn(after_s=1.0)
+    assert not sleeps_s
+    assert "floor" not in world.notes
+    world.is_asked = False
+    world.turn(TermSeen(Sight.OURS))
+    assert "floor" in world.notes
+    world.sight = Sight.OURS
+    world.turn(after_s=2.0)
+    assert world.epoch(link) == first + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.core.machine import InvalidTransition
 from clonos.nodes.tenure import ECHO_S, LOOKS, Sight, Term
 
 EVERY_S = ECHO_S / LOOKS
@@ -83,39 +82,61 @@ def test_who_cannot_look_goes_on_and_deletes_nothing(world):
         world.until_it_looks()
         assert world.term.may_delete
         world.term.seen(Sight.HIDDEN)
-    world.until_it_looks()
-    while not world.term.is_unsure:
-        world.after(0.1)
-    world.term.seen(Sight.HIDDEN)
-    assert not world.term.is_unsure
-    assert not world.term.may_delete
-    for _ in range(3):
+    for _ in range(5):
         world.until_it_looks()
         world.term.seen(Sight.HIDDEN)
         assert not world.term.is_unsure
+    assert not world.term.may_delete
     world.after(ECHO_S + 1.0)
     assert world.term.is_unsure, "asleep, and blind"
     world.term.seen(Sight.OURS)
     assert world.term.may_delete
 
 
-def test_a_look_that_hangs_is_none(world):
-    world.until_it_looks()
-    while not world.term.is_unsure:
-        world.after(0.1)
-    for _ in range(int(10 * ECHO_S)):
+def test_who_was_asleep_and_cannot_look_goes_on(world):
+    world.after(ECHO_S + 1.0)
+    world.term.seen(Sight.HIDDEN)
+    assert not world.term.is_unsure
+    assert not world.term.may_delete
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_a_look_that_hangs_is_none(world, is_asleep):
+    if is_asleep:
+        world.after(ECHO_S + 1.0)
+    else:
+        world.until_it_looks()
+    assert world.term.is_unsure is is_asleep
+    for _ in range(int(10 * ECHO_S) + 2):
         world.after(0.1)
     assert not world.term.is_unsure
+    assert not world.term.may_delete
     assert world.looks == 1
     world.term.seen(Sight.OURS)
+    assert not world.term.may_delete, "that was long ago"
     world.after(0.1)
     assert world.looks == 2
+    world.term.seen(Sight.OURS)
+    assert world.term.may_delete
+
+
+@pytest.mark.parametrize("sight", [Sight.OURS, Sight.HIDDEN])
+@pytest.mark.parametrize("takes_s", [0.1, 4.0, 8.0, 12.0])
+def test_a_slow_look_holds_up_nothing(world, takes_s, sight):
+    """Whoever waits for it would stand still most of the time."""
+    for _ in range(10):
+        world.until_it_looks()
+        for _ in range(round(takes_s / 0.1)):
+            world.after(0.1)
+            assert not world.term.is_unsure
+        world.term.seen(sight)
+    assert world.term.may_delete is (sight is Sight.OURS and takes_s < ECHO_S)
 
 
 def test_nobody_comes_back(world):
     world.until_it_looks()
     world.term.seen(Sight.ANOTHERS)
     assert world.term.is_lost
-    world.until_it_looks()
-    with pytest.raises(InvalidTransition):
-        world.term.seen(Sight.OURS)
+    world.after(ECHO_S + 1.0)
+    world.term.seen(Sight.OURS)
+    assert world.term.is_lost

@@ -7,7 +7,8 @@ rows of that step *suspect*, and a life that meets suspect rows tries them first
 its own (:mod:`clonos.core.watch`). What dies there is poison; what survives is cleared.
 
 Where a trial says nothing (it hangs), deaths are counted after all, but only those within a step
-that takes the same rows, and not those of a whole executor.
+that takes the same rows, and not those of a whole executor. And a trial may be wrong: what takes
+along the process that holds it, or kills only that one, is to blame after very many deaths.
 """
 
 from __future__ import annotations
@@ -131,12 +132,13 @@ class Blame:
             within, case.within = case.within, None
             if not is_death or self._roster.tasks[task].phase not in ACTIVE:
                 continue
-            if within is None or within.is_cleared:
+            if within is None:
                 case.machine.on(Clue.DIED)
                 continue
             case.machine.on(Clue.DIED_WITHIN)
-            case.suspects = _with(case.suspects, within.rows, 0 if is_executor else 1)
-            if not is_executor:
+            counts = not (is_executor or within.is_cleared)
+            case.suspects = _with(case.suspects, within.rows, int(counts))
+            if counts:
                 counted[task] = within.rows
         if is_death:
             self._deaths[slot.group] = _Death(self._roster.now_ms, tasks, counted)
@@ -153,7 +155,7 @@ class Blame:
             return False
         for task, rows in last.counted.items():
             case = self._cases[task]
-            case.suspects = _with(case.suspects, rows, -1)
+            case.suspects = _with(case.suspects, rows, -1, lives=0)
         return True
 
     # --- what follows ---------------------------------------------------------------------------
@@ -166,18 +168,19 @@ class Blame:
         return steps, tuple(case.suspects)
 
 
-def _with(suspects: list[Suspect], rows: Rows, deaths: int) -> list[Suspect]:
-    """`suspects` after so many more deaths within `rows`.
+def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> list[Suspect]:
+    """`suspects` after so many more deaths that count within `rows`, of so many lives.
 
     Examples
     --------
-    >>> _with([Suspect(Rows(7, 1, 9), 1)], Rows(7, 4, 20), 1)
-    [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2)]
+    >>> _with([Suspect(Rows(7, 1, 9), 1, 1)], Rows(7, 4, 20), 1)
+    [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2, lives=2)]
     """
-    known = [s for s in suspects if s.rows.common(rows) is not None]
-    if not known:
-        return [*suspects, Suspect(rows, max(deaths, 0))][-SUSPECTS_MAX:]
+    if not any(s.rows.common(rows) for s in suspects):
+        return [*suspects, Suspect(rows, max(deaths, 0), lives)][-SUSPECTS_MAX:]
     return [
-        Suspect(s.rows.common(rows) or s.rows, max(s.deaths + deaths, 0)) if s in known else s
+        Suspect(common, max(s.deaths + deaths, 0), s.lives + lives)
+        if (common := s.rows.common(rows)) is not None
+        else s
         for s in suspects
     ]

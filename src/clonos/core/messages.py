@@ -208,10 +208,15 @@ MARKER: Final = -3
 
 
 class Suspect(NamedTuple):
-    """Rows within which a task has died, and how often that counts."""
+    """Rows within which a task has died.
+
+    ``deaths``: how often that counts where a trial says nothing; ``lives``: how often it was, also
+    with a whole executor, or although a copy had survived.
+    """
 
     rows: Rows
     deaths: int
+    lives: int
 
 
 @dataclass(frozen=True, slots=True)

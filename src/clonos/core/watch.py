@@ -2,8 +2,10 @@
 
 Each step is announced before it begins (:mod:`clonos.core.blame`). Rows within which an earlier
 life has died are tried first, by a copy of this process that takes the step and whose end hurts
-nobody: all of them, then halves, down to the row. A record is called poison if two such copies have
-died of it, or, where a copy says nothing, if :data:`DEATHS` lives of the task have.
+nobody: all of them, then halves, down to the row. A record is called poison if two such copies
+have died of it, or, where a copy says nothing, if :data:`DEATHS` lives of the task have. What takes
+along the process that tries it, or kills it although a copy survives, is called poison after
+:data:`LIVES` lives.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4
 """So many lives end within the same rows before these are to blame, if trials say nothing."""
+LIVES: Final = 16
+"""The same, whatever trials say. Kills from outside are spread over all that a task does."""
 _REMEDY: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
     "an exit); correct the function for this record, or filter the record out before it"
@@ -117,12 +121,15 @@ class Watch:
         met = [s for s in self._suspects if s.rows.common(rows) is not None]
         is_cleared = False
         if met:
+            self._announce(msg.Announced(*self._life, rows, is_cleared=False))
+            if (lives := max(s.lives for s in met)) >= LIVES:
+                self._condemn(rows, lives, "whatever a trial of it says")
             rehearsal = Rehearsal(task, cause, items)
             trial = rehearsal.attempt(rehearsal.batches)
             if trial is Trial.DIED:
                 self._convict(rows, rehearsal)
-            elif trial is Trial.UNKNOWN:
-                self._count(rows, max(s.deaths for s in met))
+            elif trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
+                self._condemn(rows, deaths, "and a trial of it comes to no end")
             is_cleared = trial is Trial.SURVIVED
         self._announce(msg.Announced(*self._life, rows, is_cleared))
 
@@ -143,14 +150,13 @@ class Watch:
                 remedy=_REMEDY,
             )
 
-    def _count(self, rows: Rows, deaths: int) -> None:
-        if deaths >= DEATHS:
-            raise PoisonRecord(
-                f"{deaths} lives of the task have ended within the same step, of "
-                f"{_describe(self._spec, rows)}, and a trial of it comes to no end",
-                where=self._spec.name,
-                remedy=_REMEDY,
-            )
+    def _condemn(self, rows: Rows, lives: int, although: str) -> None:
+        raise PoisonRecord(
+            f"{lives} lives of the task have ended within the same step, of "
+            f"{_describe(self._spec, rows)}, {although}",
+            where=self._spec.name,
+            remedy=_REMEDY,
+        )
 
     def _narrow_down(self, rehearsal: Rehearsal) -> Sequence[Batch]:
         """As few rows as suffice, in one piece."""

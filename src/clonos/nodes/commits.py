@@ -128,7 +128,7 @@ class Commits:
         records = self._keeper.take_records()
         group = self._group.followed_by(Group(records, *self._keeper.committed(), actions))
         self._group = _NOTHING
-        if self.state is State.BROKEN or self._wants_rotation:
+        if self.state is State.BROKEN or (self._wants_rotation and now_s >= self._again_s):
             self._rotate(group, now_s)
         elif group.records:
             self._vouch_s = now_s + VOUCH_S
@@ -179,7 +179,7 @@ class Commits:
         assert self.state is State.OPEN
         if (error := self._outputs.flush()) is not None:
             return error
-        self._wants_rotation = True
+        self._wants_rotation, self._again_s = True, now_s
         self.end_turn([], now_s)
         return None
 

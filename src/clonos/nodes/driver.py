@@ -202,6 +202,7 @@ class DriverNode:
         )
         self._machine = DRIVER.machine(settings.name)
         self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
+        self._withheld: list[commits.Group] = []  # durable, but who knows who drives
         self.error: errors.ClonosError | None = None
         self._disk_error: errors.ClonosError | None = None
         self.failed: co.Fail | None = None
@@ -287,8 +288,7 @@ class DriverNode:
 
         Returns how many seconds from now the next turn is due, whatever comes until then.
         """
-        if self.phase is Phase.RUNNING:
-            self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
+        self._look_at_clocks()
         for thing in self._term.admit(heard):
             if type(thing) is tuple:
                 self._on_message(*thing)
@@ -296,12 +296,18 @@ class DriverNode:
                 self._hear[type(thing)](thing)
         if self._term.is_unsure:
             return TICK_S
+        withheld, self._withheld = self._withheld, []
+        for group in withheld:
+            self._let_out(group)
         self._listened()
         self._go_on[self.phase](self._clock_s)
         self._commit()
         self._tell()
         due_s = self._next_epoch_s - self._clock_s
         return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
+
+    def _look_at_clocks(self) -> None:
+        self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
 
     def _listened(self) -> None:
         """For how long the driver has listened: silence while it slept is not the slots'."""
@@ -443,8 +449,12 @@ class DriverNode:
 
     def _let_out(self, group: commits.Group) -> None:
         """A group is durable: answer for it, give its outputs to the world, act on it. Not if
-        another driver does that now."""
+        another driver does that now: the machine may have slept while the group was written."""
+        self._look_at_clocks()
         if self._term.is_lost:
+            return
+        if self._term.is_unsure:
+            self._withheld.append(group)
             return
         for output in group.outputs:
             self._deliver(output)

@@ -244,7 +244,7 @@ class Places:
                     self._launch(place, now_s)
                 else:
                     self._launcher.cancel(place.attempt)
-        late = []
+        late: list[str] = []
         for place in self.places:
             if place.due_s is None or now_s < place.due_s:
                 continue
@@ -254,13 +254,20 @@ class Places:
             elif place.state is State.EXPELLED:
                 self._launcher.cancel(place.attempt)
             else:
-                late.append(place.number)  # it is said once
-        return [
-            f"job {self._job!r}: slot {number} has not come {ASKED_S:.0f} s after Spark "
-            "was asked for it: other jobs of the application hold its cores, or its executor does "
-            "not reach the driver"
-            for number in late
-        ]
+                late.append(self._complaint(place))  # it is said once
+        return late
+
+    def _complaint(self, place: Place) -> str:
+        which = f"job {self._job!r}: slot {place.number}"
+        if place.state is State.LEFT:
+            return (
+                f"{which} is gone, and Spark has not noticed for {ASKED_S:.0f} s: its machine may "
+                "be lost; it is started again when Spark notices, or when a task waits for it"
+            )
+        return (
+            f"{which} has not come {ASKED_S:.0f} s after Spark was asked for it: other jobs of the "
+            "application hold its cores, or its executor does not reach the driver"
+        )
 
     def _urgent(self, waiting: Collection[int]) -> list[Place]:
         """As many places without a slot as tasks wait for one, those that can come soonest."""

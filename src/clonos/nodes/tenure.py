@@ -1,10 +1,10 @@
 """How sure a driver is that it still drives.
 
 Another driver may have begun a later term: from a copy of the journal, made while this process was
-frozen, say. So the driver looks for later terms now and then. If it has not looked for a while,
-because it was asleep or the look hangs, it is *unsure*: it hears nothing, and so lets nothing out,
-until it has looked. If the place cannot be reached, the journal's lock has to do as a proof: then
-the job goes on, *blind*, and deletes nothing.
+frozen, say. So the driver looks for later terms now and then. When it has been asleep, it is
+*unsure*: it hears nothing, and so lets nothing out, until it has looked. If the place cannot be
+reached, or does not answer for a while, the journal's lock has to do as a proof: then the job goes
+on, *blind*, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from clonos.core.machine import Table
 
 ECHO_S: Final = 10.0
-"""How long a driver may go on without having looked for a later term."""
+"""How old the last look for a later term may be. Looks that take longer say nothing."""
 LOOKS: Final = 3.0
 """How many looks there are in that time. Each is a request to the checkpoint's file system."""
 
@@ -36,7 +36,8 @@ class Sight(Enum):
 
     OURS = "looked, ours"
     HIDDEN = "cannot be looked for"
-    AGED = "not looked for a while"
+    AGED = "no answer for a while"
+    ASLEEP = "it was asleep"
     ANOTHERS = "another's"
 
 
@@ -46,15 +47,15 @@ TENURE: Final = Table(
     {
         (Tenure.HELD, Sight.OURS): Tenure.HELD,
         (Tenure.HELD, Sight.HIDDEN): Tenure.HELD,
-        (Tenure.HELD, Sight.AGED): Tenure.UNSURE,
+        (Tenure.HELD, Sight.AGED): Tenure.BLIND,
         (Tenure.UNSURE, Sight.OURS): Tenure.HELD,
         (Tenure.UNSURE, Sight.HIDDEN): Tenure.BLIND,
+        (Tenure.UNSURE, Sight.AGED): Tenure.BLIND,
         (Tenure.BLIND, Sight.OURS): Tenure.HELD,
         (Tenure.BLIND, Sight.HIDDEN): Tenure.BLIND,
-        (Tenure.BLIND, Sight.AGED): Tenure.UNSURE,
-        (Tenure.HELD, Sight.ANOTHERS): Tenure.LOST,
-        (Tenure.UNSURE, Sight.ANOTHERS): Tenure.LOST,
-        (Tenure.BLIND, Sight.ANOTHERS): Tenure.LOST,
+        **{(state, Sight.ASLEEP): Tenure.UNSURE for state in Tenure},
+        **{(state, Sight.ANOTHERS): Tenure.LOST for state in Tenure},
+        **{(Tenure.LOST, sight): Tenure.LOST for sight in Sight},
     },
 )
 
@@ -82,8 +83,8 @@ class Term:
         self._look, self._echo_s = look, echo_s
         self._ticks_s = self._wall_s = 0.0
         self._now_s = 0.0  # as the faster of two clocks has it: one stands still while we sleep
-        self._sure_s = 0.0  # until when nothing was amiss
-        self._unsure_s = 0.0  # since when it is
+        self._sure_s = 0.0  # until when nothing was amiss, or since when we wait for an answer
+        self._awake_s = 0.0  # since when we are
         self._began_s: float | None = None  # the look that is under way
         self._next_s = echo_s / LOOKS
         self._is_new = True
@@ -106,20 +107,18 @@ class Term:
         """Time has passed: grow unsure, or look again."""
         if self._is_new:  # it has been claimed just now
             self._ticks_s, self._wall_s, self._is_new = ticks_s, wall_s, False
-        self._now_s += max(ticks_s - self._ticks_s, wall_s - self._wall_s, 0.0)
+        passed_s = max(ticks_s - self._ticks_s, wall_s - self._wall_s, 0.0)
         self._ticks_s, self._wall_s = ticks_s, wall_s
-        is_old = self._now_s - self._sure_s > self._echo_s
-        if is_old and self._machine.may(Sight.AGED):
+        self._now_s += passed_s
+        if passed_s > self._echo_s * (1 - 1 / LOOKS):
+            self._machine.on(Sight.ASLEEP)
+            self._awake_s = self._sure_s = self._next_s = self._now_s
+        elif self._now_s - self._sure_s > self._echo_s and self._machine.may(Sight.AGED):
             self._machine.on(Sight.AGED)
-            self._next_s = self._unsure_s = self._now_s
-        if self._began_s is None:
-            if self._now_s >= self._next_s:
-                self._began_s = self._now_s
-                self._next_s = self._now_s + self._echo_s / LOOKS
-                self._look()
-        elif self.is_unsure and self._now_s - self._unsure_s > self._echo_s:  # it hangs
-            self._sure_s = self._now_s
-            self._machine.on(Sight.HIDDEN)
+        if self._began_s is None and self._now_s >= self._next_s:
+            self._began_s = self._now_s
+            self._next_s = self._now_s + self._echo_s / LOOKS
+            self._look()
 
     def admit(self, heard: Sequence[Any]) -> Sequence[Any]:
         """What is to be handled now of what has come: nothing, while nobody knows who drives."""
@@ -139,13 +138,12 @@ class Term:
         """A look has come to something. It says how things were when it began."""
         began_s, self._began_s = self._began_s, None
         assert began_s is not None
-        is_old = self._now_s - began_s > self._echo_s
+        is_old = began_s < self._awake_s or self._now_s - began_s > self._echo_s
         if sight is Sight.ANOTHERS:
             self._machine.on(sight)
-        elif is_old:  # it was frozen with us
+        elif is_old:
             self._next_s = self._now_s
         else:
-            was_held = self.may_delete
             self._machine.on(sight)
-            if sight is Sight.OURS or not was_held:
+            if sight is Sight.OURS:
                 self._sure_s = began_s
