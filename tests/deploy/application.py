@@ -80,10 +80,14 @@ def main(folder: Path) -> None:
     numbers = clonos.sources.from_batches([], schema="n long")
     numbers = replace(numbers, factory=partial(held, folder / "tap"))
     rows = job.source(numbers, name="numbers", parallelism=1, rows_per_second=300)
-    keyed = rows.map(lambda row: (row.n, row.n % 7), "n long, key long").key_by("key")
+    # Tasks with slots of their own: so many slots do not fit into one executor.
+    keyed = (
+        rows.map(lambda row: (row.n, row.n % 7), "n long, key long")
+        .slot_group("count")
+        .key_by("key")
+    )
     counted = keyed.process(Numbered(), "n long, key long, seen long, home string", name="count")
-    # Tasks of its own for the sink: so many slots do not fit into one executor.
-    counted.start_new_chain().sink(clonos.sinks.collect(), name="out")
+    counted.start_new_chain().slot_group("out").sink(clonos.sinks.collect(), name="out")
     running = job.start(spark, tls=True)
     address = running._plane.address
     until = time.monotonic() + 100
