@@ -85,6 +85,7 @@ def gated(factory: Any, hold: int, tap: Path, index: int, parallelism: int) -> R
 
 
 def held_rows(hold: int, tap: Path, code: TaskCode, batches: Any) -> Reader:
+    assert code.source is not None
     return Gated(IteratorReader(batches, code.source.schema), hold, tap)
 
 

@@ -459,13 +459,14 @@ def test_a_driver_that_slept_while_it_wrote_looks_before_it_lets_out(world):
     """Another one may have begun meanwhile, from a copy of the journal."""
     link = world.begin()
     first = world.epoch(link)
-    write, sleeps_s = world.append, [3600.0]
+    sleeps_s = [3600.0]
 
     def append(records: Sequence[bytes]) -> bool:
         world.now_s += sleeps_s.pop() if sleeps_s else 0.0
-        return write(records)
+        world.records += records
+        return True
 
-    world.append = append  # type: ignore[method-assign]
+    world.append = append
     world.sight = None  # no answer yet
     world.epoch_is_complete()
     world.turn(after_s=1.0)

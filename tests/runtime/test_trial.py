@@ -151,7 +151,11 @@ def test_a_copy_is_made_when_nobody_imports(tmp_path, monkeypatch):
     assert gate.begun.wait(60)
     assert trial._others_import()
     threading.Timer(0.2, gate.go.set).start()
-    assert attempt(lambda: importlib.import_module("slow_module"), FOREVER_S) is Trial.SURVIVED
+
+    def use() -> None:
+        importlib.import_module("slow_module")
+
+    assert attempt(use, FOREVER_S) is Trial.SURVIVED
     importing.join()
     assert not trial._others_import()
 
