@@ -14,9 +14,10 @@ from clonos.core.layer import layer_path
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, TaskFailed
 from clonos.nodes import events
-from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, DriverSettings, Phase
+from clonos.nodes.driver import HUSH, LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
+from clonos.nodes.settings import DriverSettings
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.versions import HASH_SEED
 from clonos.nodes.views import JobProgress, JobStarted, JobTerminated, Sample
@@ -318,6 +319,17 @@ def test_a_silent_slot_is_given_up(world):
     before = len(spare.sent)
     world.turn((1, msg.Live(0, Incarnation(1, 0), 0)))  # it wakes
     assert len(spare.sent) == before
+
+
+def test_a_silent_slot_that_a_recovery_awaits_is_given_up_sooner(world):
+    link, spare = world.begin(), world.registers(1, 2)
+    world.node.coordinator.recoveries.asked = lambda: {1}
+    for _ in range(int(HUSH * SILENCE_S / 0.5)):
+        world.turn((2, Heartbeat("nonce", 0)), after_s=0.5)
+        assert not link.is_closed
+    world.turn((2, Heartbeat("nonce", 0)), after_s=0.5)
+    assert link.is_closed
+    assert not spare.is_closed
 
 
 def test_a_drivers_sleep_is_no_silence_of_the_slots(world):

@@ -46,10 +46,12 @@ class RunningJob:
     batch_rows_max, linger_ms
         Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
-        A slot that is silent for this long is given up, though its connection stands.
+        A slot that is silent for this long is given up, though its connection stands; if a recovery
+        awaits its answer, already after 30 % of that. A slot is silent when its process is frozen,
+        or while native code keeps all other threads from running.
     answer_s
-        How long a slot may stay in one call of user code while others wait for its answer in a
-        recovery; then it is given up, too.
+        How long a recovery waits for a slot that is not silent, and does not answer: it restores
+        its state, say. Then that slot is given up, too.
     listeners
         Who hears of the job (:class:`~clonos.cluster.listener.Listener`), from its start on.
     progress_s

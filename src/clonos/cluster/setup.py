@@ -22,8 +22,9 @@ from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
 from clonos.graph.compile import CompiledJob
-from clonos.nodes.driver import DriverNode, DriverSettings
+from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
+from clonos.nodes.settings import DriverSettings
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark

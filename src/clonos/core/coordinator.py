@@ -137,6 +137,11 @@ class Coordinator:
         return [next((t for t in cell if t in self._bound), cell[0]) for cell in missing]
 
     @property
+    def asked(self) -> set[int]:
+        """Slots whose answer a recovery awaits."""
+        return self.recoveries.asked()
+
+    @property
     def term(self) -> int:
         """How often this job was started or restarted."""
         return self.roster.term

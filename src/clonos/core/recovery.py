@@ -34,7 +34,7 @@ from clonos.core.roster import ACTIVE, RUNNING, UNRESOLVED, Roster, TaskEvent, T
 from clonos.core.standbys import Standbys
 
 PATIENCE_MS: Final = 30_000
-"""For how long a recovery waits for a holder: it may be in one long call of user code."""
+"""For how long a recovery waits for a holder that is alive: it may be restoring its state."""
 
 
 class Recoveries:
@@ -186,14 +186,26 @@ class Recoveries:
 
     def overdue(self) -> list[int]:
         """Slots that a recovery has awaited for too long; its time starts again."""
-        now_ms, silent = self._roster.now_ms, set[int]()
-        for task in (*self._in(TaskPhase.FENCING), *self._in(TaskPhase.READING)):
-            if now_ms - task.since_ms > self._patience_ms:
-                task.since_ms = now_ms
-                is_reading = task.phase is TaskPhase.READING
-                silent |= {task.read_from} if is_reading else task.awaited
-        slots = {self._tasks[holder].slot for holder in silent}
-        return sorted(slot for slot in slots if slot is not None)
+        now_ms = self._roster.now_ms
+        late = [t for t in self._asking() if now_ms - t.since_ms > self._patience_ms]
+        for task in late:
+            task.since_ms = now_ms
+        return sorted(self._asked_by(late))
+
+    def asked(self) -> set[int]:
+        """Slots whose answer a recovery awaits."""
+        return self._asked_by(self._asking())
+
+    def _asking(self) -> list[TaskState]:
+        return [*self._in(TaskPhase.FENCING), *self._in(TaskPhase.READING)]
+
+    def _asked_by(self, asking: Sequence[TaskState]) -> set[int]:
+        holders = set[int]()
+        for task in asking:
+            is_reading = task.phase is TaskPhase.READING
+            holders |= {task.read_from} if is_reading else task.awaited
+        slots = (self._tasks[holder].slot for holder in holders)
+        return {slot for slot in slots if slot is not None}
 
     # --- resolution ---------------------------------------------------------------------------
 

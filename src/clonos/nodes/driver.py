@@ -10,8 +10,7 @@ decided is durable *before* anybody hears of it (:mod:`clonos.nodes.commits`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -23,15 +22,14 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import left_behind
 from clonos.core.machine import Table
 from clonos.core.messages import Kind
-from clonos.core.reach import GATHER_MS
-from clonos.core.recovery import PATIENCE_MS
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion, failure_of
-from clonos.nodes.layers import GARBAGE_S, LayerCare, Unused
-from clonos.nodes.places import PACE, Pace, Places, Seat
+from clonos.nodes.layers import LayerCare, Unused
+from clonos.nodes.places import Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
-from clonos.nodes.tenure import ECHO_S, Term, TermSeen
+from clonos.nodes.settings import DriverSettings
+from clonos.nodes.tenure import Term, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
 from clonos.transport.events import (
     ChannelClosed,
@@ -49,6 +47,8 @@ SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 PAUSE_MAX_S: Final = 1.0
 """If two looks are further apart than this, the driver was asleep."""
+HUSH: Final = 0.3
+"""Share of `silence_s` after which a silent slot is given up if a recovery awaits its answer."""
 LEAVE_S: Final = 5.0
 """Grace period for slots to exit; then Spark is told to end them, and has the same time for it."""
 CLOSE_S: Final = 30.0
@@ -88,55 +88,6 @@ DRIVER: Final = Table(
         (Phase.CLOSING, Step.CLOSED): Phase.OVER,
     },
 )
-
-
-@dataclass(frozen=True)
-class DriverSettings:
-    """A driver's settings for its job.
-
-    Attributes
-    ----------
-    address
-        Where the house-keeper is reached.
-    places
-        One entry per slot that the job wants: the only task it can run, or None for any.
-    versions
-        What slots have to run on.
-    silence_s
-        A slot that is silent for this long is given up, though its connection stands.
-    answer_s
-        How long a slot may stay in one call of user code while others wait for its answer in a
-        recovery; then it is given up, too.
-    gather_s
-        How long complaints of slots that cannot reach each other are gathered.
-    echo_s
-        How long the driver may go on without having looked for a later term.
-    grace_s
-        How long layers stay that nobody refers to any more.
-    interruptions
-        Errors that end a job without saying anything against it: its journal is put in order.
-    """
-
-    name: str
-    run_id: str
-    address: str
-    places: tuple[int | None, ...]
-    operators: Mapping[int, Sequence[str]]
-    application_id: str = ""
-    term: int | None = None
-    checkpoint_interval_s: float = 1.0
-    standbys: int = 1
-    availability: bool = False
-    silence_s: float = 10.0
-    answer_s: float = PATIENCE_MS / 1000
-    gather_s: float = GATHER_MS / 1000
-    progress_s: float = 1.0
-    versions: Mapping[str, str] = field(default_factory=dict)
-    interruptions: tuple[type[errors.ClonosError], ...] = ()
-    echo_s: float = ECHO_S
-    rotate_bytes: int = commits.ROTATE_BYTES
-    grace_s: float = GARBAGE_S
-    pace: Pace = PACE
 
 
 class DriverNode:
@@ -330,8 +281,12 @@ class DriverNode:
             self._pending += actions
 
     def _check_silence(self, now_s: float) -> None:
-        limit_s = now_s - self._settings.silence_s
-        for slot in [slot for slot, heard_s in self._heard.items() if heard_s < limit_s]:
+        silence_s = self._settings.silence_s
+        hushed = [s for s, heard_s in self._heard.items() if heard_s < now_s - HUSH * silence_s]
+        asked = self.coordinator.asked if hushed else ()
+        for slot in hushed:
+            if slot not in asked and self._heard[slot] >= now_s - silence_s:
+                continue
             self._expel(slot)
             self._decide(co.SlotLost(slot, is_death=False))
 

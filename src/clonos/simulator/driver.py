@@ -13,9 +13,10 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
 from clonos.core.throttle import INFLIGHT_BYTES_HIGH
 from clonos.nodes import events
-from clonos.nodes.driver import DriverNode, DriverSettings, Phase
+from clonos.nodes.driver import DriverNode, Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
+from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import Sample
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died, Disk

@@ -1,0 +1,63 @@
+"""What a driver is told about its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clonos import errors
+from clonos.core.reach import GATHER_MS
+from clonos.core.recovery import PATIENCE_MS
+from clonos.nodes import commits
+from clonos.nodes.layers import GARBAGE_S
+from clonos.nodes.places import PACE, Pace
+from clonos.nodes.tenure import ECHO_S
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """A driver's settings for its job.
+
+    Attributes
+    ----------
+    address
+        Where the house-keeper is reached.
+    places
+        One entry per slot that the job wants: the only task it can run, or None for any.
+    versions
+        What slots have to run on.
+    silence_s
+        A slot that is silent for this long is given up, though its connection stands; if a recovery
+        awaits its answer, already after 30 % of that.
+    answer_s
+        How long a recovery waits for a slot that is alive: one that restores its state, say.
+    gather_s
+        How long complaints of slots that cannot reach each other are gathered.
+    echo_s
+        How long the driver may go on without having looked for a later term.
+    grace_s
+        How long layers stay that nobody refers to any more.
+    interruptions
+        Errors that end a job without saying anything against it: its journal is put in order.
+    """
+
+    name: str
+    run_id: str
+    address: str
+    places: tuple[int | None, ...]
+    operators: Mapping[int, Sequence[str]]
+    application_id: str = ""
+    term: int | None = None
+    checkpoint_interval_s: float = 1.0
+    standbys: int = 1
+    availability: bool = False
+    silence_s: float = 10.0
+    answer_s: float = PATIENCE_MS / 1000
+    gather_s: float = GATHER_MS / 1000
+    progress_s: float = 1.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    interruptions: tuple[type[errors.ClonosError], ...] = ()
+    echo_s: float = ECHO_S
+    rotate_bytes: int = commits.ROTATE_BYTES
+    grace_s: float = GARBAGE_S
+    pace: Pace = PACE
