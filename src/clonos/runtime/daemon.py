@@ -1,8 +1,12 @@
-"""Spark's Python daemon, which has imported much of what a slot needs.
+"""Spark's Python daemon, which has imported what a slot needs.
 
-Spark forks its Python workers from a daemon that imports next to nothing: libraries such as NumPy
-and PyArrow start threads, which do not survive a fork. So each worker imports everything anew. What
-starts no thread may be imported here, once: a slot is there sooner, and shares that memory.
+Spark forks its Python workers from a daemon that imports next to nothing, so each worker imports
+everything anew: 0.6 s of processor time on a slow machine, and its own copy of all that memory.
+What is imported here is imported once.
+
+A library that starts threads may not survive a fork. Of those here, NumPy's OpenBLAS ends its
+threads before a fork, and starts none if ``OMP_NUM_THREADS`` is 1, as Spark sets it; Arrow starts
+its threads when they are first used, but for one of its allocator (jemalloc), which forks well.
 
 It is used if ``spark.python.daemon.module`` is the name of this module, which executors must be
 able to import; :func:`clonos.spark.session.get_or_create` sets it for local masters.
@@ -13,7 +17,8 @@ from __future__ import annotations
 import pyspark.worker  # noqa: F401 - for every worker
 from pyspark.daemon import manager
 
-import clonos.nodes.slot
+import clonos.runtime.slot
+import clonos.spark.slots
 import clonos.transport.tls  # noqa: F401 - for every slot
 
 if __name__ == "__main__":
