@@ -65,7 +65,7 @@ def get_or_create(
     }
     if master.startswith("local"):
         # Its executors find clonos for certain; without it, such a daemon starts no worker at all.
-        settings["spark.python.daemon.module"] = "clonos.runtime.daemon"
+        settings["spark.python.daemon.module"] = "clonos.cluster.daemon"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = LOOPBACK
         # The executors of a local-cluster choose their interface by this.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK

@@ -30,7 +30,7 @@ def imported() -> Any:
     return run(
         "import json, sys\n"
         "import pyspark.daemon, pyspark.worker; spark = set(sys.modules)\n"
-        "import clonos.runtime.daemon; daemon = set(sys.modules)\n"
+        "import clonos.cluster.daemon; daemon = set(sys.modules)\n"
         "import clonos.runtime.slot, clonos.runtime.loop, clonos.spark.slots\n"
         "slot = set(sys.modules)\n"
         "print(json.dumps([sorted(daemon - spark), sorted(slot - daemon)]))"
@@ -47,7 +47,9 @@ def test_nothing_is_imported_that_a_slot_does_not_need(imported):
     daemon, _ = imported
     tops = {name.partition(".")[0] for name in daemon}
     assert not tops & {"pandas", "polars", "scipy", "cryptography", "sklearn", "torch"}
-    assert not {"pyarrow.dataset", "pyarrow.flight", "clonos.api", "clonos.cluster"} & set(daemon)
+    assert not {"pyarrow.dataset", "pyarrow.flight", "clonos.api", "clonos.cluster.driver"} & set(
+        daemon
+    )
     assert len(daemon) <= IMPORTED_MAX, f"{len(daemon)} modules: {daemon}"
 
 
@@ -55,7 +57,7 @@ def test_nothing_is_imported_that_a_slot_does_not_need(imported):
 def test_the_daemon_has_no_threads_that_a_fork_would_lose():
     names = run(
         "import json, pathlib\n"
-        "import clonos.runtime.daemon\n"
+        "import clonos.cluster.daemon\n"
         "tasks = pathlib.Path('/proc/self/task').iterdir()\n"
         "print(json.dumps([(task / 'comm').read_text().strip() for task in tasks]))"
     )
@@ -66,7 +68,7 @@ def test_what_it_has_imported_works_in_a_fork():
     """Several at a time, each with threads of Arrow and matrices of NumPy."""
     statuses = run(
         "import json, os\n"
-        "import clonos.runtime.daemon, numpy as np, pyarrow as pa, pyarrow.compute as pc\n"
+        "import clonos.cluster.daemon, numpy as np, pyarrow as pa, pyarrow.compute as pc\n"
         "def work():\n"
         "    table = pa.table({'k': np.arange(200_000) % 7, 'v': np.random.random(200_000)})\n"
         "    sums = table.group_by('k').aggregate([('v', 'sum')])\n"
