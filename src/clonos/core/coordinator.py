@@ -126,13 +126,19 @@ class Coordinator:
     @property
     def waiting(self) -> list[int]:
         """Of each cell for which there is no slot: the task that is bound to one, or any."""
-        tasks, slots, homes = self.tasks, self.slots.values(), self.roster.homes()
-        waiting = [c for c in homes if any(tasks[t].phase is TaskPhase.WAITING for t in c)]
+        waiting = {
+            self.plan.cell_of[t.id] for t in self.tasks.values() if t.phase is TaskPhase.WAITING
+        }
+        if not waiting:  # asked in every turn
+            return []
+        slots, homes = self.slots.values(), self.roster.homes()
         running = {home for home in homes.values() if home is not None}
         missing = [
             cell
-            for cell in waiting
-            if homes[cell] is None and best_slot(cell, slots, running, self._bound) is None
+            for cell in homes
+            if cell in waiting
+            and homes[cell] is None
+            and best_slot(cell, slots, running, self._bound) is None
         ]
         return [next((t for t in cell if t in self._bound), cell[0]) for cell in missing]
 
