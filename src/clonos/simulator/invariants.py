@@ -307,16 +307,6 @@ def over_is_over(machine: TaskMachine) -> None:
     )
 
 
-def forgets_what_is_lost(machine: TaskMachine, cut: msg.Resolve) -> None:
-    """A holder, fenced itself or not, has nothing of a log beyond where it was cut."""
-    writer = machine.book.writer(cut.task, cut.length + 1)
-    require(
-        writer is None or writer >= cut.incarnation,
-        "no orphans",
-        f"{machine.spec.name} holds entry {cut.length + 1} of task {cut.task}, which is lost",
-    )
-
-
 def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
     """A log that was resolved is cut again only for what has failed since.
 

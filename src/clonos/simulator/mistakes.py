@@ -454,17 +454,6 @@ def delivered_is_written(original: Any) -> Any:
     return greet
 
 
-def without_dialling_again(original: Any) -> Any:
-    def cut(self: Outbounds, task: int, length: int) -> None:
-        ends, self.ends = self.ends, {}
-        original(self, task, length)
-        self.ends = ends
-        for end in ends.values():
-            end.cut(task, length)
-
-    return cut
-
-
 def wall_clock(_: Any) -> Any:
     return lambda self: self._world.clock_ms()
 

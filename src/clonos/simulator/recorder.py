@@ -131,7 +131,8 @@ class Recorder:
         if machine.incarnation != self.newest[machine.id]:
             return
         if isinstance(command, msg.Resolve) and not command.reset and self._is_exact:
-            invariants.forgets_what_is_lost(machine, command)
+            cut = command.incarnation, command.length
+            invariants.nothing_lost_held(machine.book, command.task, [cut], machine.spec.name)
             if machine.phase is not Phase.FENCED:
                 invariants.no_orphan(machine, command)
         if isinstance(command, msg.Floor) and machine.phase is not Phase.FENCED:
