@@ -1,8 +1,7 @@
 """Spark's Python daemon, which has imported what a slot needs.
 
 Spark forks its Python workers from a daemon that imports next to nothing, so each worker imports
-everything anew: 0.6 s of processor time on a slow machine, and its own copy of all that memory.
-What is imported here is imported once.
+everything anew, into memory of its own. What is imported here is imported once, and shared.
 
 A library that starts threads may not survive a fork. Of those here, NumPy's OpenBLAS ends its
 threads before a fork, and starts none if ``OMP_NUM_THREADS`` is 1, as Spark sets it; Arrow starts
