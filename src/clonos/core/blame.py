@@ -87,7 +87,7 @@ class Blame:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._cases = {task.id: _Case(task) for task in roster.tasks.values()}
-        self._deaths: dict[str, _Death] = {}  # by executor
+        self._deaths: dict[str, _Death] = {}  # just now, by executor
 
     def machines(self) -> Iterable[Machine[Suspicion, Clue]]:
         """For their stories."""
@@ -124,6 +124,8 @@ class Blame:
 
     def lost(self, slot: Slot, *, is_death: bool) -> None:
         """A slot is gone. `is_death`: it has not been given up by us, or cancelled."""
+        now_ms = self._roster.now_ms
+        self._deaths = {g: d for g, d in self._deaths.items() if now_ms - d.at_ms <= TOGETHER_MS}
         tasks = frozenset(t.id for t in self._roster.tasks.values() if t.slot == slot.id)
         is_executor = is_death and self._has_died_with_others(slot, tasks)
         counted: dict[int, Rows] = {}
@@ -141,7 +143,7 @@ class Blame:
             if counts:
                 counted[task] = within.rows
         if is_death:
-            self._deaths[slot.group] = _Death(self._roster.now_ms, tasks, counted)
+            self._deaths[slot.group] = _Death(now_ms, tasks, counted)
 
     def _has_died_with_others(self, slot: Slot, tasks: frozenset[int]) -> bool:
         """Whether its executor has died; the first of its slots was counted then, in vain.
@@ -150,8 +152,6 @@ class Blame:
         """
         last = self._deaths.get(slot.group)
         if not slot.group or last is None or (tasks and tasks == last.tasks):
-            return False
-        if self._roster.now_ms - last.at_ms > TOGETHER_MS:
             return False
         for task, rows in last.counted.items():
             case = self._cases[task]
@@ -176,11 +176,10 @@ def _with(suspects: list[Suspect], rows: Rows, deaths: int, lives: int = 1) -> l
     >>> _with([Suspect(Rows(7, 1, 9), 1, 1)], Rows(7, 4, 20), 1)
     [Suspect(rows=Rows(channel=7, first=4, last=9), deaths=2, lives=2)]
     """
-    if not any(s.rows.common(rows) for s in suspects):
+    common = [suspect.rows.common(rows) for suspect in suspects]
+    if not any(common):
         return [*suspects, Suspect(rows, max(deaths, 0), lives)][-SUSPECTS_MAX:]
     return [
-        Suspect(common, max(s.deaths + deaths, 0), s.lives + lives)
-        if (common := s.rows.common(rows)) is not None
-        else s
-        for s in suspects
+        s if part is None else Suspect(part, max(s.deaths + deaths, 0), s.lives + lives)
+        for s, part in zip(suspects, common, strict=True)
     ]

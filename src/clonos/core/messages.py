@@ -187,16 +187,14 @@ class Rows(NamedTuple):
     def common(self, other: Rows) -> Rows | None:
         """The rows that are in both."""
         first, last = max(self.first, other.first), min(self.last, other.last)
-        return Rows(self.channel, first, last) if self._may_meet(other, first, last) else None
+        do_meet = self.channel == other.channel and first <= last
+        return Rows(self.channel, first, last) if do_meet else None
 
     def after(self, done: Rows) -> Rows | None:
         """What is left of these when `done` and all rows before it have been taken."""
         if done.channel != self.channel or done.last < self.first:
             return self
         return Rows(self.channel, done.last + 1, self.last) if done.last < self.last else None
-
-    def _may_meet(self, other: Rows, first: int, last: int) -> bool:
-        return self.channel == other.channel and first <= last
 
 
 SOURCE_ROWS: Final = -1

@@ -2,8 +2,8 @@
 
 A *cell* is a set of tasks that share a slot, and so are placed together and die together; a task
 stays the unit of log, state and recovery. A plan is made once per job by :mod:`clonos.graph` and is
-the same on every process. Tasks and
-channels are small integers, so that a dependency vector on a batch costs a few bytes.
+the same on every process. Tasks and channels are small integers, so that a dependency vector on a
+batch costs a few bytes.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ class Recoveries:
     def _holders(self, task: TaskState) -> set[int]:
         """Who may hold some of a task's log, or depend on it: what is downstream of it.
 
-        Orphans, too, are asked: they are alive, hold what they hold, and best their own log. Nobody
-        joins them before the task is resolved, because nobody downstream is activated until then.
+        Orphans, too, are asked: they are alive, hold what they hold, and know their own log best.
+        Nobody joins them before the task is resolved, because nobody downstream is activated until
+        then.
         """
         distances = self._plan.distances
         return {

@@ -53,8 +53,7 @@ class Standbys:
     def activated(self, slot: Slot, task: int) -> None:
         """A slot has become `task`: of its copies those of the rest of the cell stay."""
         cell = self._roster.plan.cell_of[task]
-        kept = {t: epoch for t, epoch in slot.standbys.items() if t in cell and t != task}
-        slot.standbys = kept
+        slot.standbys = {t: n for t, n in slot.standbys.items() if t in cell and t != task}
 
     def floor(self, epoch: int, layers: dict[int, tuple[LayerRef, ...]]) -> None:
         """`epoch` is complete: every copy applies the new layer of its task."""

@@ -17,7 +17,7 @@ from clonos.core import messages as msg
 from clonos.core.determinants import Determinant, Marker, Order, Source, SourceEnd, Timer
 from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
-from clonos.core.messages import MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows
+from clonos.core.messages import MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program, Step
 from clonos.errors import PoisonRecord
@@ -119,19 +119,20 @@ class Watch:
         """
         rows = rows_of(cause, items, task.intake.taken, task.wake_ms)
         met = [s for s in self._suspects if s.rows.common(rows) is not None]
-        is_cleared = False
-        if met:
-            self._announce(msg.Announced(*self._life, rows, is_cleared=False))
-            if (lives := max(s.lives for s in met)) >= LIVES:
-                self._condemn(rows, lives, "whatever a trial of it says")
-            rehearsal = Rehearsal(task, cause, items)
-            trial = rehearsal.attempt(rehearsal.batches)
-            if trial is Trial.DIED:
-                self._convict(rows, rehearsal)
-            elif trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
-                self._condemn(rows, deaths, "and a trial of it comes to no end")
-            is_cleared = trial is Trial.SURVIVED
-        self._announce(msg.Announced(*self._life, rows, is_cleared))
+        self._announce(msg.Announced(*self._life, rows, is_cleared=False))
+        if met and self._try(Rehearsal(task, cause, items), rows, met):
+            self._announce(msg.Announced(*self._life, rows, is_cleared=True))
+
+    def _try(self, rehearsal: Rehearsal, rows: Rows, met: Sequence[Suspect]) -> bool:
+        """Try suspect rows; whether a copy has survived them."""
+        if (lives := max(s.lives for s in met)) >= LIVES:
+            self._condemn(rows, lives, "whatever a trial of it says")
+        trial = rehearsal.attempt(rehearsal.batches)
+        if trial is Trial.DIED:
+            self._convict(rows, rehearsal)
+        elif trial is Trial.UNKNOWN and (deaths := max(s.deaths for s in met)) >= DEATHS:
+            self._condemn(rows, deaths, "and a trial of it comes to no end")
+        return trial is Trial.SURVIVED
 
     def after(self) -> bool:
         """The step is over, and the process alive; True: so many are enough."""
