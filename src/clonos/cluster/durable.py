@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from clonos.core.plan import Plan
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
 from clonos.nodes.events import JournalFailed, OutsideFailed
+from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.files import Disk, Durability
 from clonos.storage.journal import Journal, JournalBroken
 from clonos.storage.retry import may_pass
@@ -95,25 +96,6 @@ class JournalFile:
         self._journal.close()
 
 
-class OutputFiles(Protocol):
-    """Where delivered output is kept, as :class:`~clonos.sinks.delivered.DeliveredStore` does."""
-
-    directory: Path
-
-    def write(
-        self,
-        sink_operator: str,
-        task_index: int,
-        generation: int,
-        first_seq: int,
-        last_seq: int,
-        batches: Sequence[Any],
-        *,
-        seqs: Sequence[int] | None = None,
-    ) -> object:
-        """Store one task's batches as one file, which is durable then."""
-
-
 class DeliveredOutputs:
     """The :class:`~clonos.nodes.ports.Outputs` of a job: its consumers, and files.
 
@@ -122,16 +104,20 @@ class DeliveredOutputs:
     tell
         Called when a consumer fails, which then gets nothing more; and when files can never be
         written.
+    rows
+        What the payload of a batch is in a file: Arrow's own, unless the job is simulated.
     """
 
     def __init__(
         self,
         plan: Plan,
-        store: OutputFiles,
+        store: DeliveredStore,
         consumers: Callable[[Deliver], object],
         tell: Callable[[OutsideFailed], object],
+        rows: Callable[[Any], pa.RecordBatch] = lambda payload: payload,
     ) -> None:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
+        self._rows = rows
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
         self._has_failed = self._is_given_up = False
 
@@ -181,6 +167,6 @@ class DeliveredOutputs:
             generation,
             numbers[0],
             numbers[-1],
-            [o.item.batch.payload for o in outputs if o.item.batch is not None],
+            [self._rows(o.item.batch.payload) for o in outputs if o.item.batch is not None],
             seqs=numbers,
         )

@@ -6,16 +6,15 @@ file server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from random import Random
 from typing import Any, Final
 
-import msgpack
+import pyarrow as pa
 
 from clonos.simulator.disk import Disk, SimulatedFiles
 from clonos.simulator.programs import AnyJob
-from clonos.storage.folder import Folder
+from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.journal import Journal, check
 
 HOME: Final = "/job"
@@ -49,40 +48,20 @@ class Disks:
             return list(journal.replay())
 
 
-class OutputFiles:
-    """Delivered output in files, packed as the job packs it."""
+def rows_of(job: AnyJob, payload: Any) -> pa.RecordBatch:
+    """A batch of delivered output as it is kept, whatever the job's rows are."""
+    content = job.encode(job.wrap(payload))
+    return pa.record_batch([pa.array([content], pa.binary())], ["content"])
 
-    def __init__(self, job: AnyJob, files: SimulatedFiles) -> None:
-        self.directory = Path(DELIVERED)
-        self._job = job
-        self._folder = Folder(files, DELIVERED, "fsync")
 
-    def write(
-        self,
-        sink_operator: str,
-        task_index: int,
-        generation: int,
-        first_seq: int,
-        last_seq: int,
-        batches: Sequence[Any],
-        *,
-        seqs: Sequence[int] | None = None,
-    ) -> None:
-        assert seqs is not None
-        contents = [self._job.encode(self._job.wrap(payload)) for payload in batches]
-        packed = msgpack.packb([generation, *zip(seqs, contents, strict=True)])
-        name = f"{sink_operator}/{task_index}/{generation}-{first_seq}-{last_seq}"
-        self._folder.keep(name, packed, lambda _: False)
-
-    def stored(self) -> Iterator[tuple[tuple[int, int, int], Any]]:
-        """Generation, task and number of every output, and what it is."""
-        tasks = {(t.sink, str(t.index)): t.id for t in self._job.plan.tasks if t.is_sink}
-        for info in self._folder.entries(recursive=True):
-            if not info.is_folder:
-                sink, index, _ = info.path.split("/")
-                generation, *contents = msgpack.unpackb(self._folder.read(info.path).to_pybytes())
-                for seq, content in contents:
-                    yield (generation, tasks[sink, index], seq), self._job.decode(content)
+def stored(job: AnyJob, files: SimulatedFiles) -> Iterator[tuple[tuple[int, int, int], Any]]:
+    """Generation, task and number of every output that is kept, and what it is."""
+    store = DeliveredStore(DELIVERED, files=files)
+    tasks = {(t.sink, t.index): t.id for t in job.plan.tasks}
+    for sink in {t.sink for t in job.plan.tasks if t.sink is not None}:
+        for generation, index, seq, batch in store.read(sink):
+            content = batch.column("content")[0].as_py()
+            yield (generation, tasks[sink, index], seq), job.decode(content)
 
 
 class Rot:

@@ -22,7 +22,8 @@ from clonos.errors import ClonosError
 from clonos.nodes import events
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died
-from clonos.simulator.disks import JOURNAL, OutputFiles
+from clonos.simulator.disks import DELIVERED, JOURNAL, rows_of
+from clonos.sinks.delivered import DeliveredStore
 from clonos.storage.layers import LayerStore, get_layers, put_layer
 from clonos.storage.retry import StoreAway
 
@@ -116,8 +117,9 @@ def outputs_of(driver: Driver) -> DeliveredOutputs:
         cluster.recorder.lets_out(driver.term)
         cluster.recorder.delivered(driver.closed, output)
 
-    files = OutputFiles(cluster.job, driver.disk)
-    return DeliveredOutputs(cluster.job.plan, files, consume, driver.post)
+    store = DeliveredStore(DELIVERED, files=driver.disk)
+    rows = partial(rows_of, cluster.job)
+    return DeliveredOutputs(cluster.job.plan, store, consume, driver.post, rows)
 
 
 class SimulatedMerger:

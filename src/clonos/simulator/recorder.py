@@ -19,7 +19,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator import endings, invariants
 from clonos.simulator.closed import ClosedKeeper
-from clonos.simulator.disks import LAYERS, Disks, OutputFiles
+from clonos.simulator.disks import LAYERS, Disks, stored
 from clonos.simulator.invariants import Cuts
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import AnyJob
@@ -329,8 +329,8 @@ class Recorder:
         self._may_stand = [found]
         invariants.nothing_forgotten(keeper, self._outputs)
         invariants.layers_are_there(self._store, keeper.layers)
-        files = OutputFiles(self.job, self._disks.local.observe())
-        invariants.output_is_kept(self._outputs, delivered, dict(files.stored()))
+        kept = dict(stored(self.job, self._disks.local.observe()))
+        invariants.output_is_kept(self._outputs, delivered, kept)
 
     @property
     def used(self) -> set[str]:
