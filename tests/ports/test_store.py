@@ -1,0 +1,180 @@
+"""What a slot may rely on when it stores layers, in a folder and in the simulation."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clonos.core.events import StoreLayer
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation
+from clonos.nodes.events import Fetched, FetchFailed, Stored
+from clonos.nodes.ports import Store
+from clonos.runtime.loop import Layers
+from clonos.simulator.cluster import Cluster
+from clonos.simulator.durable import SlotStore
+from clonos.storage import retry
+from clonos.storage.files import LocalFiles
+from clonos.transport.inbox import Inbox
+
+from .common import Simulated, wait
+
+
+class InFolder:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder, self._patch = folder, patch
+        patch.setattr(retry, "FIRST_PAUSE_S", 0.001)
+        self._inbox = Inbox()
+        self._layers = Layers(str(folder), "fsync", self._inbox)
+        self.port: Store = self._layers
+        self.heard: list[Any] = []
+
+    def until(self, condition: Callable[[], object]) -> None:
+        wait(condition, lambda: self.heard.extend(self._inbox.take()))
+
+    def fail(self, for_calls: int) -> None:
+        """The next calls that write fail."""
+        write, left = LocalFiles.write, [for_calls]
+
+        def refuse(files: LocalFiles, *rest: Any) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise OSError(errno.ENOSPC, "no space left")
+            write(files, *rest)
+
+        self._patch.setattr(LocalFiles, "write", refuse)
+
+    def files(self) -> list[Path]:
+        return [path for path in self._folder.rglob("*") if path.is_file()]
+
+    def lose(self, path: str) -> None:
+        (self._folder / path).unlink()
+
+    def damage(self, path: str) -> None:
+        content = bytearray((self._folder / path).read_bytes())
+        content[20] ^= 1
+        (self._folder / path).write_bytes(content)
+
+    def close(self) -> None:
+        self._layers.close()
+        self._inbox.close()
+
+
+class Ear:
+    """As much of a simulated slot as its store needs."""
+
+    def __init__(self, cluster: Cluster, heard: list[Any]) -> None:
+        self.cluster, self.alive, self.post = cluster, True, heard.append
+
+
+class InSimulation(Simulated):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.heard: list[Any] = []
+        ear: Any = Ear(self.cluster, self.heard)
+        self.port: Store = SlotStore(ear, "/layers")
+        self._disk = self.cluster.disks.shared
+
+    def fail(self, for_calls: int) -> None:
+        left = [for_calls]
+
+        def refuse(call: str, _path: str) -> int:
+            left[0] -= call == "write"
+            return errno.ENOSPC if call == "write" and left[0] >= 0 else 0
+
+        self._disk.faults = refuse
+
+    def files(self) -> list[Any]:
+        found = self._disk.observe().entries("/layers", recursive=True)
+        return [info for info in found if not info.is_folder]
+
+    def lose(self, path: str) -> None:
+        self._disk.lose(f"/layers/{path}")
+
+    def damage(self, path: str) -> None:
+        self._disk.flip(f"/layers/{path}", 8 * 20)
+
+
+@pytest.fixture(params=["folder", *range(5)])
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    kind = request.param
+    with closing(
+        InFolder(tmp_path, monkeypatch) if kind == "folder" else InSimulation(kind)
+    ) as made:
+        yield made
+
+
+def sealed(task: int, epoch: int) -> StoreLayer:
+    life, delta = Incarnation(1, 2), f"{task} {epoch}".encode() * 10
+    layer = Layer(
+        task, life, epoch, epoch, {}, {}, (), {}, 0, None, 0, source_ended=False, delta=b""
+    )
+    return StoreLayer(layer, delta)
+
+
+def put(world: Any, *layers: StoreLayer) -> list[LayerRef]:
+    """Store layers; return their references in the same order."""
+    for life, layer in enumerate(layers):
+        world.port.put(life, layer)
+    world.until(lambda: len(world.heard) == len(layers))
+    assert {type(event) for event in world.heard} == {Stored}
+    refs = {event.life: event.ref for event in world.heard}
+    world.heard.clear()
+    return [refs[life] for life in range(len(layers))]
+
+
+def fetch(world: Any, ticket: int, refs: list[LayerRef]) -> Any:
+    world.port.fetch(ticket, refs)
+    assert not world.heard, "never before the call has returned"
+    world.until(lambda: world.heard)
+    (event,) = world.heard
+    world.heard.clear()
+    assert event.ticket == ticket
+    return event
+
+
+def test_layers_are_fetched_as_they_were_stored_in_the_order_that_is_asked_for(world):
+    refs = put(world, sealed(0, 1), sealed(1, 1), sealed(0, 2))
+    event = fetch(world, 7, refs[::-1])
+    assert type(event) is Fetched
+    assert [(layer.task, layer.epoch) for layer in event.layers] == [(0, 2), (1, 1), (0, 1)]
+    assert [layer.delta for layer in event.layers] == [b"0 2" * 10, b"1 1" * 10, b"0 1" * 10]
+    assert type(fetch(world, 8, [])) is Fetched
+
+
+def test_what_is_stored_twice_is_there_once(world):
+    once, again = put(world, sealed(0, 1)), put(world, sealed(0, 1))
+    assert once == again
+    assert len(world.files()) == 1
+
+
+def test_a_store_that_is_full_for_a_while_is_waited_for(world):
+    world.fail(3)
+    (ref,) = put(world, sealed(0, 1))
+    assert fetch(world, 1, [ref]).layers[0].delta == b"0 1" * 10
+    assert len(world.files()) == 1, "and nothing that was begun in vain"
+
+
+@pytest.mark.parametrize("harm", ["lose", "damage"])
+def test_what_cannot_be_read_is_told(world, harm):
+    one, other = put(world, sealed(0, 1), sealed(0, 2))
+    getattr(world, harm)(other.path)
+    event = fetch(world, 3, [one, other])
+    assert type(event) is FetchFailed
+    assert isinstance(event.error, UnreadableLayer)
+    assert type(fetch(world, 4, [one])) is Fetched
+
+
+def test_another_layer_in_its_place_is_told(world):
+    (ref,) = put(world, sealed(0, 1))
+    event = fetch(world, 3, [replace(ref, digest=ref.digest ^ 1)])
+    assert type(event) is FetchFailed
