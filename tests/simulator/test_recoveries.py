@@ -7,6 +7,7 @@ import pytest
 from clonos.core import messages as msg
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import ACTIVE, TaskPhase
+from clonos.nodes.driver import HUSH
 from clonos.simulator.violations import Violation
 
 from .play import CHAIN, SEEDS, Play, sink, source
@@ -14,6 +15,7 @@ from .play import CHAIN, SEEDS, Play, sink, source
 APART = (source("one"), sink(0, name="one's sink"), source("other"), sink(2, name="other's sink"))
 """Tasks 0 -> 1, and 2 -> 3."""
 FOR_LONG = 100_000.0
+SILENCE_MS = 2_000.0
 
 
 def silence(play, task):
@@ -70,6 +72,23 @@ def test_a_task_recovers_though_who_sends_to_it_is_silent(seed):
     play.kill(2)
     play.until(lambda: play.coordinator.tasks[2].phase is TaskPhase.REPLAYING)
     assert not is_given_up(play, 0)
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_is_silent_is_given_up_sooner_if_a_recovery_waits_for_it(seed, is_awaited):
+    play = Play(CHAIN, seed, patience_ms=int(FOR_LONG), silence_ms=SILENCE_MS)
+    play.all_live()
+    play.at(2, 8)
+    silence(play, 2)
+    since = play.cluster.scheduler.now
+    if is_awaited:
+        play.kill(0)
+    play.until(lambda: is_given_up(play, 2))
+    took_ms = play.cluster.scheduler.now - since
+    limit_ms, beat_ms = SILENCE_MS * (HUSH if is_awaited else 1.0), SILENCE_MS / 10
+    assert limit_ms - 2 * beat_ms <= took_ms <= limit_ms + beat_ms
+    play.finish()
 
 
 def behind(play, holder, task):
