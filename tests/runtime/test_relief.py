@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.runtime.loop import Ticks
-from clonos.runtime.relief import MainTrack, Relief, serve
+from clonos.runtime.relief import LOOK_S, MainTrack, Relief, serve
 from clonos.runtime.world import RealWorld
 from clonos.simulator.programs import Stage, build_job
 from clonos.simulator.world import batch_of
@@ -238,6 +239,41 @@ def test_what_a_turn_of_the_relief_raises_ends_the_loop():
     assert hung_up.is_set()
     relief.stop()
     assert isinstance(relief.error, ValueError)
+
+
+class Looks(threading.Event):
+    """How often the relief has looked."""
+
+    count = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.count += 1
+        return super().wait(timeout)
+
+
+def test_nobody_looks_while_nothing_runs_and_the_next_job_is_relieved_all_the_same():
+    track, turned = MainTrack(lambda: None), threading.Event()
+
+    def turn(_: float) -> float:
+        turned.set()
+        return LOOK_S
+
+    relief = Relief(track, turn, lambda: None)
+    looks = relief._stopped = Looks()
+    relief.start()
+    for _ in range(3):
+        assert track.run(1, lambda: None)
+        until = time.monotonic() + LIMIT_S
+        while track.is_used.is_set():
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        before = looks.count
+        time.sleep(10 * LOOK_S)
+        assert looks.count == before
+        turned.clear()
+        assert track.run(1, lambda: turned.wait(LIMIT_S))
+        assert turned.is_set()
+    relief.stop()
 
 
 class Panic(BaseException):

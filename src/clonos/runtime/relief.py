@@ -20,7 +20,8 @@ from clonos.nodes.events import Heard
 from clonos.nodes.slot import SlotNode
 
 LOOK_S: Final = 0.02
-"""How often the relief looks: a job that lasts from one look to the next is long."""
+"""How often the relief looks while jobs are done: one that lasts from one look to the next is long.
+"""
 
 
 class MainTrack:
@@ -39,6 +40,8 @@ class MainTrack:
         No job is under way.
     jobs
         How many were begun.
+    is_used
+        Set as a job begins. The relief clears it when there was none for a while, and sleeps.
     is_wanted
         The loop wants the baton back.
     long_since_ms
@@ -50,12 +53,15 @@ class MainTrack:
         self.is_free = True
         self.is_wanted = False
         self.jobs = 0
+        self.is_used = threading.Event()
         self.long_since_ms: int | None = None
         self._ring = ring
 
     def run(self, life: int, job: Job) -> bool:
         self.jobs += 1
         self.is_free = False
+        if not self.is_used.is_set():  # looked at behind the count, which the relief looks at last
+            self.is_used.set()
         self.baton.release()
         try:
             job()
@@ -150,14 +156,18 @@ class Relief:
     def stop(self) -> None:
         """The loop has come to its end, and gives the baton away for good."""
         self._stopped.set()
+        self._track.is_used.set()
         self._track.baton.release()
         self._thread.join()
 
     def _run(self) -> None:
         track, seen = self._track, 0
         while not self._stopped.wait(LOOK_S):
-            if track.is_free or track.jobs != seen:
+            if track.jobs != seen:
                 seen = track.jobs
+                continue
+            if track.is_free:
+                self._sleep(seen)
                 continue
             with track.baton:
                 try:
@@ -167,6 +177,13 @@ class Relief:
                     with contextlib.suppress(Exception):  # it may be the connections that fail
                         self._hang_up()
                     return
+
+    def _sleep(self, seen: int) -> None:
+        """Until there is a job again."""
+        used = self._track.is_used
+        used.clear()
+        if self._track.jobs == seen and not self._stopped.is_set():
+            used.wait()
 
     def _relieve(self, job: int) -> None:
         track, wait_s = self._track, 0.0
