@@ -79,7 +79,7 @@ EVERYBODY = {"errors", "version"}
 
 CIRCLES: dict[frozenset[str], str] = {
     frozenset(
-        {f"clonos.api.{one}" for one in ("job", "streams", "joins", "placed", "windowed")}
+        {f"clonos.api.{one}" for one in ("job", "streams", "keyed", "joins", "placed", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from clonos import causal, errors, sinks, sources
     from clonos.api.aggregates import avg, count, max, min, sum  # noqa: A004 - as in PySpark
     from clonos.api.job import Job
-    from clonos.api.streams import KeyedStream, Stream
+    from clonos.api.keyed import KeyedStream
+    from clonos.api.streams import Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from clonos.nodes.views import Recovery
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
+    from clonos.operators.service import Service
 
 __version__ = VERSION
 
@@ -31,13 +33,14 @@ _HOMES = {
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
     "Job": "clonos.api.job",
-    "KeyedStream": "clonos.api.streams",
+    "KeyedStream": "clonos.api.keyed",
     "Listener": "clonos.cluster.listener",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Recovery": "clonos.nodes.views",
     "Row": "clonos.columns.rows",
     "RunningJob": "clonos.cluster.driver",
+    "Service": "clonos.operators.service",
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",
     "count": "clonos.api.aggregates",
@@ -66,6 +69,7 @@ __all__ = [
     "Recovery",
     "Row",
     "RunningJob",
+    "Service",
     "Stream",
     "asc",
     "avg",

@@ -63,6 +63,10 @@ class StepTooLarge(ClonosError):
     """A step's log entry, or a batch that it makes, is too large to be sent."""
 
 
+class AnswerTooLarge(ClonosError):
+    """A service has answered with more than is kept in logs."""
+
+
 class ProtocolError(ClonosError):
     """A peer or clonos itself broke the protocol: a bug in clonos, never in user code.
 

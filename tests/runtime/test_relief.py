@@ -95,7 +95,7 @@ class Slot:
             JOB.plan,
             SlotPorts(
                 self, Ticks(), self.track, unused, unused,
-                programs, lambda *_: world, lambda _: None,
+                programs, lambda *_: world, lambda _: None, SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
             unreachable_s=LIMIT_S,

@@ -19,7 +19,7 @@ from clonos.operators.look_up import LookUpOperator, SideTable, VersionedLookUpO
 from clonos.operators.window_kinds import Fixed, Window
 
 if TYPE_CHECKING:
-    from clonos.api.streams import KeyedStream
+    from clonos.api.keyed import KeyedStream
 
 Duration = str | timedelta
 Both = tuple[Bound, Bound]

@@ -6,36 +6,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.api.joins import check_join, join_bounds, look_up_operator, side_table
+from clonos.api.calls import call_policy
+from clonos.api.joins import look_up_operator, side_table
 from clonos.api.placed import Placed
-from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
+from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
-from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Edge, Vertex
-from clonos.operators.aggregates import Aggregate
 from clonos.operators.base import OperatorFactory
+from clonos.operators.calls import MapAsyncOperator, WithColumnAsyncOperator
 from clonos.operators.context import takes_context
-from clonos.operators.deduplicate import DeduplicateOperator
 from clonos.operators.filter import FilterOperator
 from clonos.operators.flat_map import FlatMapOperator
 from clonos.operators.identity import IdentityOperator
-from clonos.operators.in_order import InOrderOperator
-from clonos.operators.join import Always, JoinOperator
-from clonos.operators.last import LastOperator
 from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator, Select
-from clonos.operators.process import Process, ProcessOperator
 from clonos.operators.router import Routing
+from clonos.operators.service import Service
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window
 from clonos.operators.with_column import WithColumnOperator
 from clonos.sinks.spec import SinkSpec
 from clonos.sources import table_versions
+
+if TYPE_CHECKING:
+    from clonos.api.keyed import KeyedStream
 
 Function = Callable[..., Any]
 
@@ -111,17 +111,95 @@ class Stream(Placed):
         where = name or "with_column"
         require_columns(self.schema, of, where)
         takes_context(fn, where, of)
+        field, schema = self._with_field(column, where)
+        make = partial(WithColumnOperator, fn, of, field.name, schema)
+        vertex = self._add("with_column", name, schema, parallelism, make)
+        return self._with_changed(field, vertex)
+
+    def _with_field(self, column: str, where: str) -> tuple[pa.Field, pa.Schema]:
+        """The column that is made, and the schema with it."""
         is_known = column in self.schema.names
         (field, *more) = [self.schema.field(column)] if is_known else parse_schema(column)
         if more:
             remedy = "make one after the other, or use map"
             raise WrongType(f"{column!r} are several columns", where=where, remedy=remedy)
         at = self.schema.get_field_index(field.name)
-        schema = self.schema.append(field) if at < 0 else self.schema.set(at, field)
-        make = partial(WithColumnOperator, fn, of, field.name, schema)
-        vertex = self._add("with_column", name, schema, parallelism, make)
+        return field, self.schema.append(field) if at < 0 else self.schema.set(at, field)
+
+    def _with_changed(self, field: pa.Field, vertex: Vertex) -> Stream:
         is_key = field.name in self._edge.keys
         return Stream(self._job, vertex) if is_key else self._like_this(vertex)
+
+    def map_async(
+        self,
+        fn: Function | Service,
+        schema: Any,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        **how: Any,
+    ) -> Stream:
+        """``fn(row)`` asks a service and makes one row, for many rows at a time.
+
+        Steps, checkpoints and recoveries wait for no call. What `fn` returns or raises is logged
+        when it comes, and never asked for again; after a failure only those calls are made again
+        whose outcome was in no log.
+
+        Parameters
+        ----------
+        fn
+            A coroutine function (``async def``), which runs in an event loop beside the steps; a
+            plain function, which runs in a thread; or a :class:`clonos.Service`. It returns what
+            :meth:`map` may return, in plain values, at most 256 KiB.
+        how
+            See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True``,
+            ``timeout="60 seconds"``, ``attempts=1``, ``backoff=("100 ms", "10 seconds")``,
+            ``per_second=None``, ``hedge=None``, ``on_error=None``.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> async def judge(row):
+        ...     return row.id, "good" if row.cents < 100 else "bad"
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "id long, cents long"))
+        >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
+        ['id', 'verdict']
+        """
+        policy, how = call_policy(fn, name or "map_async", ("row",), **how)
+        parsed = parse_schema(schema)
+        make = partial(MapAsyncOperator, policy, self.schema, parsed, keys=self._edge.keys, **how)
+        return Stream(self._job, self._add("map_async", name, parsed, parallelism, make))
+
+    def with_column_async(
+        self,
+        column: str,
+        fn: Function | Service,
+        *of: str,
+        name: str | None = None,
+        parallelism: int | None = None,
+        **how: Any,
+    ) -> Stream:
+        """:meth:`with_column` of a service: see :meth:`map_async`.
+
+        Only the arguments and the answers are Python's, and only the answers are logged.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> async def judge(text, price):
+        ...     return "dear" if price > 100 else "cheap"
+        >>> bids = clonos.Job().source(clonos.sources.from_batches([], "text string, price long"))
+        >>> bids.with_column_async("verdict string", judge, "text", "price").schema.names
+        ['text', 'price', 'verdict']
+        """
+        where = name or "with_column_async"
+        require_columns(self.schema, of, where)
+        policy, how = call_policy(fn, where, of, **how)
+        field, schema = self._with_field(column, where)
+        how["keys"] = self._edge.keys
+        make = partial(WithColumnAsyncOperator, policy, self.schema, of, field.name, schema, **how)
+        vertex = self._add("with_column_async", name, schema, parallelism, make)
+        return self._with_changed(field, vertex)
 
     def map_batches(
         self,
@@ -270,6 +348,8 @@ class Stream(Placed):
         if not columns:
             raise WrongType("key_by without a column", remedy='write key_by("word")')
         require_columns(self.schema, columns, "key_by")
+        from clonos.api.keyed import KeyedStream
+
         edge = replace(self._edge, routing=Routing.HASH, keys=columns)
         return KeyedStream(self._job, self._vertex, edge)
 
@@ -384,206 +464,6 @@ class Stream(Placed):
     def _like_this(self, vertex: Vertex) -> Stream:
         """The stream behind an operator that keeps keys and partitioning."""
         return Stream(self._job, vertex)
-
-
-class KeyedStream(Stream):
-    """Rows with the same key are in the same task, in order."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The columns of the key."""
-        return self._edge.keys
-
-    @property
-    def _hashed(self) -> Edge:
-        return replace(self._edge, routing=Routing.HASH)
-
-    def window(self, window: Window) -> WindowedStream:
-        """Group rows by key and window; see ``clonos.tumbling``, ``sliding``, ``session`` and
-        ``between``."""
-        return WindowedStream(self, self.keys, window)
-
-    def join(
-        self,
-        other: KeyedStream,
-        *,
-        window: Window | None = None,
-        keep: str | timedelta | tuple[str | timedelta, str | timedelta] | None = None,
-        between: tuple[str, str] | None = None,
-        on: str | tuple[str, str] | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> KeyedStream:
-        """Pairs of rows of this and another stream with the same key: columns of both.
-
-        Without `window`, `keep` and `between` every row is kept for ever.
-
-        Parameters
-        ----------
-        window
-            A tumbling one: both rows are in the same window.
-        keep
-            How long a row waits for rows of the other side that are later (one duration for both
-            sides, or one for each).
-        between
-            Two columns of this stream: the other row's time is from the first of them (which is
-            this row's event time) up to before the second.
-        on
-            The column with the event time, or one for each side; not needed on this side with
-            `between`.
-
-        Examples
-        --------
-        >>> import clonos
-        >>> job = clonos.Job()
-        >>> left = job.source(clonos.sources.from_batches([], "id long, name string"))
-        >>> right = job.source(clonos.sources.from_batches([], "owner long, item string"))
-        >>> left.key_by("id").join(right.key_by("owner")).schema.names
-        ['id', 'name', 'owner', 'item']
-        """
-        where = name or "join"
-        check_join(self, other, where)
-        bounds = join_bounds(
-            (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
-            where=where,
-        )  # fmt: skip
-        if bounds[0] != Always() and not all(map(has_watermark, (self._vertex, other._vertex))):
-            raise BadGraph(
-                "a join in event time of streams without a watermark would keep all rows",
-                where=where,
-                remedy="write with_watermark(...) on both streams before it",
-            )
-        schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
-        make = partial(JoinOperator, schemas, keys, bounds)
-        vertex = self._job.add_vertex(
-            "join",
-            name,
-            schema=make().schema,
-            parallelism=self._job.parallelism if parallelism is None else parallelism,
-            make=make,
-            edges=(self._hashed, other._hashed),
-        )
-        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
-
-    def deduplicate(
-        self,
-        within: str | timedelta | None = None,
-        on: str | None = None,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> KeyedStream:
-        """Only the first row of each key.
-
-        Parameters
-        ----------
-        within, on
-            Forget a key when event time is so far past the time of its row, in column `on`; by
-            default keys are remembered for ever.
-
-        Examples
-        --------
-        ``events.key_by("id").deduplicate("1 hour", on="time")``
-        """
-        where = name or "deduplicate"
-        within_ms = 0
-        if (within is None) != (on is None):
-            raise WrongType(
-                "deduplicate within a time, but of which column?" if on is None
-                else "deduplicate on a time, but within which?",
-                where=where,
-                remedy='write deduplicate("1 hour", on="time")',
-            )  # fmt: skip
-        if within is not None and on is not None:
-            require_columns(self.schema, [on], where)
-            require_time(self.schema, on, where)
-            within_ms = parse_duration(within, minimum_ms=0)
-        make = partial(DeduplicateOperator, self.schema, self.keys, on, within_ms)
-        return self._like_this(self._add("deduplicate", name, self.schema, parallelism, make))
-
-    def in_order(
-        self, time: str, *ties: str, name: str | None = None, parallelism: int | None = None
-    ) -> KeyedStream:
-        """Hold rows back until event time has passed them, and sort them by it.
-
-        Parameters
-        ----------
-        time
-            The column with the event time.
-        ties
-            Columns that decide between rows of one time.
-
-        Examples
-        --------
-        ``bids.key_by("seller").in_order("time", "id")``
-        """
-        where = name or "in_order"
-        require_columns(self.schema, [time, *ties], where)
-        require_time(self.schema, time, where)
-        if not has_watermark(self._vertex):
-            raise BadGraph(
-                "without a watermark no row would ever come out",
-                where=where,
-                remedy=f'write with_watermark("{time}", "5 seconds") before it',
-            )
-        make = partial(InOrderOperator, self.schema, self.keys, time, ties)
-        return self._like_this(self._add("in_order", name, self.schema, parallelism, make))
-
-    def last(
-        self,
-        number: int,
-        *,
-        name: str | Aggregate | None = None,
-        parallelism: int | Aggregate | None = None,
-        **aggregates: Aggregate,
-    ) -> KeyedStream:
-        """To each row, aggregates of the last `number` rows of its key, itself among them.
-
-        Examples
-        --------
-        ``sales.key_by("seller").last(10, mean=clonos.avg("price"))``
-        """
-        if isinstance(name, Aggregate):
-            aggregates["name"], name = name, None
-        if isinstance(parallelism, Aggregate):
-            aggregates["parallelism"], parallelism = parallelism, None
-        where = name or "last"
-        if type(number) is not int or number < 1:
-            raise WrongType(f"last({number!r})", where=where, remedy="give a number from 1 on")
-        check_aggregates(aggregates, self.schema, self.schema.names, where)
-        make = partial(LastOperator, self.schema, self.keys, number, dict(aggregates), where)
-        return self._like_this(self._add("last", name, make().schema, parallelism, make))
-
-    def process(
-        self,
-        process: Process,
-        schema: Any,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stream:
-        """Run your own logic, with state and timers per key; see :class:`clonos.Process`."""
-        if not isinstance(process, Process):
-            raise WrongType(
-                f"{process!r} is not a Process object",
-                where=name or "process",
-                remedy="derive a class from clonos.Process and give an object of it",
-            )
-        parsed = parse_schema(schema)
-        make = partial(ProcessOperator, process, self.keys, parsed)
-        return Stream(self._job, self._add("process", name, parsed, parallelism, make))
-
-    def _like_this(self, vertex: Vertex) -> KeyedStream:
-        for key in self.keys:
-            if key not in vertex.schema.names or (
-                vertex.schema.field(key).type != self.schema.field(key).type
-            ):
-                raise UnknownColumn(
-                    f"the key {key!r} is lost",
-                    where=vertex.name,
-                    remedy="keep the key's columns, or key_by afterwards",
-                )
-        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
 
 
 def _columns(schema: pa.Schema) -> str:

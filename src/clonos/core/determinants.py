@@ -18,7 +18,7 @@ from clonos.errors import ProtocolError
 
 
 class Cause(IntEnum):
-    """Kinds of determinants. The first five begin a record, the others follow."""
+    """Kinds of determinants: those in :data:`CAUSES` begin a record, the others follow."""
 
     SOURCE = 0
     SOURCE_END = 1
@@ -27,6 +27,7 @@ class Cause(IntEnum):
     MARKER = 4
     CLOCK = 5
     CALL = 6
+    OUTCOMES = 7
 
 
 class Source(NamedTuple):
@@ -81,11 +82,21 @@ class Call(NamedTuple):
     answer: bytes
 
 
-Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call
+class Outcomes(NamedTuple):
+    """Calls that were asked in earlier steps came to an end, in this order.
 
-KINDS: tuple[type[Any], ...] = (Source, SourceEnd, Order, Timer, Marker, Clock, Call)
+    ``outcomes``: the fields of each :class:`~clonos.core.calls.Outcome`.
+    """
+
+    outcomes: Sequence[Sequence[Any]]
+
+
+Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes
+
+KINDS: tuple[type[Any], ...] = (Source, SourceEnd, Order, Timer, Marker, Clock, Call, Outcomes)
 ARITY = tuple(len(kind._fields) for kind in KINDS)
 NUMBER: dict[type[Any], int] = {kind: number for number, kind in enumerate(KINDS)}
+CAUSES = frozenset({*range(Cause.MARKER + 1), Cause.OUTCOMES})
 
 
 def encode_record(determinants: Sequence[Determinant]) -> bytes:
@@ -117,6 +128,6 @@ def decode_record(record: bytes) -> list[Determinant]:
             i = end
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise ProtocolError(f"unreadable log entry: {error}") from error
-    if not result or NUMBER[type(result[0])] > Cause.MARKER:
+    if not result or NUMBER[type(result[0])] not in CAUSES:
         raise ProtocolError("a log entry does not begin with the cause of its step")
     return result

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, SupportsBytes
 
+from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.messages import (
     ChannelMessage,
     Credit,
@@ -102,6 +103,13 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsOver:
+    """Calls that :class:`MakeCalls` has asked for have come to an end."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Some time has passed (linger of log entries that no batch has taken along)."""
 
@@ -184,11 +192,18 @@ class NeedRows:
     cuts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MakeCalls:
+    """Make these calls; say what comes of each with :class:`CallsOver`, if this life sees it."""
+
+    calls: tuple[tuple[CallId, Request], ...]
+
+
 ChannelEvent = Opened | Received | InputClosed | Answered | OutputClosed
 """What happens at either end of a channel."""
 
-Event = ChannelEvent | SourceRows | SourceEnded | LayerStored | Written | Tick
-Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows
+Event = ChannelEvent | SourceRows | SourceEnded | LayerStored | Written | CallsOver | Tick
+Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows | MakeCalls
 
 
 class Trial(Enum):

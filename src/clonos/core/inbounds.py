@@ -136,6 +136,22 @@ class Inbounds:
             )
         return items
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether the END of each was taken."""
+        return all(end.ended for end in self.ends.values())
+
+    def next_epoch(self) -> None:
+        """The epoch is sealed: what came behind its markers may be taken."""
+        for end in self.ends.values():
+            end.aligned = False
+
+    def aligned_epoch(self, epoch: int) -> int:
+        """`epoch` if its marker (or END) has come on every input, else 0."""
+        ends = self.ends.values()
+        some = any(end.aligned for end in ends)
+        return epoch if some and all(end.aligned or end.ended for end in ends) else 0
+
     def closed(self, event: ev.InputClosed) -> None:
         """A stream has ended."""
         end = self.ends[event.channel]

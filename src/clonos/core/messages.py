@@ -203,6 +203,8 @@ TIMER: Final = -2
 """... its wake-up, by the time at which it was due."""
 MARKER: Final = -3
 """... a marker that came from nobody, by its epoch."""
+CALLS: Final = -4
+"""... the outcomes of calls of its operator number 0, by their number; -5 those of number 1, ..."""
 
 
 class Suspect(NamedTuple):

@@ -12,6 +12,7 @@ from clonos.core.holder import Holder
 from clonos.core.life import Life
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.step import RunningStep
 
 BACKLOG_BYTES = 8 << 20
 """A task takes no new step while a live receiver is this far behind."""
@@ -45,6 +46,7 @@ class Outbounds:
         settled: Callable[[], None],
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
+        self._shares_soon = False
         self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
         self._life = life
         self._book = holder.book
@@ -175,9 +177,43 @@ class Outbounds:
         So do those of a source that cannot be read again: what it has read is put down even if
         nothing has come of it yet, and what it sends to others waits for this.
         """
-        for end in self._log_ends:
+        if self._shares_soon:
+            self._share(self.ends.values())
+        else:
+            self._share(self._log_ends)
+        self._shares_soon = False
+
+    def share_soon(self) -> None:
+        """What was logged is worth more than a message: it goes to all at the end of the turn."""
+        self._shares_soon = True
+
+    def _share(self, ends: Iterable[Outbound]) -> None:
+        for end in ends:
             if end.call.state is Call.CONNECTED and end.lags(self._book, self._stable):
                 self._send(end, None)
+
+    def put_out(
+        self,
+        step: RunningStep,
+        epoch: int,
+        marker: int,
+        dep: msg.Dependencies,
+        born_ms: int,
+        *,
+        ends: bool,
+    ) -> None:
+        """What a step has emitted becomes items; behind it a marker (0: none), or the END."""
+        for end in self._item_ends:
+            batch = step.emitted.get(end.spec.id)
+            watermark = None if end.to_world else step.watermarks.get(end.spec.id)
+            if batch is not None:
+                end.log.append(Kind.BATCH, epoch, 0, batch, dep, born_ms, watermark)
+            elif watermark is not None:
+                end.log.append(Kind.WATERMARK, epoch, watermark, None, dep, born_ms)
+            if ends:  # stands for every later marker as well
+                end.log.append(Kind.END, epoch, 0, None, dep, born_ms)
+            elif marker and not end.to_world:
+                end.log.append(Kind.MARKER, marker, marker, None, dep, born_ms)
 
     def stepped(self) -> None:
         """A step has ended: send its output, and release effects that are due."""
@@ -212,8 +248,7 @@ class Outbounds:
         for end in self.ends.values():
             if end.call.state is Call.BROKEN:
                 self._dial(end)
-            if end.call.state is Call.CONNECTED and end.lags(self._book, self._stable):
-                self._send(end, None)
+        self._share(self.ends.values())
 
     def statistics(self) -> dict[str, int]:
         """Counters for the progress display."""

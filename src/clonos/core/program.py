@@ -6,8 +6,10 @@ batch is an opaque object with a row count, a size and a digest of its content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, SupportsBytes
+
+from clonos.core.calls import CallId, Outcome, Request
 
 
 class Batch(NamedTuple):
@@ -36,6 +38,12 @@ class Step(Protocol):
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call `fn` once, ever: the answer or the exception is logged and comes back on replay."""
 
+    def ask(self, call: CallId, request: Request) -> None:
+        """Have a call made that takes a while; :meth:`Program.on_outcomes` hears what comes of it.
+
+        What is open belongs to the program's state. No call is ever asked twice.
+        """
+
     def wake_at(self, due_ms: int | None) -> None:
         """Ask for :meth:`Program.on_timer` at `due_ms` (processing time); None: not at all.
 
@@ -52,9 +60,14 @@ class Step(Protocol):
 class Program(Protocol):
     """A deterministic function of (state, event): the same events give the same bytes.
 
+    ``is_full``: it has so many calls open that it wants no input before some are answered.
+
     Every callback runs inside one step. The core sends END downstream by itself after
     :meth:`on_end` of the last input, and markers by itself.
     """
+
+    @property
+    def is_full(self) -> bool: ...
 
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows cut from this task's source (source tasks only)."""
@@ -71,8 +84,15 @@ class Program(Protocol):
     def on_timer(self, step: Step, now_ms: int) -> None:
         """The wake-up is due; ``step.clock_ms()`` returns `now_ms`."""
 
+    def on_outcomes(self, step: Step, outcomes: Sequence[Outcome]) -> None:
+        """Calls that earlier steps have asked are over, in this order."""
+
+    def open_calls(self) -> Mapping[CallId, Request]:
+        """Calls that were asked and not answered, in their order; asked after a restore only."""
+
     def on_end(self, step: Step, channel: int | None) -> None:
-        """An input channel has ended (None: the source has)."""
+        """An input channel has ended (None: the source has). The task has ended as soon as no call
+        is open either."""
 
     def delta(self) -> bytes | SupportsBytes:
         """All state changed since the last call (or since restored), as absolute values.

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from clonos.core.calls import CallId, Request, outcomes_of
 from clonos.core.canonical import decode, decode_error, encode, encode_error
-from clonos.core.determinants import Call, Clock, Determinant
+from clonos.core.determinants import (
+    Call,
+    Clock,
+    Determinant,
+    Order,
+    Outcomes,
+    Source,
+    SourceEnd,
+    Timer,
+)
 from clonos.core.digest import content_digest
 from clonos.core.events import World
-from clonos.core.program import Batch
+from clonos.core.messages import Item, Kind
+from clonos.core.program import Batch, Program, Step
 from clonos.errors import Divergence, ProtocolError, StepTooLarge, UnencodableValue
 
 RECORD_BYTES_MAX: Final = 64 << 20
@@ -42,6 +54,35 @@ class Abandoned(BaseException):  # user code may well catch every Exception
 
 def nothing() -> None:
     """Do the job of a step that user code hears nothing of."""
+
+
+def job_of(
+    program: Program,
+    step: Step,
+    cause: Determinant,
+    items: Sequence[Item],
+    batches: Sequence[Batch],
+) -> Job:
+    """What a program has to do of a step; `batches`: the rows that it takes."""
+    match cause:
+        case Source():
+            return partial(program.on_source, step, batches[0])
+        case SourceEnd():
+            return partial(program.on_end, step, None)
+        case Timer(now_ms=now_ms):
+            return partial(program.on_timer, step, now_ms)
+        case Outcomes(outcomes=outcomes):
+            return partial(program.on_outcomes, step, outcomes_of(outcomes))
+        case Order(channel=channel):
+            match items[0].kind:
+                case Kind.BATCH:
+                    mark = items[-1].watermark
+                    return partial(program.on_batches, step, channel, batches, mark)
+                case Kind.WATERMARK:
+                    return partial(program.on_watermark, step, channel, items[0].value)
+                case Kind.END:
+                    return partial(program.on_end, step, channel)
+    return nothing
 
 
 def attempt(job: Job) -> Exception | None:
@@ -112,6 +153,7 @@ class RunningStep:
         self.record: list[Determinant] = [cause]
         self.emitted: dict[int, Batch] = {}
         self.watermarks: dict[int, int] = {}
+        self.asked: list[tuple[CallId, Request]] = []
         self.wake_ms = wake_ms
         self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
         self._now_ms = now_ms
@@ -147,7 +189,7 @@ class RunningStep:
         return self._now_ms
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        arguments = _arguments_digest(args, kwargs)
+        arguments = arguments_digest(args, kwargs)
         if self._replayed is None:
             self._go_on()
             try:
@@ -166,6 +208,9 @@ class RunningStep:
         if outcome.ok:
             return decode(outcome.answer)
         raise decode_error(outcome.answer)
+
+    def ask(self, call: CallId, request: Request) -> None:
+        self.asked.append((call, request))
 
     def _go_on(self) -> None:
         if self.is_abandoned:
@@ -197,7 +242,7 @@ class RunningStep:
             )
 
 
-def _arguments_digest(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+def arguments_digest(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """Digest of a call's arguments; 0 for arguments that have no canonical form."""
     try:
         return content_digest(encode([list(args), kwargs]))

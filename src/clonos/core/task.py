@@ -10,17 +10,18 @@ state, the same items and the same digests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.calls import OpenCalls, outcomes_of
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
     Determinant,
     Marker,
     Order,
+    Outcomes,
     Source,
     SourceEnd,
     Timer,
@@ -39,7 +40,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, nothing
+from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of
 from clonos.core.watch import Watch
 from clonos.errors import ProtocolError
 
@@ -71,8 +72,10 @@ class TaskMachine:
     ----------
     inputs, outputs
         The ends of its channels, by channel.
+    calls
+        Those that were asked and not answered.
     ended, end_is_out
-        No input of any kind is left; END was put out.
+        No input of any kind is left, and no call is open; END was put out.
     under_way
         The step between its two halves.
     """
@@ -114,18 +117,16 @@ class TaskMachine:
         self.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else None
-        self.intake = (
-            Intake(floor.source_rows, ended=floor.source_ended) if floor else Intake(0, ended=False)
-        )
+        taken, ended = (floor.source_rows, floor.source_ended) if floor else (0, False)
+        self.intake = Intake(taken, ended=ended)
         self.book.truncate(self.id, self.position)
         for run in activate.log:
             self.book.append(run)
         self.replay_to = max(self.book.length(self.id), self.position)
         self._future = dependencies_of(plan, activate.log)  # of the log still to be replayed
-        # For display: rows handled and bytes of their log entries, both in this life, and when
-        # the oldest row of the last step was read.
-        self.rows = self.entry_bytes = self.born_ms = 0
-        self._inject = 0
+        # For display, of this life: rows, bytes of their log entries, when its last row was read.
+        self.rows = self.entry_bytes = self.born_ms = self.injected = 0
+        self.calls = OpenCalls(program.open_calls())
         self.under_way: RunningStep | None = None
         self.seals = Seals()
         self.ended = self._has_ended()
@@ -146,6 +147,7 @@ class TaskMachine:
             ev.SourceEnded: lambda _: self.intake.over(),
             ev.LayerStored: self._on_layer_stored,
             ev.Written: self.outbounds.written,
+            ev.CallsOver: lambda event: self.calls.came(event.outcomes),
             ev.Tick: lambda _: self.outbounds.tick(),
             msg.Fence: self._on_fence,
             msg.Resolve: self._on_resolve,
@@ -202,8 +204,14 @@ class TaskMachine:
             self.phase is Phase.LIVE
             and self.spec.is_source
             and self.intake.wants_rows
+            and not self._is_full
             and not self.outbounds.blocked()
         )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether calls must be answered before it takes more input. A marker waits for none."""
+        return self.program.is_full and self.injected <= self.epoch
 
     @property
     def wait_ms(self) -> int | None:
@@ -212,16 +220,19 @@ class TaskMachine:
             return None
         return max(self.wake_ms - self.time.now_ms(), 0)
 
+    @property
+    def _inputs_are_over(self) -> bool:
+        return self.intake.ended if self.spec.is_source else self.inbounds.have_ended
+
     def _has_ended(self) -> bool:
-        if self.spec.is_source:
-            return self.intake.ended
-        return all(end.ended for end in self.inputs.values())
+        return not self.calls and self._inputs_are_over
 
     def check(self) -> None:
         """Assertions over the whole state."""
         self.holder.check()
         self.inbounds.check()
         self.outbounds.check()
+        self.calls.check()
         known, held = self.dep.get(self.id), self.book.length(self.id)
         if self.phase is not Phase.FENCED:
             assert self.position == (known.position if known else 0) <= held
@@ -250,6 +261,8 @@ class TaskMachine:
         self.time.begin(self.clock_ms)
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
+        if self.calls:
+            self._do(ev.MakeCalls(self.calls.requests()))
         for inbound in self.inputs.values():
             self._credit(inbound, force=True)
         self._if_finished()
@@ -340,7 +353,7 @@ class TaskMachine:
     # --- floors -----------------------------------------------------------------------------
 
     def _on_inject(self, command: msg.Inject) -> None:
-        self._inject = max(self._inject, command.epoch)
+        self.injected = max(self.injected, command.epoch)
 
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
@@ -427,13 +440,17 @@ class TaskMachine:
 
     def _choose(self) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
-        if self._inject > self.epoch and (self.spec.is_source or self.ended):
+        if self.injected > self.epoch and (self.spec.is_source or self._inputs_are_over):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
+        if self.calls.has_news:  # what comes of it is no more than what waits for it here
+            return Outcomes(self.calls.choose()), []
         if self.outbounds.blocked():
             return None, []
         due = self.wake_ms if not self.ended else None
         if due is not None and due <= (now_ms := self.time.now_ms()):
             return Timer(now_ms), []
+        if self._is_full:
+            return None, []
         if self.spec.is_source:
             return self.intake.choose(), []
         return self.inbounds.choose()
@@ -467,44 +484,35 @@ class TaskMachine:
     def _begin(self, cause: Determinant, items: list[Item], logged: Logged) -> Job:
         """Take what the step takes: whoever asks from now on hears that we depend on it."""
         step = self.under_way = self.new_step(cause, logged)
+        batches: list[Batch] = []
         match cause:
             case Order(channel=channel):
-                return self._take_items(step, channel, items)
-            case Source(rows=rows):
+                batches = self._take_items(step, channel, items)
+            case Source():
                 offered = self.intake.take()
-                self.rows += rows
-                self.born_ms = offered.born_ms
-                return partial(self.program.on_source, step, offered.batch)
+                batches, self.born_ms = [offered.batch], offered.born_ms
             case SourceEnd():
                 step.ends = True
-                return partial(self.program.on_end, step, None)
             case Timer(now_ms=now_ms):
                 self.born_ms = now_ms
-                return partial(self.program.on_timer, step, now_ms)
             case Marker(epoch=epoch):
                 step.marker = epoch
-                return nothing
-            case _:
-                raise ProtocolError(f"{cause} cannot begin a step", where=self.spec.name)
+            case Outcomes(outcomes=outcomes):
+                self.born_ms = self.calls.take(outcomes_of(outcomes), self.spec.name)
+        self.rows += sum(batch.rows for batch in batches)
+        return job_of(self.program, step, cause, items, batches)
 
-    def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> Job:
-        inbound, program = self.inputs[channel], self.program
+    def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:
         for item in items:
             merge(self.dep, self.fences.clamp(item.dep))
         first = items[0]
         self.born_ms = first.born_ms
-        if first.kind is Kind.BATCH:
-            batches: list[Batch] = [i.batch for i in items if i.batch is not None]
-            self.rows += sum(batch.rows for batch in batches)
-            return partial(program.on_batches, step, channel, batches, items[-1].watermark)
-        if first.kind is Kind.WATERMARK:
-            return partial(program.on_watermark, step, channel, first.value)
         if first.kind is Kind.MARKER:
             step.marker = first.value
-            return nothing
-        inbound.end()
-        step.ends = True
-        return partial(program.on_end, step, channel)
+        elif first.kind is Kind.END:
+            self.inputs[channel].end()
+            step.ends = True
+        return [item.batch for item in items if item.batch is not None]
 
     def _end(self, step: RunningStep) -> None:
         if not step.is_live:
@@ -524,6 +532,7 @@ class TaskMachine:
         self.entry_bytes += len(record)
         self.dep[self.id] = Dependency(writer, self.position)
         cause = step.record[0]
+        self._take_calls(step, cause)
         marker = self._reached(step, cause) if step.marker or step.ends else 0
         self._put_out(step, marker)
         if marker:
@@ -540,6 +549,15 @@ class TaskMachine:
             for outbound in self.outputs.values() if self.is_live else ():
                 self.outbounds.welcome(outbound)
 
+    def _take_calls(self, step: RunningStep, cause: Determinant) -> None:
+        if step.asked:
+            self.calls.asked(step.asked, self.born_ms)
+            if step.is_live:
+                self._do(ev.MakeCalls(tuple(step.asked)))
+        if isinstance(cause, Outcomes):
+            self.ended = self._has_ended()
+            self.outbounds.share_soon()
+
     def _reached(self, step: RunningStep, cause: Determinant) -> int:
         """A marker or END was taken: return the epoch to seal (0: none)."""
         if step.ends:
@@ -549,36 +567,18 @@ class TaskMachine:
             return step.marker
         if step.marker > self.epoch:  # else it was made again, under the availability policy
             self.inputs[cause.channel].aligned = True
-        return self._aligned_epoch(step.marker or self.epoch + 1)
-
-    def _aligned_epoch(self, epoch: int) -> int:
-        """`epoch` if its marker (or END) has come on every input, else 0."""
-        some = any(i.aligned for i in self.inputs.values())
-        return epoch if some and all(i.aligned or i.ended for i in self.inputs.values()) else 0
+        return self.inbounds.aligned_epoch(step.marker or self.epoch + 1)
 
     def _put_out(self, step: RunningStep, marker: int) -> None:
         if self.end_is_out:
             return  # what comes after an END, some input's sender has made again
-        ended = self.end_is_out = self.ended
-        dep, born = dict(self.dep), self.born_ms
-        for channel, outbound in self.outputs.items():
-            if not outbound.carries_items:
-                continue
-            batch = step.emitted.get(channel)
-            watermark = None if outbound.to_world else step.watermarks.get(channel)
-            if batch is not None:
-                outbound.log.append(Kind.BATCH, self.epoch, 0, batch, dep, born, watermark)
-            elif watermark is not None:
-                outbound.log.append(Kind.WATERMARK, self.epoch, watermark, None, dep, born)
-            if ended:  # stands for every later marker as well
-                outbound.log.append(Kind.END, self.epoch, 0, None, dep, born)
-            elif marker and not outbound.to_world:
-                outbound.log.append(Kind.MARKER, marker, marker, None, dep, born)
+        self.end_is_out = self.ended
+        dep, born_ms = dict(self.dep), self.born_ms
+        self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, ends=self.ended)
 
     def _seal(self, epoch: int) -> None:
         self.epoch = epoch
-        for inbound in self.inputs.values():
-            inbound.aligned = False
+        self.inbounds.next_epoch()
         layer = Layer(
             task=self.id,
             incarnation=self.incarnation,

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from clonos.core import messages as msg
-from clonos.core.determinants import Determinant, Marker, Order, Source, SourceEnd, Timer
+from clonos.core.determinants import Determinant, Marker, Order, Outcomes, Source, Timer
 from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
-from clonos.core.messages import MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
+from clonos.core.messages import CALLS, MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program, Step
+from clonos.core.step import job_of
 from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4
@@ -70,23 +71,11 @@ class Rehearsal:
         return self.attempt(batches) is Trial.DIED
 
     def _do(self, program: Program, batches: Sequence[Batch]) -> None:
-        cause, items, step = self._cause, self._items, self._task.new_step(self._cause)
-        match cause:
-            case Source():
-                for batch in batches:
-                    program.on_source(step, batch)
-            case SourceEnd():
-                program.on_end(step, None)
-            case Timer(now_ms=now_ms):
-                program.on_timer(step, now_ms)
-            case Order(channel=channel) if items[0].kind is Kind.BATCH:
-                program.on_batches(step, channel, batches, items[-1].watermark)
-            case Order(channel=channel) if items[0].kind is Kind.WATERMARK:
-                program.on_watermark(step, channel, items[0].value)
-            case Order(channel=channel) if items[0].kind is Kind.END:
-                program.on_end(step, channel)
-            case _:  # a marker: what may go wrong is to seal
-                bytes(program.delta())
+        cause = self._cause
+        if isinstance(cause, Marker) or any(i.kind is Kind.MARKER for i in self._items):
+            bytes(program.delta())  # what may go wrong is to seal
+        else:
+            job_of(program, self._task.new_step(cause), cause, self._items, batches)()
 
 
 class Watch:
@@ -203,6 +192,9 @@ def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int 
             return Rows(TIMER, due_ms, due_ms)
         case Marker(epoch=epoch):
             return Rows(MARKER, epoch, epoch)
+        case Outcomes(outcomes=outcomes):
+            operator, numbers = outcomes[0][0], [number for _, number, *_ in outcomes]
+            return Rows(CALLS - operator, min(numbers), max(numbers))
         case _:
             return Rows(SOURCE_ROWS, taken + 1, taken + 1)  # its end
 
@@ -214,4 +206,7 @@ def _describe(spec: TaskSpec, rows: Rows) -> str:
         return f"the timer that was due at {rows.first} ms"
     if rows.channel == MARKER:
         return f"the state at the end of epoch {rows.first}"
+    if rows.channel <= CALLS:
+        operator = CALLS - rows.channel
+        return f"the answers to calls {rows.first} to {rows.last} of its operator {operator}"
     return f"items {rows.first} to {rows.last} of input {spec.inputs.index(rows.channel)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from clonos.core.calls import Outcome
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
 from clonos.nodes.tenure import TermSeen
@@ -51,6 +52,14 @@ class Wrote:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsOver:
+    """Calls of a life have come to an end."""
+
+    life: int
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkFailed:
     """A layer could not be stored, or an output not be written."""
 
@@ -79,6 +88,7 @@ Event = (
     | FetchFailed
     | Stored
     | Wrote
+    | CallsOver
     | WorkFailed
     | Ran
     | RowsReady

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from clonos.core.calls import CallId, Request
 from clonos.core.decisions import Note
 from clonos.core.events import Release, SourceEnded, SourceRows, StoreLayer, World
 from clonos.core.housekeeper import Deliver
@@ -133,6 +134,22 @@ class Sources(Protocol):
         """Begin to read the source of `task`; ``RowsReady`` says when there is something."""
 
 
+class Calls(Protocol):
+    """Makes calls that take a while, beside the steps of the tasks."""
+
+    def make(
+        self,
+        life: int,
+        task: int,
+        incarnation: Incarnation,
+        calls: Sequence[tuple[CallId, Request]],
+    ) -> None:
+        """Make calls. Answered by ``CallsOver``, each call once, in any order; perhaps never."""
+
+    def withdraw(self, life: int) -> None:
+        """That life is over: cancel what can be cancelled, begin no attempt any more."""
+
+
 class Writer(Protocol):
     """A sink that puts its output into the world itself, where it runs."""
 
@@ -152,6 +169,8 @@ class SlotPorts:
         Clock and calls of one life of a task.
     writers
         The writer of a task, or None if its sink does not write itself.
+    calls
+        Makes the calls of all tasks.
     """
 
     network: Network
@@ -162,6 +181,7 @@ class SlotPorts:
     programs: Callable[[int], Program]
     worlds: Callable[[int, Incarnation], World]
     writers: Callable[[int], Writer | None]
+    calls: Calls
 
 
 # --- of the driver ----------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class Resident:
             ev.StoreLayer: self._store_layer,
             ev.Release: self._release,
             ev.NeedRows: self._need_rows,
+            ev.MakeCalls: self._make_calls,
         }
 
     @property
@@ -163,6 +164,7 @@ class Resident:
         self.is_over = True
         if self.machine is not None:
             self.machine.abandon()
+        self._ports.calls.withdraw(self.number)
         self._close_source()
         self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
 
@@ -290,6 +292,8 @@ class Resident:
                 **getattr(machine.program, "statistics", {}),
                 **getattr(machine.program, "traffic", {}),
             }
+            if machine.calls:
+                self._counters["waiting_bytes"] = getattr(machine.program, "waiting_bytes", 0)
         counters = {
             "position": machine.position,
             "rows": machine.rows,
@@ -297,11 +301,13 @@ class Resident:
             "epoch": machine.epoch,
             "replay_to": machine.replay_to,
             "queued": sum(len(i.queue) for i in machine.inputs.values()),
+            "calls": len(machine.calls),
             "log_bytes": machine.book.nbytes,
             **machine.outbounds.statistics(),
             **self._counters,
             "latency_ms": self._latency_ms,
         }
+        counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
         self._latency_ms = 0
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
 
@@ -333,6 +339,9 @@ class Resident:
     def _need_rows(self, action: ev.NeedRows) -> None:
         assert self._source is not None
         self._source.ask(action.cuts)
+
+    def _make_calls(self, action: ev.MakeCalls) -> None:
+        self._ports.calls.make(self.number, self.task, self._command.incarnation, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
         self._ports.store.put(self.number, action)

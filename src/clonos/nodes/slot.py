@@ -105,6 +105,7 @@ class SlotNode:
             node_events.FetchFailed: self._on_fetch_failed,
             node_events.Stored: self._on_stored,
             node_events.Wrote: self._on_wrote,
+            node_events.CallsOver: self._on_calls_over,
             node_events.WorkFailed: self._on_work_failed,
             node_events.Ran: self._on_ran,
             node_events.RowsReady: self._on_rows_ready,
@@ -274,6 +275,10 @@ class SlotNode:
     def _on_wrote(self, event: node_events.Wrote) -> None:
         if (resident := self._of(event.life)) is not None:
             self._let(resident, resident.hear, ev.Written(event.channel, event.seq))
+
+    def _on_calls_over(self, event: node_events.CallsOver) -> None:
+        if (resident := self._of(event.life)) is not None:
+            self._let(resident, resident.hear, ev.CallsOver(event.outcomes))
 
     def _on_work_failed(self, event: node_events.WorkFailed) -> None:
         if (resident := self._of(event.life)) is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from clonos.columns.rows import describe, short
+from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import Divergence, OperatorError, ProtocolError
 from clonos.state.deltas import Changes, Frozen
 from clonos.state.stores import Facts
@@ -56,6 +57,10 @@ class Services:
         """A new step begins."""
         self._step = step
 
+    def ask(self, operator: Operator, number: int, request: Request) -> None:
+        """Have a call made for an operator, which counts its calls."""
+        self.step.ask(CallId(operator.info.number, number), request)
+
     @property
     def step(self) -> Step:
         """The current step."""
@@ -73,6 +78,9 @@ class Operator:
     Subclasses override what they need. Callbacks return the rows they produce, as one batch or
     None; the chain passes them on. ``facts`` holds small values that are part of the state.
     """
+
+    makes_calls = False
+    """Whether it asks calls that take a while."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -116,8 +124,26 @@ class Operator:
         """When :meth:`on_timer` is wanted next."""
         return None
 
+    def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
+        """Calls are over that :meth:`Services.ask` has asked for."""
+        raise NotImplementedError
+
+    def open_calls(self) -> Mapping[int, Request]:
+        """By number, the calls that were asked and not answered."""
+        return {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether calls have to be answered before it wants more rows."""
+        return False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the rows that wait for calls."""
+        return 0
+
     def on_end(self) -> pa.RecordBatch | None:
-        """No more rows will come."""
+        """No more rows will come; of those that wait for calls, :meth:`on_outcomes` will hear."""
         return None
 
     def changes(self) -> Changes | Frozen:

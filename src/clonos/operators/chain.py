@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from clonos.columns.batches import concat, seal, unseal
+from clonos.core.calls import CallId
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.router import Router
 from clonos.operators.watermark import IDLE
@@ -22,7 +24,11 @@ from clonos.state.deltas import CHAIN, Changes, Delta, Frozen, decode_delta
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
+    from clonos.core.calls import Outcome, Request
     from clonos.core.program import Batch, Step
+
+
+_is_full = attrgetter("is_full")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class ChainProgram:
         self._routers = tuple(routers)
         self._ports = dict(ports or {})
         self._seal = partial(seal, digests=digests)
+        self._callers = [op for op in self._operators if op.makes_calls]
         self._services = Services()
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
@@ -105,6 +112,24 @@ class ChainProgram:
         """By name, in order, for those who measure them."""
         return dict(zip(self._names, self._operators, strict=True))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether some operator wants no more rows before calls are answered."""
+        return any(map(_is_full, self._callers))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the rows that wait for calls."""
+        return sum(operator.waiting_bytes for operator in self._callers)
+
+    def open_calls(self) -> dict[CallId, Request]:
+        """All that were asked and not answered."""
+        return {
+            CallId(operator.info.number, number): request
+            for operator in self._callers
+            for number, request in operator.open_calls().items()
+        }
+
     def on_source(self, step: Step, batch: Batch) -> None:
         """Rows of the task's source."""
         self._services.begin(step)
@@ -133,10 +158,26 @@ class ChainProgram:
         self._mark(channel, watermark_ms)
         self._finish(step)
 
+    def on_outcomes(self, step: Step, outcomes: Sequence[Outcome]) -> None:
+        """Each goes to the operator that has asked; what it makes of it goes on from there."""
+        self._services.begin(step)
+        of: dict[int, list[Outcome]] = {}
+        for outcome in outcomes:
+            of.setdefault(outcome.operator, []).append(outcome)
+        for i in sorted(of):
+            operator = self._operators[i]
+            self._push(i + 1, operator.on_outcomes(of[i]))
+            watermark = operator.take_watermark()
+            if watermark is not None:
+                self._advance(i + 1, watermark)
+            if self._over == i + 1 and not operator.open_calls():
+                self._end_from(i + 1)
+        self._finish(step)
+
     def on_timer(self, step: Step, now_ms: int) -> None:
         """Every operator does what is due."""
         self._services.begin(step)
-        for i, operator in enumerate(self._operators):
+        for i, operator in enumerate(self._operators[self._over :], self._over):
             due = operator.next_due_ms()
             if due is not None and due <= now_ms:
                 self._push(i + 1, operator.on_timer(now_ms))
@@ -151,11 +192,25 @@ class ChainProgram:
         if channel is not None:
             self._facts.set(f"ended {channel}", value=True)
         if all(self._facts.get(f"ended {c}") for c in self._inputs):
-            for i, operator in enumerate(self._operators):
-                self._push(i + 1, operator.on_end())
+            self._end_from(0)
         else:
             self._advance_inputs()
         self._finish(step)
+
+    @property
+    def _over(self) -> int:
+        """How many operators have heard that no more rows come; the last may still have calls."""
+        over: int = self._facts.get("over", 0)
+        return over
+
+    def _end_from(self, start: int) -> None:
+        for i in range(start, len(self._operators)):
+            operator = self._operators[i]
+            if self._callers:
+                self._facts.set("over", i + 1)
+            self._push(i + 1, operator.on_end())
+            if operator.open_calls():
+                return
 
     def delta(self) -> Delta:
         """All state that changed since the last call."""
@@ -254,7 +309,8 @@ class ChainProgram:
                 for channel in router.channels:
                     step.emit_watermark(channel, self._watermark_out)
             self._watermark_out = None
-        dues = [due for operator in self._operators if (due := operator.next_due_ms()) is not None]
+        running = self._operators[self._over :]
+        dues = [due for operator in running if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
 
     def _whole(self) -> Batch:

@@ -19,6 +19,7 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
+from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
@@ -197,6 +198,7 @@ class SlotLoop:
         self._world = RealWorld()
         self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
         self._writers = Writers(shipment, inbox)
+        self._calls = CallRunner(inbox.put)
         ports = SlotPorts(
             network=self._plane,
             clock=Ticks(),
@@ -206,6 +208,7 @@ class SlotLoop:
             programs=lambda task: shipment.programs[task](),
             worlds=self._world_of,
             writers=self._writers.of,
+            calls=self._calls,
         )
         self._node = SlotNode(
             shipment.plan,
@@ -237,6 +240,7 @@ class SlotLoop:
         finally:
             self._layers.close()
             self._writers.close()
+            self._calls.close()
             plane.shutdown()
         if node.lost is not None:
             raise node.lost

@@ -13,7 +13,8 @@ from clonos import sinks, sources
 from clonos.api.aggregates import count
 from clonos.api.aggregates import sum as total
 from clonos.api.job import Job
-from clonos.api.streams import KeyedStream, Stream
+from clonos.api.keyed import KeyedStream
+from clonos.api.streams import Stream
 from clonos.api.windows import session, sliding, tumbling
 from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
@@ -107,6 +108,18 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
     return keyed.in_order("at", "id")
 
 
+def with_calls(stream: Stream, random: Random) -> Stream:
+    """Perhaps rows wait for calls; drawn by itself, all else in a seed is as it was."""
+    how: dict[str, Any] = {"in_flight": random.choice((1, 3, 10)), "on_error": lambda *_: -1}
+    if random.random() < 0.4:
+        how["ordered"] = random.random() < 0.5
+        stream = stream.with_column_async("id", look_up, "id", name="numbered", **how)
+    if random.random() < 0.3:
+        how["ordered"] = random.random() < 0.5
+        stream = stream.with_column_async("amount double", look_up, "id", name="priced", **how)
+    return stream
+
+
 class ReaderSource:
     """The rows of one source task, from the reader that it really has."""
 
@@ -187,6 +200,7 @@ def random_arrow_job(random: Random) -> ArrowJob:
     stream: Stream = job.source(source, name="rows").with_watermark("at", "5 seconds")
     if random.random() < 0.5:
         stream = stream.map(enrich, SCHEMA, name="enrich")
+    stream = with_calls(stream, Random(random.getstate()[1][0]))
     if random.random() < 0.4:
         stream = stream.union(stream.filter(lambda row: row.id % 3 == 0, name="third"))
     if random.random() < 0.5:

@@ -75,6 +75,8 @@ class Options:
     """How often Spark restarts a process by itself."""
     launch_faults: float = 0.0
     """How often a launched process starts late, twice, or never."""
+    hanging_calls: float = 0.1
+    """How often a call is not answered before all faults have healed."""
     long_jobs: float = 0.0
     """How often user code takes longer, and its slot hears what comes meanwhile."""
 
@@ -111,6 +113,8 @@ class Cluster:
         self.random = random
         self.job_random = Random(0)
         """For how long jobs take: whatever that is, all else is drawn as before."""
+        self.call_random = Random(0)
+        """For how long calls take."""
         self.scheduler = Scheduler()
         self.network = Network(self.scheduler, random)
         self.network.latency_ms = options.latency_ms

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.determinants import Call, Clock, Source, Timer, decode_record
+from clonos.core.calls import outcomes_of
+from clonos.core.determinants import (
+    Call,
+    Clock,
+    Determinant,
+    Outcomes,
+    Source,
+    Timer,
+    decode_record,
+)
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
@@ -138,20 +147,28 @@ def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
     """Invariant 6 at the service: every answer used was given for those arguments, and no call
     whose answer is used was made again by a later life."""
     for task in job.plan.tasks:
-        calls = [
-            (writer, determinant)
+        answers = [
+            (writer, encoded)
             for writer, record in recorder.entries(task.id)
             for determinant in decode_record(record)
-            if isinstance(determinant, Call) and determinant.ok
+            for encoded in _answers(determinant)
         ]
         asked = {a.answer: a for a in service.journal if a.task == task.id}
-        for writer, call in calls:
-            answer = recorder.decode_answer(call.answer)
+        for writer, encoded in answers:
+            answer = recorder.decode_answer(encoded)
             require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
             known = asked[answer]
             require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
             later = [a for a in service.by_arguments[known.arguments] if a.incarnation > writer]
             require(not later, "calls", f"{known} was asked again: {later}")
+
+
+def _answers(determinant: Determinant) -> list[bytes]:
+    if isinstance(determinant, Call):
+        return [determinant.answer] if determinant.ok else []
+    if isinstance(determinant, Outcomes):
+        return [outcome.answer for outcome in outcomes_of(determinant.outcomes) if outcome.ok]
+    return []
 
 
 def written_once(job: AnyJob, recorder: Recorder) -> None:

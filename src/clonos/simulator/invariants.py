@@ -12,7 +12,15 @@ from clonos.core import messages as msg
 from clonos.core import outbounds as outbounds_module
 from clonos.core.channels import Outbound
 from clonos.core.cuts import valid_length
-from clonos.core.determinants import Determinant, Marker, Order, Timer, decode_record
+from clonos.core.determinants import (
+    Determinant,
+    Marker,
+    Order,
+    Outcomes,
+    Source,
+    Timer,
+    decode_record,
+)
 from clonos.core.fences import Cut, Trust, depends_on_lost
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
@@ -220,10 +228,26 @@ def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
         log = machine.outputs[channel].log
         cause = decode_record(machine.book.record(machine.id, machine.position))[0]
         require(
-            isinstance(cause, (Timer, Marker)),
+            isinstance(cause, (Timer, Marker, Outcomes)),
             "bounded memory",
             f"{machine.spec.name} goes on, {log.last - log.processed} items ahead of a receiver",
         )
+
+
+def is_full(machine: TaskMachine) -> bool:
+    """Whether a live task has as many calls open as it may, and no marker is on its way."""
+    awaits_marker = machine.injected > machine.epoch
+    return machine.is_live and machine.program.is_full and not awaits_marker
+
+
+def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:
+    """Invariant 7: no input is taken while as many calls are open as may be, unless a marker comes
+    behind it."""
+    require(
+        not was_full or not isinstance(cause, (Order, Source)),
+        "bounded memory",
+        f"{machine.spec.name} takes input with {len(machine.calls)} calls open",
+    )
 
 
 # --- invariant 1, from what has happened in truth -------------------------------------------------

@@ -459,7 +459,7 @@ def wall_clock(_: Any) -> Any:
 
 
 def first_marker_counts(_: Any) -> Any:
-    return lambda self, epoch: epoch if any(i.aligned for i in self.inputs.values()) else 0
+    return lambda self, epoch: epoch if any(i.aligned for i in self.ends.values()) else 0
 
 
 def past_the_marker(original: Any) -> Any:

@@ -219,7 +219,7 @@ MUTATIONS: dict[str, Mutation] = {
         "consistent floor", (Checkpoints, "_newest_epoch", constant(0)), kind=FORGIVING_EDGE
     ),
     "the first marker seals": mutation(
-        "consistent floor", (TaskMachine, "_aligned_epoch", wrong.first_marker_counts)
+        "consistent floor", (Inbounds, "aligned_epoch", wrong.first_marker_counts)
     ),
     "items behind a marker are taken": mutation(
         "consistent floor", (Inbounds, "available", wrong.past_the_marker)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from random import Random
 from typing import Any, Protocol
 
 import msgpack
 
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode
 from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.core.program import Batch, Program, Step
+from clonos.core.step import arguments_digest
 from clonos.simulator.world import Poisoned, SourceData, batch_of
 
 MASK = (1 << 61) - 1
@@ -32,6 +36,66 @@ class Behaviour:
     waits_for_watermark: bool = False
     watermark_every: int = 0
     poison_id: int = -1
+    in_flight: int = 0
+    """Each row waits for a call of its own, so many at a time."""
+    ordered: bool = False
+
+
+class Waiting:
+    """The rows of a :class:`Toy` that wait for their calls, and what they wait with.
+
+    Attributes
+    ----------
+    came, asked
+        Rows so far; of these, how many have asked.
+    rows, answers
+        Rows by number, from 1; what is known of some of them.
+    marks
+        Watermarks, behind the row of this number.
+    """
+
+    def __init__(self, task: int, behaviour: Behaviour) -> None:
+        self.came = self.asked = 0
+        self.rows: dict[int, tuple[int, int]] = {}
+        self.answers: dict[int, int] = {}
+        self.marks: list[tuple[int, int]] = []
+        self._task, self._behaviour = task, behaviour
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.rows) >= self._behaviour.in_flight > 0
+
+    def request(self, number: int) -> tuple[CallId, Request]:
+        arguments = (self._task, number, *self.rows[number])
+        return CallId(0, number), Request(None, arguments, arguments_digest(arguments, {}))
+
+    def open(self) -> dict[CallId, Request]:
+        numbers = [n for n in self.rows if n <= self.asked and n not in self.answers]
+        return dict(map(self.request, numbers))
+
+    def ask(self, step: Step) -> None:
+        """As many as may be under way."""
+        while self.asked < self.came and len(self.open()) < self._behaviour.in_flight:
+            self.asked += 1
+            step.ask(*self.request(self.asked))
+
+    def take(self, outcomes: Sequence[Outcome]) -> list[tuple[int, int]]:
+        """Rows that go on, with what they have heard."""
+        for outcome in outcomes:
+            answer = decode(outcome.answer) if outcome.ok else len(outcome.answer)
+            self.answers[outcome.number] = answer
+        numbers = list(self.answers)
+        if self._behaviour.ordered:
+            numbers = list(takewhile(self.answers.__contains__, self.rows))
+        done = [(self.rows.pop(n), self.answers.pop(n)) for n in numbers]
+        return [(row_id, (value + answer) & MASK) for (row_id, value), answer in done]
+
+    def passed(self) -> list[int]:
+        """Watermarks before which no row waits any more."""
+        first = min(self.rows, default=self.came + 1)
+        passed = [mark for number, mark in self.marks if number < first]
+        self.marks = self.marks[len(passed) :]
+        return passed
 
 
 class Toy:
@@ -59,6 +123,7 @@ class Toy:
         self.held: list[tuple[int, int]] = []
         self.watermarks: dict[int, int] = {}
         self.ended: list[int] = []
+        self.waiting = Waiting(task, behaviour)
         self._dirty: set[int] = set()
 
     # --- the program ----------------------------------------------------------------------------
@@ -85,6 +150,22 @@ class Toy:
                 self._flush(step)
             self._advance(step, after)
 
+    def on_outcomes(self, step: Step, outcomes: Sequence[Outcome]) -> None:
+        self.count += 1
+        rows = self.waiting.take(outcomes)
+        if rows:
+            self._emit(step, rows)
+        self.waiting.ask(step)
+        for mark in self.waiting.passed()[-1:]:
+            self._advance(step, mark)
+
+    @property
+    def is_full(self) -> bool:
+        return self.waiting.is_full
+
+    def open_calls(self) -> dict[CallId, Request]:
+        return self.waiting.open()
+
     def on_timer(self, step: Step, now_ms: int) -> None:
         assert step.clock_ms() == now_ms
         self.count += 1
@@ -99,12 +180,20 @@ class Toy:
     def delta(self) -> bytes:
         table = {key: self.table[key] for key in sorted(self._dirty)}
         self._dirty.clear()
-        state = (self.count, table, self.held, self.watermarks, self.ended)
+        calls = self.waiting
+        waiting = [calls.came, calls.asked, calls.rows, calls.answers, calls.marks]
+        state = (self.count, table, self.held, self.watermarks, self.ended, waiting)
         packed: bytes = msgpack.packb(state)
         return packed
 
     def apply(self, delta: bytes) -> None:
-        self.count, table, held, watermarks, ended = msgpack.unpackb(delta, strict_map_key=False)
+        self.count, table, held, watermarks, ended, waiting = msgpack.unpackb(
+            delta, strict_map_key=False
+        )
+        calls = self.waiting
+        calls.came, calls.asked, rows, calls.answers, marks = waiting
+        calls.rows = {number: (row[0], row[1]) for number, row in rows.items()}
+        calls.marks = [(number, mark) for number, mark in marks]
         self.table.update(table)
         self.held = [(row[0], row[1]) for row in held]
         self.watermarks, self.ended = watermarks, ended
@@ -116,6 +205,9 @@ class Toy:
         return min((self.watermarks.get(c, 0) for c in running), default=0)
 
     def _advance(self, step: Step, watermark: int) -> None:
+        if self.waiting.rows:
+            self.waiting.marks.append((self.waiting.came, watermark))
+            return
         for channels in self.edges:
             for channel in channels:
                 step.emit_watermark(channel, watermark)
@@ -146,6 +238,11 @@ class Toy:
             if not self.held:
                 step.wake_at(step.clock_ms() + behaviour.timer_ms)
             self.held.extend(out)
+        elif behaviour.in_flight:
+            for row in out:
+                self.waiting.came += 1
+                self.waiting.rows[self.waiting.came] = row
+            self.waiting.ask(step)
         else:
             self._emit(step, out)
 
@@ -318,6 +415,19 @@ def in_cells(job: Job, random: Random) -> Job:
         for task in job.plan.tasks
     )
     return replace(job, plan=replace(job.plan, tasks=tasks))
+
+
+def with_calls(job: Job, random: Random) -> Job:
+    """The same job, in which rows wait for calls in some stages."""
+
+    def changed(behaviour: Behaviour) -> Behaviour:
+        if behaviour.waits_for_watermark or behaviour.timer_ms or random.random() < 0.4:
+            return behaviour
+        in_flight = random.choice((1, 2, 5, 20))
+        return replace(behaviour, in_flight=in_flight, ordered=random.random() < 0.5)
+
+    stages = tuple(replace(stage, behaviour=changed(stage.behaviour)) for stage in job.stages)
+    return replace(job, stages=stages)
 
 
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:

@@ -27,6 +27,7 @@ from clonos.simulator.programs import (
     in_cells,
     overlap_job,
     random_job,
+    with_calls,
 )
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
@@ -165,6 +166,11 @@ def _in_cells(job: Job, seed: int) -> Job:
     return in_cells(job, Random(f"cells {seed}")) if has_cells else job
 
 
+def _with_calls(job: Job, seed: int) -> Job:
+    """Drawn by itself, too."""
+    return with_calls(job, Random(f"calls {seed}")) if seed % 7 in (2, 5) else job
+
+
 def simulate(
     seed: int,
     *,
@@ -179,7 +185,7 @@ def simulate(
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
-    In a third of the seeds, slots run several tasks each.
+    In a third of the seeds, slots run several tasks each; in another, rows wait for calls.
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
     fifth has tasks that are source and sink at once; in every third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
@@ -203,7 +209,7 @@ def simulate(
         job = random_arrow_job(random)
     else:
         job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2)
-        job = _in_cells(job, seed)
+        job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
             plan = job.plan
             job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
@@ -233,7 +239,7 @@ def _long_jobs(seed: int) -> float:
 
 def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = _in_cells(chain_job(random), seed)
+    job = _with_calls(_in_cells(chain_job(random), seed), seed)
     options = Options(
         slots=len(job.plan.cells) + 3,
         standbys=0,
@@ -248,7 +254,7 @@ def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
 
 def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = overlap_job(random)
+    job = _with_calls(overlap_job(random), seed)
     options = Options(
         slots=len(job.plan.tasks) + random.choice((0, 0, 1, 3)),
         standbys=random.choice((0, 0, 1)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.determinants import Outcomes, decode_record
 from clonos.core.fences import Cut
 from clonos.core.life import Phase
 from clonos.core.plan import Incarnation
@@ -22,9 +23,12 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
+from clonos.simulator.calls import SlotCalls
 from clonos.simulator.durable import SlotStore
 from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.invariants import (
+    bounded_calls,
+    is_full,
     log_leaves,
     nothing_lost_held,
     promise_kept,
@@ -49,7 +53,7 @@ CONTROL = 0
 """The connection to the driver."""
 READY_MAX = 2
 """Batches that a source reads ahead."""
-OFTEN = (ev.Received, ev.Answered, ev.SourceRows, ev.Tick, ev.Written)
+OFTEN = (ev.Received, ev.Answered, ev.SourceRows, ev.Tick, ev.Written, ev.CallsOver)
 """Events for which a machine moves rarely."""
 CHECK_EVERY = 32
 """So many events after one look at the whole state of a task comes the next."""
@@ -64,6 +68,7 @@ class WatchedMachine(TaskMachine):
         super().__init__(plan, command, *args, **kwargs)
         self._recorder = recorder
         self._events = 0
+        self._was_full = self._has_answers = False
         self._cuts: dict[int, list[Cut]] = defaultdict(list)  # that it has heard of
         self._promised: dict[int, int] = {}  # how much it has said that it holds, while it matters
         recorder.activated(self, command)
@@ -114,13 +119,23 @@ class WatchedMachine(TaskMachine):
             check_state(self.inputs[event.channel])
 
     def begin(self) -> Job | None:
-        self._backlogs = backlogs_of(self)
+        self._backlogs, self._was_full = backlogs_of(self), is_full(self)
         return super().begin()
+
+    def flush(self) -> list[ev.Action]:
+        actions = self._watch(super().flush())
+        if self._has_answers:
+            self._has_answers = False
+            log_leaves(self)
+        return actions
 
     def end(self, error: Exception | None = None) -> list[ev.Action]:
         before = self.position
         actions = super().end(error)
         if self.position > before:
+            cause = decode_record(self.book.record(self.id, self.position))[0]
+            self._has_answers |= isinstance(cause, Outcomes) and self.is_live
+            bounded_calls(self, cause, was_full=self._was_full)
             self._recorder.stepped(self, self._backlogs)
             self._recorder.touched(self)
             if self._recorder.checks_state:
@@ -197,6 +212,7 @@ class Slot:
                 programs=self._program,
                 worlds=self._world,
                 writers=self._writer,
+                calls=SlotCalls(self),
             ),
             share_s=SHARE_MS / 1000,
             unreachable_s=UNREACHABLE_S,

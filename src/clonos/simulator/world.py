@@ -93,13 +93,22 @@ class Service:
     """An external service: every answer is new; it keeps a journal of its own."""
 
     def __init__(self, random: Random) -> None:
-        self._random = random
+        self._random, self._slow_random = random, Random(0)
         self.journal: list[Asked] = []
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
 
     def ask(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
-        failed = self._random.random() < 0.1
-        answer = None if failed else self._random.getrandbits(48)
+        return self._ask(self._random, task, incarnation, arguments)
+
+    def ask_slowly(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
+        """A call that does not block: drawn by itself, all else in a seed stays as it was."""
+        return self._ask(self._slow_random, task, incarnation, arguments)
+
+    def _ask(
+        self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
+    ) -> int:
+        failed = random.random() < 0.1
+        answer = None if failed else random.getrandbits(48)
         asked = Asked(task, incarnation, arguments, answer)
         self.journal.append(asked)
         self.by_arguments[arguments].append(asked)
@@ -203,6 +212,9 @@ class TaskWorld:
         self._clock = clock
         self._skew_ms = skew_ms
         self._decode_rows = decode_rows
+
+    def __deepcopy__(self, _: Any) -> TaskWorld:
+        return self  # a copy of a program lives in the same world
 
     def clock_ms(self) -> int:
         return self._clock.now_ms() + self._skew_ms

@@ -146,8 +146,25 @@ class RowStore:
         probes, which = ragged(codes, np.cumsum(counts) - counts, counts)
         return Found(probes, which, rows)
 
+    def at(self, orders: Int64) -> pa.RecordBatch:
+        """The rows with these numbers, in this order; none of them was dropped."""
+        rows, _ = self._rows(orders)
+        return rows.select(self.schema.names[:-1])
+
+    @property
+    def orders(self) -> Int64:
+        """The numbers of all rows."""
+        return np.concatenate(
+            [np.empty(0, np.int64), *(chunk.orders[chunk.is_alive] for chunk in self._chunks)]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows, about."""
+        return sum(chunk.rows.nbytes for chunk in self._chunks)
+
     def remove(self, orders: Int64) -> None:
-        """Drop rows that were found."""
+        """Drop rows by their numbers."""
         for chunk in self._chunks:
             inside = orders[(chunk.first <= orders) & (orders <= chunk.last)]
             if len(inside):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +13,11 @@ import pyarrow as pa
 from clonos.columns.batches import seal
 from clonos.columns.rows import RowBuilder
 from clonos.columns.schema import parse_schema
+from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.service import Policy, Service
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,14 @@ class End:
     channel: int | None = None
 
 
-Event = Source | Batches | Watermark | Tick | End
+@dataclass(frozen=True)
+class Answers:
+    """Calls that the program has asked are over."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+Event = Source | Batches | Watermark | Tick | Answers | End
 
 
 @dataclass
@@ -67,6 +78,7 @@ class StepOutput:
     watermarks: dict[int, int] = field(default_factory=dict)
     wake_ms: int | None = None
     calls: list[Any] = field(default_factory=list)
+    asked: list[tuple[CallId, Request]] = field(default_factory=list)
 
     def clock_ms(self) -> int:
         """See :class:`clonos.core.program.Step`."""
@@ -80,6 +92,10 @@ class StepOutput:
         except Exception as error:
             raise decode_error(encode_error(error)) from error
         return decode(encode(answer))
+
+    def ask(self, call: CallId, request: Request) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.asked.append((call, request))
 
     def wake_at(self, due_ms: int | None) -> None:
         """See :class:`clonos.core.program.Step`."""
@@ -100,7 +116,8 @@ class StepOutput:
         """What others see of the step, to compare it with another."""
         # As text, because NaN is not equal to itself; the digest compares it bit by bit.
         contents = {c: (b.digest, repr(b.payload.to_pylist())) for c, b in self.batches.items()}
-        return contents, self.watermarks, self.wake_ms
+        asked = [(call, request.digest) for call, request in self.asked]
+        return contents, self.watermarks, self.wake_ms, asked
 
 
 class StepHarness:
@@ -132,6 +149,8 @@ class StepHarness:
                 self.program.on_batches(step, channel, [seal(batch) for batch in batches], mark)
             case Watermark(channel, ms):
                 self.program.on_watermark(step, channel, ms)
+            case Answers(outcomes):
+                self.program.on_outcomes(step, outcomes)
             case End(channel):
                 self.program.on_end(step, channel)
         self.wake_ms = step.wake_ms
@@ -153,6 +172,10 @@ class StepHarness:
         """The end of an input channel, or of the source."""
         return self.feed(End(channel))
 
+    def answer(self, call: CallId, answer: Any) -> StepOutput:
+        """A call has an answer, or an exception."""
+        return self.feed(Answers((outcome_of(call, self.program.open_calls()[call], answer),)))
+
     def tick(self, ms: int) -> StepOutput:
         """Move the clock; fires the timer once if it is due."""
         self.now_ms = max(ms, self.now_ms)
@@ -166,6 +189,35 @@ class StepHarness:
     def _step(self) -> StepOutput:
         self.position += 1
         return StepOutput(self.position, self.now_ms)
+
+
+def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
+    """What comes of a call that is answered with this, or with an exception."""
+    is_error = isinstance(answer, BaseException)
+    encoded = encode_error(answer) if is_error else encode(answer)
+    return Outcome(*call, request.digest, not is_error, encoded)
+
+
+def answered(call: CallId, request: Request) -> Outcome:
+    """What comes of a call that is made now, once, whatever its policy says."""
+    policy: Policy = request.service
+    try:
+        answer = asyncio.run(_ask(policy, request.arguments))
+    except Exception as error:  # noqa: BLE001 - user code
+        answer = error
+    return outcome_of(call, request, answer)
+
+
+async def _ask(policy: Policy, arguments: Sequence[Any]) -> Any:
+    if isinstance(policy.fn, Service):
+        service = copy.copy(policy.fn)
+        await service.open()
+        try:
+            return await service.call(*arguments)
+        finally:
+            await service.close()
+    answer = policy.fn(*arguments)
+    return await answer if policy.is_async else answer
 
 
 def rows(batch: Batch | pa.RecordBatch) -> list[tuple[Any, ...]]:

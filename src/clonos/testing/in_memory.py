@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import Final
 
 import pyarrow as pa
 
+from clonos.core.calls import CallId, Request
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.graph.compile import CompiledJob
 from clonos.operators.chain import ChainProgram
 from clonos.sources.readers import EndOfInput
 from clonos.testing.harness import (
+    Answers,
     Batches,
     End,
     Event,
@@ -25,7 +28,11 @@ from clonos.testing.harness import (
     StepOutput,
     Tick,
     Watermark,
+    answered,
 )
+
+CALLS: Final = -1
+"""In place of a channel: calls of the task itself."""
 
 
 class InMemoryRun:
@@ -71,6 +78,8 @@ class InMemoryRun:
         self._tasks = {code.task.id: StepHarness(code.program()) for code in compiled.codes}
         self._layers: dict[int, list[bytes]] = {task: [] for task in self._tasks}
         self._open = {task.id: set(task.inputs) for task in compiled.plan.tasks}
+        self._calls: dict[int, dict[CallId, Request]] = {task: {} for task in self._tasks}
+        self._has_ended: set[int] = set()
         self._readers = {}
         for code in compiled.codes:
             if code.source is not None:
@@ -88,7 +97,7 @@ class InMemoryRun:
             for task, harness in self._tasks.items():
                 self._take(task, Tick(int(self._now_ms)), harness)
             task, channel = self._random.choice(runnable)
-            event = self._read(task) if channel is None else self._receive(channel)
+            event = self._next(task, channel)
             if event is not None:
                 self._take(task, event, self._tasks[task])
         return {
@@ -106,10 +115,24 @@ class InMemoryRun:
 
     def _runnable(self) -> list[tuple[int, int | None]]:
         """Tasks that can take a step, and from which channel."""
-        found: list[tuple[int, int | None]] = [(task, None) for task in self._readers]
+        full = {task for task, harness in self._tasks.items() if harness.program.is_full}
+        found: list[tuple[int, int | None]] = [(t, None) for t in self._readers if t not in full]
+        found += [(task, CALLS) for task, calls in self._calls.items() if calls]
         for task, channels in self._open.items():
-            found += [(task, channel) for channel in sorted(channels) if self._queues[channel]]
+            if task not in full:
+                found += [(task, channel) for channel in sorted(channels) if self._queues[channel]]
         return found
+
+    def _next(self, task: int, channel: int | None) -> Event | None:
+        if channel is None:
+            return self._read(task)
+        return self._answer(task) if channel == CALLS else self._receive(channel)
+
+    def _answer(self, task: int) -> Answers:
+        """Some of the calls of a task are over, in any order."""
+        calls = self._calls[task]
+        chosen = self._random.sample(sorted(calls), self._random.randint(1, len(calls)))
+        return Answers(tuple(answered(call, calls[call]) for call in chosen))
 
     def _read(self, task: int) -> Event | None:
         try:
@@ -140,9 +163,17 @@ class InMemoryRun:
             if self._random.random() < self._restore:
                 harness = self._restored(task, harness)
         output = harness.feed(event)
-        if isinstance(event, End):
-            self._open[task].discard(-1 if event.channel is None else event.channel)
-        self._emit(task, output, is_end=isinstance(event, End) and not self._open[task])
+        if isinstance(event, End) and event.channel is not None:
+            self._open[task].discard(event.channel)
+        if isinstance(event, Answers):
+            for outcome in event.outcomes:
+                del self._calls[task][outcome.id]
+        self._calls[task].update(output.asked)
+        is_over = not self._open[task] and task not in self._readers and not self._calls[task]
+        is_end = is_over and task not in self._has_ended
+        if is_end:
+            self._has_ended.add(task)
+        self._emit(task, output, is_end=is_end)
 
     def _restored(self, task: int, old: StepHarness) -> StepHarness:
         layers = self._layers[task]
@@ -150,6 +181,10 @@ class InMemoryRun:
         program = self._compiled.codes[task].program()
         for layer in layers:
             program.apply(layer)
+        open_calls = program.open_calls()
+        assert {c: r.digest for c, r in open_calls.items()} == {
+            c: r.digest for c, r in self._calls[task].items()
+        }, "other calls are open"
         harness = StepHarness(program, position=old.position, now_ms=old.now_ms)
         harness.wake_ms = old.wake_ms
         self._tasks[task] = harness

@@ -1,0 +1,224 @@
+"""Keyed streams: rows with the same key are in the same task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from clonos.api.joins import check_join, join_bounds
+from clonos.api.streams import Stream
+from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
+from clonos.columns.durations import parse_duration
+from clonos.columns.schema import parse_schema, require_columns
+from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.graph.logical import Edge, Vertex
+from clonos.operators.aggregates import Aggregate
+from clonos.operators.deduplicate import DeduplicateOperator
+from clonos.operators.in_order import InOrderOperator
+from clonos.operators.join import Always, JoinOperator
+from clonos.operators.last import LastOperator
+from clonos.operators.process import Process, ProcessOperator
+from clonos.operators.router import Routing
+from clonos.operators.window_kinds import Window
+
+
+class KeyedStream(Stream):
+    """Rows with the same key are in the same task, in order."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self._edge.keys
+
+    @property
+    def _hashed(self) -> Edge:
+        return replace(self._edge, routing=Routing.HASH)
+
+    def window(self, window: Window) -> WindowedStream:
+        """Group rows by key and window; see ``clonos.tumbling``, ``sliding``, ``session`` and
+        ``between``."""
+        return WindowedStream(self, self.keys, window)
+
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        window: Window | None = None,
+        keep: str | timedelta | tuple[str | timedelta, str | timedelta] | None = None,
+        between: tuple[str, str] | None = None,
+        on: str | tuple[str, str] | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> KeyedStream:
+        """Pairs of rows of this and another stream with the same key: columns of both.
+
+        Without `window`, `keep` and `between` every row is kept for ever.
+
+        Parameters
+        ----------
+        window
+            A tumbling one: both rows are in the same window.
+        keep
+            How long a row waits for rows of the other side that are later (one duration for both
+            sides, or one for each).
+        between
+            Two columns of this stream: the other row's time is from the first of them (which is
+            this row's event time) up to before the second.
+        on
+            The column with the event time, or one for each side; not needed on this side with
+            `between`.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job()
+        >>> left = job.source(clonos.sources.from_batches([], "id long, name string"))
+        >>> right = job.source(clonos.sources.from_batches([], "owner long, item string"))
+        >>> left.key_by("id").join(right.key_by("owner")).schema.names
+        ['id', 'name', 'owner', 'item']
+        """
+        where = name or "join"
+        check_join(self, other, where)
+        bounds = join_bounds(
+            (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
+            where=where,
+        )  # fmt: skip
+        if bounds[0] != Always() and not all(map(has_watermark, (self._vertex, other._vertex))):
+            raise BadGraph(
+                "a join in event time of streams without a watermark would keep all rows",
+                where=where,
+                remedy="write with_watermark(...) on both streams before it",
+            )
+        schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
+        make = partial(JoinOperator, schemas, keys, bounds)
+        vertex = self._job.add_vertex(
+            "join",
+            name,
+            schema=make().schema,
+            parallelism=self._job.parallelism if parallelism is None else parallelism,
+            make=make,
+            edges=(self._hashed, other._hashed),
+        )
+        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
+
+    def deduplicate(
+        self,
+        within: str | timedelta | None = None,
+        on: str | None = None,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> KeyedStream:
+        """Only the first row of each key.
+
+        Parameters
+        ----------
+        within, on
+            Forget a key when event time is so far past the time of its row, in column `on`; by
+            default keys are remembered for ever.
+
+        Examples
+        --------
+        ``events.key_by("id").deduplicate("1 hour", on="time")``
+        """
+        where = name or "deduplicate"
+        within_ms = 0
+        if (within is None) != (on is None):
+            raise WrongType(
+                "deduplicate within a time, but of which column?" if on is None
+                else "deduplicate on a time, but within which?",
+                where=where,
+                remedy='write deduplicate("1 hour", on="time")',
+            )  # fmt: skip
+        if within is not None and on is not None:
+            require_columns(self.schema, [on], where)
+            require_time(self.schema, on, where)
+            within_ms = parse_duration(within, minimum_ms=0)
+        make = partial(DeduplicateOperator, self.schema, self.keys, on, within_ms)
+        return self._like_this(self._add("deduplicate", name, self.schema, parallelism, make))
+
+    def in_order(
+        self, time: str, *ties: str, name: str | None = None, parallelism: int | None = None
+    ) -> KeyedStream:
+        """Hold rows back until event time has passed them, and sort them by it.
+
+        Parameters
+        ----------
+        time
+            The column with the event time.
+        ties
+            Columns that decide between rows of one time.
+
+        Examples
+        --------
+        ``bids.key_by("seller").in_order("time", "id")``
+        """
+        where = name or "in_order"
+        require_columns(self.schema, [time, *ties], where)
+        require_time(self.schema, time, where)
+        if not has_watermark(self._vertex):
+            raise BadGraph(
+                "without a watermark no row would ever come out",
+                where=where,
+                remedy=f'write with_watermark("{time}", "5 seconds") before it',
+            )
+        make = partial(InOrderOperator, self.schema, self.keys, time, ties)
+        return self._like_this(self._add("in_order", name, self.schema, parallelism, make))
+
+    def last(
+        self,
+        number: int,
+        *,
+        name: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
+        **aggregates: Aggregate,
+    ) -> KeyedStream:
+        """To each row, aggregates of the last `number` rows of its key, itself among them.
+
+        Examples
+        --------
+        ``sales.key_by("seller").last(10, mean=clonos.avg("price"))``
+        """
+        if isinstance(name, Aggregate):
+            aggregates["name"], name = name, None
+        if isinstance(parallelism, Aggregate):
+            aggregates["parallelism"], parallelism = parallelism, None
+        where = name or "last"
+        if type(number) is not int or number < 1:
+            raise WrongType(f"last({number!r})", where=where, remedy="give a number from 1 on")
+        check_aggregates(aggregates, self.schema, self.schema.names, where)
+        make = partial(LastOperator, self.schema, self.keys, number, dict(aggregates), where)
+        return self._like_this(self._add("last", name, make().schema, parallelism, make))
+
+    def process(
+        self,
+        process: Process,
+        schema: Any,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Run your own logic, with state and timers per key; see :class:`clonos.Process`."""
+        if not isinstance(process, Process):
+            raise WrongType(
+                f"{process!r} is not a Process object",
+                where=name or "process",
+                remedy="derive a class from clonos.Process and give an object of it",
+            )
+        parsed = parse_schema(schema)
+        make = partial(ProcessOperator, process, self.keys, parsed)
+        return Stream(self._job, self._add("process", name, parsed, parallelism, make))
+
+    def _like_this(self, vertex: Vertex) -> KeyedStream:
+        for key in self.keys:
+            if key not in vertex.schema.names or (
+                vertex.schema.field(key).type != self.schema.field(key).type
+            ):
+                raise UnknownColumn(
+                    f"the key {key!r} is lost",
+                    where=vertex.name,
+                    remedy="keep the key's columns, or key_by afterwards",
+                )
+        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))

@@ -1,0 +1,322 @@
+"""map_async, with_column_async: each row waits for a call of its own, many of them at a time.
+
+Rows that wait are state. So are answers that wait for those of earlier rows. The calls themselves
+are made beside the steps (:class:`clonos.nodes.ports.Calls`); what comes of them is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.columns.rows import RowBuilder, column_of, describe, rows_of, short, values_of
+from clonos.core.calls import Outcome, Request
+from clonos.core.canonical import decode, decode_error
+from clonos.core.step import arguments_digest
+from clonos.errors import OperatorError
+from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.service import Policy
+from clonos.state.deltas import Frozen
+from clonos.state.pieces import groups_of
+from clonos.state.row_store import RowStore
+from clonos.state.stores import KeyedStore
+
+_KEY: Final = Struct(">cq").pack
+_ADDRESS_BYTES: Final = 8
+"""Rows have their number as a key in layers, answers one byte more."""
+
+OnError = Callable[..., Any]
+
+
+class CallOperator(Operator):
+    """Asks a call per row and makes rows of the answers.
+
+    Rows are numbered as they come, and ask in that order. A watermark waits until all rows before
+    it are done.
+
+    Parameters
+    ----------
+    policy
+        What is asked, and how.
+    given, keys
+        Schema of the rows that come, and the columns of their key.
+    ordered
+        Rows go on in the order in which they came.
+    on_error
+        Makes of a row's arguments and an error what the call should have answered; None: the
+        error is that of a bad record.
+    """
+
+    makes_calls = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        given: pa.Schema,
+        keys: Sequence[str],
+        *,
+        ordered: bool,
+        on_error: OnError | None,
+    ) -> None:
+        super().__init__()
+        self._policy = policy
+        self._ordered = ordered
+        self._on_error = on_error
+        self._keys = tuple(keys)
+        self._store = RowStore(given, keys)
+        self._answers = KeyedStore()
+        self._answered: dict[int, Outcome] = {}
+        self._pending: dict[int, Request] | None = None  # asked, and the row has not gone on
+        self._passed: int | None = None  # a watermark that may go on
+
+    def open(self, info: OperatorInfo, services: Services) -> None:
+        super().open(info, services)
+        policy = self._policy
+        per_second = policy.per_second and policy.per_second / info.parallelism
+        fails = self._on_error is None and not info.drop_bad_records
+        self._policy = replace(policy, per_second=per_second, tells_trace=fails)
+
+    # --- what subclasses know ---------------------------------------------------------------------
+
+    def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
+        """What is asked for each row."""
+        raise NotImplementedError
+
+    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
+        """What goes on of rows that have their answers."""
+        raise NotImplementedError
+
+    # --- state --------------------------------------------------------------------------------
+
+    @property
+    def _came(self) -> int:
+        came: int = self.facts.get("came", 0)
+        return came
+
+    @property
+    def _asked(self) -> int:
+        asked: int = self.facts.get("asked", 0)
+        return asked
+
+    @property
+    def _waiting(self) -> dict[int, Request]:
+        """Calls of rows that have asked and not gone on, by number, in this order."""
+        if self._pending is None:
+            orders = self._store.orders
+            orders = orders[orders <= self._asked]
+            self._pending = self._requests(orders)
+            for number in orders.tolist():
+                if known := self._answers.get(_KEY(b"a", number)):
+                    _, ok, answer = known
+                    self._answered[number] = Outcome(self.info.number, number, 0, ok, answer)
+        return self._pending
+
+    def _requests(self, orders: np.ndarray[Any, Any]) -> dict[int, Request]:
+        if not len(orders):
+            return {}
+        arguments = self.arguments_of(self._store.at(orders))
+        return {
+            number: Request(self._policy, given, arguments_digest(given, {}))
+            for number, given in zip(orders.tolist(), arguments, strict=True)
+        }
+
+    def open_calls(self) -> dict[int, Request]:
+        return {n: r for n, r in self._waiting.items() if n not in self._answered}
+
+    @property
+    def is_full(self) -> bool:
+        return self._came > self._asked or len(self._waiting) >= self._policy.in_flight
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._store.nbytes
+
+    def changes(self) -> Frozen:
+        rows, answers = self._store.changes(), self._answers.changes()
+        return lambda: [*rows(), answers]
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        is_row = pc.equal(pc.binary_length(keys), _ADDRESS_BYTES)
+        self._store.restore(keys.filter(is_row), values.filter(is_row))
+        is_answer = pc.invert(is_row)
+        answers = keys.filter(is_answer).to_pylist(), values.filter(is_answer).to_pylist()
+        self._answers.restore(*answers)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        came = self._came
+        self._store.append(batch, came + 1)
+        self.facts.set("came", came + batch.num_rows)
+        self._ask()
+        return None
+
+    def _ask(self) -> None:
+        """As many as may be under way."""
+        asked = self._asked
+        room = self._policy.in_flight - len(self._waiting)
+        until = min(self._came, asked + room)
+        if until <= asked:
+            return
+        self.facts.set("asked", until)
+        for number, request in self._requests(np.arange(asked + 1, until + 1)).items():
+            self._waiting[number] = request
+            self.services.ask(self, number, request)
+
+    def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
+        waiting = self._waiting
+        ready = self._in_order(outcomes) if self._ordered else list(outcomes)
+        orders = np.array([outcome.number for outcome in ready], np.int64)
+        batch = self._gone_on(orders, ready) if ready else None
+        for number in orders.tolist():
+            del waiting[number]
+        self._store.remove(np.sort(orders))
+        self._ask()
+        self._pass_marks()
+        return batch
+
+    def _in_order(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The answers that no earlier row is in the way of; the others are kept."""
+        self._answered.update((outcome.number, outcome) for outcome in outcomes)
+        numbers = list(takewhile(self._answered.__contains__, self._waiting))
+        ready = [self._answered.pop(number) for number in numbers]
+        for number in numbers:
+            if known := self._answers.get(_KEY(b"a", number)):
+                self._answers.put(_KEY(b"a", number), known[0], None)
+        kept = [outcome for outcome in outcomes if outcome.number in self._answered]
+        if kept:
+            rows = self._store.at(np.array([outcome.number for outcome in kept], np.int64))
+            for outcome, group in zip(kept, groups_of(rows, self._keys).tolist(), strict=True):
+                value = [group, outcome.ok, outcome.answer]
+                self._answers.put(_KEY(b"a", outcome.number), group, value)
+        return ready
+
+    def _gone_on(
+        self, orders: np.ndarray[Any, Any], outcomes: Sequence[Outcome]
+    ) -> pa.RecordBatch | None:
+        answers, bad = [], set()
+        rows = self._store.at(orders)
+        for i, outcome in enumerate(outcomes):
+            try:
+                answers.append(self._answer(outcome))
+            except Exception as error:  # noqa: BLE001 - user code
+                self._reject_call(error, rows.slice(i, 1), outcome)
+                bad.add(i)
+        if bad:
+            rows = rows.take(pa.array([i for i in range(len(outcomes)) if i not in bad]))
+        return self.rows_with(rows, answers) if answers else None
+
+    def _answer(self, outcome: Outcome) -> Any:
+        if outcome.ok:
+            return decode(outcome.answer)
+        error = decode_error(outcome.answer)
+        if self._on_error is None:
+            raise error
+        return self._on_error(*self._waiting[outcome.number].arguments, error)
+
+    def _reject_call(self, error: Exception, row: pa.RecordBatch, outcome: Outcome) -> None:
+        record = rows_of(row)[0]
+        if outcome.ok or not outcome.trace or self.info.drop_bad_records:
+            self.reject(error, record)
+            return
+        times = f" after {outcome.attempts} attempts" if outcome.attempts > 1 else ""
+        raise OperatorError(
+            f"{describe(error)}{times} (for {short(record)})",
+            where=self.info.where,
+            remedy="give on_error=, a function that makes something of a row whose call has failed,"
+            ' or set on_bad_record="drop" to skip such rows',
+            trace=outcome.trace,
+        ) from error
+
+    # --- event time ---------------------------------------------------------------------------
+
+    def outgoing_watermark(self, incoming_ms: int) -> int | None:
+        if not len(self._store):
+            return incoming_ms
+        marks = [mark for mark in self.facts.get("marks", []) if mark[0] < self._came]
+        self.facts.set("marks", [*marks, [self._came, incoming_ms]])
+        return None
+
+    def take_watermark(self) -> int | None:
+        passed, self._passed = self._passed, None
+        return passed
+
+    def _pass_marks(self) -> None:
+        """A watermark goes on once no row before it waits."""
+        marks = self.facts.get("marks", [])
+        first = next(iter(self._waiting), self._asked + 1)
+        passed = [mark for number, mark in marks if number < first]
+        if passed:
+            self._passed = passed[-1]
+            self.facts.set("marks", marks[len(passed) :])
+
+
+class MapAsyncOperator(CallOperator):
+    """Calls ``fn(row)`` and makes a row of what it answers."""
+
+    def __init__(self, policy: Policy, given: pa.Schema, schema: pa.Schema, **how: Any) -> None:
+        super().__init__(policy, given, **how)
+        self._builder = RowBuilder(schema)
+
+    def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
+        return [(row,) for row in rows_of(rows)]
+
+    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
+        made = []
+        for i, answer in enumerate(answers):
+            try:
+                made.append(self._builder.as_tuple(answer))
+            except Exception as error:  # noqa: BLE001 - of what user code has returned
+                self.reject(error, rows_of(rows.slice(i, 1))[0])
+        return self._builder.build(made, self.reject)
+
+
+class WithColumnAsyncOperator(CallOperator):
+    """Calls ``fn(value, ...)`` with the values of some columns; the answer is a column."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        given: pa.Schema,
+        of: Sequence[str],
+        column: str,
+        schema: pa.Schema,
+        **how: Any,
+    ) -> None:
+        super().__init__(policy, given, **how)
+        self._of = tuple(of)
+        self._schema = schema
+        self._field = schema.field(column)
+
+    def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
+        if not self._of:
+            return [()] * rows.num_rows
+        return list(zip(*(values_of(rows.column(name)) for name in self._of), strict=True))
+
+    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
+        try:
+            column = column_of(self._field, answers)
+        except ValueError:
+            good = [i for i, answer in enumerate(answers) if self._fits(answer, rows, i)]
+            rows = rows.take(pa.array(good, pa.int64()))
+            column = column_of(self._field, [answers[i] for i in good])
+        if not rows.num_rows:
+            return None
+        names = self._schema.names
+        columns = [column if n == self._field.name else rows.column(n) for n in names]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _fits(self, answer: Any, rows: pa.RecordBatch, row: int) -> bool:
+        try:
+            column_of(self._field, [answer])
+        except ValueError as error:
+            self.reject(error, rows_of(rows.slice(row, 1).select(list(self._of)))[0])
+            return False
+        return True

@@ -1,0 +1,64 @@
+"""Simulated calls that take a while: some for as long as things go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import encode, encode_error
+from clonos.core.plan import Incarnation
+from clonos.nodes.events import CallsOver
+
+if TYPE_CHECKING:
+    from clonos.simulator.slot import Slot
+
+HANG_MS = 500.0
+"""So long do those take that hang, from when all faults have healed."""
+
+
+class SlotCalls:
+    """The :class:`~clonos.nodes.ports.Calls` of a slot.
+
+    The service sees a question at once, late, or never if the process dies first; it answers when
+    it likes, in any order.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._over: set[int] = set()
+
+    def make(
+        self,
+        life: int,
+        task: int,
+        incarnation: Incarnation,
+        calls: Sequence[tuple[CallId, Request]],
+    ) -> None:
+        scheduler, random = self._slot.cluster.scheduler, self._slot.cluster.call_random
+        for call, request in calls:
+            delay = random.choice((0.0, 1.0, 5.0)) * random.random()
+            scheduler.after(delay, self._ask, life, task, incarnation, call, request)
+
+    def withdraw(self, life: int) -> None:
+        self._over.add(life)
+
+    def _ask(
+        self, life: int, task: int, incarnation: Incarnation, call: CallId, request: Request
+    ) -> None:
+        cluster = self._slot.cluster
+        if not self._slot.alive or life in self._over:
+            return
+        random = cluster.call_random
+        try:
+            named = (task, *call, request.digest)  # equal rows are other calls
+            answer = cluster.service.ask_slowly(task, incarnation, named)
+        except ValueError as error:
+            ok, encoded = False, encode_error(error)
+        else:
+            ok, encoded = True, encode(answer)
+        takes = random.choice((0.5, 2.0, 10.0)) * random.random()
+        if random.random() < cluster.options.hanging_calls:
+            takes += max(cluster.heals_at - cluster.scheduler.now, 0.0) + HANG_MS * random.random()
+        outcome = Outcome(*call, request.digest, ok, encoded)
+        cluster.scheduler.after(takes, self._slot.post, CallsOver(life, (outcome,)))
