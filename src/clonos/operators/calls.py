@@ -210,7 +210,8 @@ class CallOperator(Operator):
                 self._reject_call(error, rows.slice(i, 1), outcome)
                 bad.add(i)
         if bad:
-            rows = rows.take(pa.array([i for i in range(len(outcomes)) if i not in bad]))
+            good = [i for i in range(len(outcomes)) if i not in bad]
+            rows = rows.take(pa.array(good, pa.int64()))
         return self.rows_with(rows, answers) if answers else None
 
     def _answer(self, outcome: Outcome) -> Any:

@@ -73,6 +73,11 @@ class CallRunner:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
@@ -245,4 +250,7 @@ async def _first(calls: set[asyncio.Future[Any]], timeout_s: float) -> Any:
             raise NoAnswer
         good = [call for call in done if not call.cancelled() and call.exception() is None]
         if good or not running:
-            return (good or list(done))[0].result()
+            (first, *_) = good or done
+            if first.cancelled():
+                raise RuntimeError("the call has cancelled itself")
+            return first.result()

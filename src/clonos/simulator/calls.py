@@ -13,8 +13,8 @@ from clonos.nodes.events import CallsOver
 if TYPE_CHECKING:
     from clonos.simulator.slot import Slot
 
-HANG_MS = 500.0
-"""So long do those take that hang, from when all faults have healed."""
+HANG_MS = 20.0
+"""Those that hang look so often whether all faults have healed."""
 
 
 class SlotCalls:
@@ -58,7 +58,15 @@ class SlotCalls:
         else:
             ok, encoded = True, encode(answer)
         takes = random.choice((0.5, 2.0, 10.0)) * random.random()
-        if random.random() < cluster.options.hanging_calls:
-            takes += max(cluster.heals_at - cluster.scheduler.now, 0.0) + HANG_MS * random.random()
-        outcome = Outcome(*call, request.digest, ok, encoded)
-        cluster.scheduler.after(takes, self._slot.post, CallsOver(life, (outcome,)))
+        hangs = random.random() < cluster.options.hanging_calls
+        over = CallsOver(life, (Outcome(*call, request.digest, ok, encoded),))
+        cluster.scheduler.after(takes, self._answer, over, hangs)
+
+    def _answer(self, over: CallsOver, hangs: bool) -> None:  # noqa: FBT001 - of the scheduler
+        scheduler = self._slot.cluster.scheduler
+        if not self._slot.alive or over.life in self._over:
+            return
+        if hangs and scheduler.now < self._slot.cluster.heals_at:
+            scheduler.after(HANG_MS, self._answer, over, hangs)
+        else:
+            self._slot.post(over)

@@ -13,7 +13,7 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.checkpoints import Checkpoints, EpochState
 from clonos.core.coordinator import Coordinator, Done, TaskState
-from clonos.core.determinants import Clock, Determinant, Timer
+from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
 from clonos.core.fences import Fences, Trust, merge
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
@@ -236,6 +236,32 @@ def own_log_only(original: Any) -> Any:
         self.dep = dep
 
     return put_out
+
+
+def ask_on_replay(original: Any) -> Any:
+    def take_calls(self: TaskMachine, step: RunningStep, cause: Determinant) -> None:
+        is_live, step.is_live = step.is_live, not isinstance(self.world, NoWorld)
+        original(self, step, cause)
+        step.is_live = is_live
+
+    return take_calls
+
+
+def end_with_calls_open(_: Any) -> Any:
+    return lambda self: self._inputs_are_over
+
+
+def never_full(_: Any) -> Any:
+    return property(lambda self: False)  # noqa: ARG005 - a property's
+
+
+def reversed_on_replay(original: Any) -> Any:
+    def job_of(program: Any, step: RunningStep, cause: Determinant, *rest: Any) -> Any:
+        if isinstance(cause, Outcomes) and not step.is_live:
+            cause = Outcomes(cause.outcomes[::-1])
+        return original(program, step, cause, *rest)
+
+    return job_of
 
 
 def never_unknown(original: Any) -> Any:

@@ -288,6 +288,22 @@ MUTATIONS: dict[str, Mutation] = {
         "conservation", (InFlightLog, "made_until", wrong.continue_at_the_end), kind=FORGIVING_EDGE
     ),
     "calls are made again on replay": mutation("calls", (RunningStep, "call", wrong.call_again)),
+    "what has asked is asked again on replay": mutation(
+        "calls", (TaskMachine, "_take_calls", wrong.ask_on_replay)
+    ),
+    "answers come in another order on replay": mutation(
+        "equivalence", (task_module, "job_of", wrong.reversed_on_replay)
+    ),
+    "answers are shared at the next tick": mutation(
+        "log before effect", (Outbounds, "share_soon", constant(None))
+    ),
+    "END does not wait for calls": mutation(
+        "conservation", (TaskMachine, "_has_ended", wrong.end_with_calls_open)
+    ),
+    "calls that were open are forgotten": mutation("liveness", (Toy, "open_calls", constant({}))),
+    "a full task takes more": mutation(
+        "bounded memory", (TaskMachine, "_is_full", wrong.never_full)
+    ),
     "the machine's clock counts, wherever it is set": mutation(
         "monotonic clock", (TaskTime, "now_ms", wrong.wall_clock)
     ),

@@ -15,6 +15,7 @@ Examples
 """
 
 from clonos.testing.harness import (
+    Answers,
     Batches,
     End,
     Event,
@@ -30,6 +31,7 @@ from clonos.testing.harness import (
 from clonos.testing.in_memory import InMemoryRun
 
 __all__ = [
+    "Answers",
     "Batches",
     "End",
     "Event",

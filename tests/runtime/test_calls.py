@@ -1,0 +1,337 @@
+"""Calls beside the steps: attempts, limits, threads, connections, and what users get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+import time
+
+import pytest
+
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode, decode_error
+from clonos.core.plan import Incarnation
+from clonos.errors import CallError
+from clonos.nodes.events import CallsOver
+from clonos.operators.service import Policy, Service
+from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
+
+LIMIT_S = 60.0
+"""Only a test that has failed waits for so long."""
+LIFE = 7
+
+
+def policy(fn, **how):
+    usual = {
+        "name": "ask",
+        "timeout_s": LIMIT_S,
+        "attempts": 1,
+        "backoff_s": (0.001, 0.01),
+        "per_second": None,
+        "hedge_s": None,
+        "in_flight": 10,
+    }
+    return Policy(fn=fn, **{**usual, **how})
+
+
+class Slot:
+    """What hears of the calls."""
+
+    def __init__(self):
+        self.heard: queue.Queue[CallsOver] = queue.Queue()
+        self.runner = CallRunner(self.heard.put)
+
+    def make(self, how, *arguments, life=LIFE):
+        calls = [(CallId(2, n), Request(how, given, n)) for n, given in enumerate(arguments, 1)]
+        self.runner.make(life, 0, Incarnation(1, 0), calls)
+
+    def outcomes(self, count, life=LIFE):
+        found: dict[int, Outcome] = {}
+        while len(found) < count:
+            over = self.heard.get(timeout=LIMIT_S)
+            assert over.life == life
+            for outcome in over.outcomes:
+                assert outcome.operator == 2
+                assert outcome.digest == outcome.number not in found
+                found[outcome.number] = outcome
+        assert self.heard.empty()
+        return [found[number] for number in sorted(found)]
+
+    def one(self, how, *arguments):
+        self.make(how, arguments)
+        return self.outcomes(1)[0]
+
+
+@pytest.fixture
+def slot():
+    slot = Slot()
+    yield slot
+    slot.runner.close()
+
+
+def test_coroutines_are_asked_at_once(slot):
+    everybody = asyncio.Event()
+    inside = 0
+
+    async def ask(n):
+        nonlocal inside
+        inside += 1
+        if inside == 10:
+            everybody.set()
+        await everybody.wait()
+        return n * n
+
+    slot.make(policy(ask), *((n,) for n in range(10)))
+    assert [decode(o.answer) for o in slot.outcomes(10)] == [n * n for n in range(10)]
+
+
+def test_functions_are_asked_in_threads(slot):
+    everybody = threading.Barrier(5)
+
+    def ask(n):
+        everybody.wait(LIMIT_S)
+        return threading.current_thread().name, n
+
+    slot.make(policy(ask, in_flight=5), *((n,) for n in range(5)))
+    answers = [decode(o.answer) for o in slot.outcomes(5)]
+    assert [n for _, n in answers] == list(range(5))
+    assert len({name for name, _ in answers}) == 5
+
+
+def test_what_comes_together_is_told_together(slot):
+    gate = threading.Event()
+
+    async def ask(n):
+        return n
+
+    async def wait():
+        gate.wait(LIMIT_S)  # nobody should, but then the others come together
+        return 0
+
+    slot.make(policy(wait), ())
+    slot.runner.make(LIFE, 0, Incarnation(1, 0), [])
+    slot.make(policy(ask), *((n,) for n in range(50)), life=8)
+    gate.set()
+    assert slot.heard.get(timeout=LIMIT_S).life == LIFE
+    assert len(slot.heard.get(timeout=LIMIT_S).outcomes) == 50
+
+
+def test_attempts_until_one_succeeds(slot):
+    tried = []
+
+    async def ask():
+        tried.append(time.monotonic())
+        if len(tried) < 3:
+            raise ConnectionError("try later")
+        return "here"
+
+    outcome = slot.one(policy(ask, attempts=5, backoff_s=(0.02, 1.0)))
+    assert (outcome.ok, outcome.attempts, decode(outcome.answer)) == (True, 3, "here")
+    assert tried[2] - tried[1] >= 0.02  # of the pauses each is half of twice the last, at least
+    assert tried[1] - tried[0] >= 0.01
+
+
+def test_the_last_error_counts(slot):
+    async def ask():
+        raise KeyError("which")
+
+    outcome = slot.one(policy(ask, attempts=2, tells_trace=False))
+    assert (outcome.ok, outcome.attempts, outcome.trace) == (False, 2, "")
+    error = decode_error(outcome.answer)
+    assert type(error) is KeyError
+    assert error.args == ("which",)
+
+
+def test_the_users_lines_are_told(slot):
+    def inner():
+        return 1 / 0
+
+    async def ask():
+        return inner()
+
+    trace = slot.one(policy(ask)).trace
+    assert "in ask" in trace
+    assert "return 1 / 0" in trace
+    assert "runtime/calls.py" not in trace
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_no_answer_in_time(slot, is_async):
+    gate = threading.Event()
+
+    async def coroutine():
+        await asyncio.sleep(LIMIT_S)
+
+    def function():
+        gate.wait(LIMIT_S)
+
+    how = policy(coroutine if is_async else function, timeout_s=0.05)
+    outcome = slot.one(how)
+    gate.set()
+    error = decode_error(outcome.answer)
+    assert type(error) is TimeoutError
+    assert str(error) == "no answer within 0.05 s"
+
+
+def test_a_timeout_of_the_users_own(slot):
+    async def ask():
+        raise TimeoutError("mine")
+
+    assert str(decode_error(slot.one(policy(ask)).answer)) == "mine"
+
+
+def test_a_second_attempt_beside_a_slow_one(slot):
+    asked = 0
+
+    async def ask():
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.sleep(LIMIT_S)
+        return asked
+
+    outcome = slot.one(policy(ask, hedge_s=0.02))
+    assert decode(outcome.answer) == 2
+    assert outcome.attempts == 1
+
+
+def test_of_two_attempts_the_good_one_counts(slot):
+    asked = 0
+    failed = asyncio.Event()
+
+    async def ask():
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            failed.set()
+            raise ConnectionError
+        await failed.wait()
+        await asyncio.sleep(0.02)
+        return "first"
+
+    assert decode(slot.one(policy(ask, hedge_s=0.01)).answer) == "first"
+
+
+def test_no_more_per_second(slot):
+    times = []
+
+    async def ask():
+        times.append(time.monotonic())
+
+    before = time.monotonic()
+    slot.make(policy(ask, per_second=100), *(() for _ in range(8)))
+    slot.outcomes(8)
+    assert times[-1] - before >= 0.07
+
+
+def test_a_connection_is_opened_once_per_life_and_closed(slot):
+    happened: queue.Queue[tuple[str, int]] = queue.Queue()
+
+    class Connected(Service):
+        async def open(self):
+            await asyncio.sleep(0)
+            happened.put(("open", id(self)))
+            self.session = "session"
+
+        async def call(self, n):
+            return self.session, n
+
+        async def close(self):
+            happened.put(("close", id(self)))
+
+    original = Connected()
+    how = policy(original)
+    slot.make(how, (1,), (2,))
+    assert [decode(o.answer) for o in slot.outcomes(2)] == [("session", 1), ("session", 2)]
+    slot.make(how, (3,), life=8)
+    slot.outcomes(1, life=8)
+    slot.runner.withdraw(LIFE)
+    (first, a), (second, b), (third, c) = (happened.get(timeout=LIMIT_S) for _ in range(3))
+    assert (first, second, third) == ("open", "open", "close")
+    assert c == a != b
+    assert not hasattr(original, "session")
+
+
+def test_a_connection_that_fails_at_first(slot):
+    class Late(Service):
+        tried = 0
+
+        async def open(self):
+            Late.tried += 1
+            if Late.tried < 3:
+                raise ConnectionRefusedError("not yet")
+
+        async def call(self):
+            return Late.tried
+
+    assert decode(slot.one(policy(Late(), attempts=5)).answer) == 3
+
+
+def test_who_is_withdrawn_is_not_heard(slot):
+    began = threading.Event()
+    ended: queue.Queue[type[BaseException] | None] = queue.Queue()
+
+    async def ask():
+        began.set()
+        try:
+            await asyncio.sleep(LIMIT_S)
+        finally:
+            ended.put(sys.exc_info()[0])
+
+    slot.make(policy(ask), ())
+    assert began.wait(LIMIT_S)
+    slot.runner.withdraw(LIFE)
+    assert ended.get(timeout=LIMIT_S) is asyncio.CancelledError
+
+    async def quick():
+        return 1
+
+    slot.make(policy(quick), (), life=8)
+    slot.outcomes(1, life=8)  # and nothing of the other one
+
+
+@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
+def test_a_call_that_wants_to_leave(slot, leave):
+    async def ask():
+        raise leave("now")
+
+    error = decode_error(slot.one(policy(ask)).answer)
+    assert str(error) == f"{leave.__name__}: now"
+
+    async def quick():
+        return 1
+
+    assert decode(slot.one(policy(quick)).answer) == 1
+
+
+def test_a_call_that_cancels_itself(slot):
+    async def ask():
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    outcome = slot.one(policy(ask))
+    assert not outcome.ok
+
+
+def test_answers_that_cannot_be_logged(slot):
+    async def ask(what):
+        return object() if what == "object" else "x" * (ANSWER_BYTES_MAX + 1)
+
+    slot.make(policy(ask, attempts=3), ("object",), ("large",))
+    for outcome, text in zip(slot.outcomes(2), ("cannot be kept", "at most 262144"), strict=True):
+        error = decode_error(outcome.answer)
+        assert isinstance(error, CallError)
+        assert text in str(error)
+        assert outcome.attempts == 1  # another attempt would not help
+
+
+def test_nothing_runs_before_the_first_call():
+    runner = CallRunner(print)
+    before = threading.active_count()
+    runner.withdraw(1)
+    runner.close()
+    assert threading.active_count() == before
