@@ -224,7 +224,7 @@ class CallOperator(Operator):
 
     def _reject_call(self, error: Exception, row: pa.RecordBatch, outcome: Outcome) -> None:
         record = rows_of(row)[0]
-        if outcome.ok or not outcome.trace or self.info.drop_bad_records:
+        if outcome.ok or self.info.drop_bad_records:
             self.reject(error, record)
             return
         times = f" after {outcome.attempts} attempts" if outcome.attempts > 1 else ""

@@ -1,0 +1,111 @@
+"""Calls that take a while, in real processes that are killed: no answer is asked for twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import cloudpickle
+
+import clonos
+from clonos.errors import OperatorError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROWS = 90
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+
+def hangs(n: int) -> bool:
+    return n % 3 == 0
+
+
+async def ask(folder: Path, n: int) -> int:
+    """Writes down what it was asked and what it answers, which is something else each time."""
+    with (folder / "asked").open("a") as asked:
+        asked.write(f"{n}\n")
+    while hangs(n) and not (folder / "gate").exists():  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.01)
+    answer = random.getrandbits(40)
+    with (folder / "answered").open("a") as answered:
+        answered.write(f"{n} {answer}\n")
+    return answer
+
+
+def asked(folder: Path) -> Counter[int]:
+    path = folder / "asked"
+    return Counter(map(int, path.read_text().split())) if path.exists() else Counter()
+
+
+def answers(folder: Path) -> set[tuple[int, int]]:
+    lines = (folder / "answered").read_text().splitlines()
+    return {(int(n), int(answer)) for n, answer in map(str.split, lines)}
+
+
+def build(folder: Path, **settings: Any) -> clonos.Job:
+    job = clonos.Job("calls", parallelism=1, **settings)
+    source = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], "n long")
+    rows = job.source(source, name="in").slot_group("asking").start_new_chain()
+    answered = rows.with_column_async(
+        "answer long", partial(ask, folder), "n", name="ask", in_flight=ROWS, ordered=False
+    )
+    answered.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def check(folder: Path, table: Any) -> None:
+    got = sorted(zip(*table.to_pydict().values(), strict=True))
+    assert [n for n, _ in got] == list(range(ROWS))
+    assert set(got) <= answers(folder)
+
+
+@pytest.mark.parametrize("standbys", [1, 0])
+def test_only_what_is_unanswered_is_asked_again(kit, spark, tmp_path, standbys):
+    """Without a checkpoint: it is the log that has the answers."""
+    job = build(tmp_path, checkpoint_interval="1 hour", standbys=standbys).start(spark)
+    kit.wait_for(lambda: job.delivered["out"] == sum(not hangs(n) for n in range(ROWS)))
+    kit.kill(job, "ask[0]")
+    kit.wait_recovered(job, 1)
+    kit.wait_for(lambda: all(asked(tmp_path)[n] == 2 for n in range(ROWS) if hangs(n)))
+    (tmp_path / "gate").touch()
+    result = job.wait(kit.WAIT_S)
+    check(tmp_path, result.table())
+    assert asked(tmp_path) == {n: 1 + hangs(n) for n in range(ROWS)}
+
+
+def test_checkpoints_wait_for_no_call_and_keep_what_is_open(kit, spark, tmp_path):
+    settings = {"checkpoint_interval": "200 ms", "checkpoint_dir": str(tmp_path / "job")}
+    job = build(tmp_path, **settings).start(spark)
+    kit.wait_for(lambda: job.delivered["out"] == sum(not hangs(n) for n in range(ROWS)))
+    floors = job.observer.floors
+    kit.wait_for(lambda: job.observer.floors >= floors + 3)
+    job.stop()
+    assert asked(tmp_path) == dict.fromkeys(range(ROWS), 1)
+    job = build(tmp_path, **settings).start(spark)
+    kit.wait_for(lambda: all(asked(tmp_path)[n] == 2 for n in range(ROWS) if hangs(n)))
+    (tmp_path / "gate").touch()
+    check(tmp_path, job.wait(kit.WAIT_S).table())
+    assert asked(tmp_path) == {n: 1 + hangs(n) for n in range(ROWS)}
+
+
+def refuse(n: int) -> int:
+    prices: dict[int, int] = {}
+    return prices[n]
+
+
+def test_an_error_shows_the_users_lines(spark):
+    job = clonos.Job("calls", parallelism=1)
+    rows = job.source(clonos.sources.from_batches([[(7,)]], "n long"))
+    rows.with_column_async("price long", refuse, "n", name="ask").sink(clonos.sinks.collect())
+    with pytest.raises(OperatorError) as caught:
+        job.run(spark)
+    text = str(caught.value)
+    assert text.index("return prices[n]") < text.index("KeyError: 7 (for Row(n=7)")
+    assert "on_error=" in text
