@@ -31,7 +31,8 @@ LAYERS: dict[str, set[str]] = {
     "sources": {"blame", "core", "columns", "operators", "storage", "spark"},
     "graph": {"core", "operators", "sinks", "sources"},
     "nodes": {"blame", "core", "transport"},
-    "runtime": {"core", "columns", "transport", "storage", "sinks", "sources", "nodes"},
+    "runtime": {"blame", "core", "columns", "operators", "transport", "storage", "sinks", "sources",
+        "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "nodes", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
@@ -85,7 +86,8 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset(
-        {f"clonos.simulator.{one}" for one in ("cluster", "driver", "durable", "slot", "spark")}
+        {f"clonos.simulator.{one}" for one in ("calls", "cluster", "driver", "durable", "slot",
+            "spark")}
     ):
         "processes of the simulated cluster know it, and it makes them",
 }  # fmt: skip

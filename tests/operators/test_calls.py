@@ -282,7 +282,7 @@ def test_bad_input_gives_clear_errors():
     with pytest.raises(WrongType, match="in_flight=0"):
         rows_of_job.map_async(score, SCHEMA, in_flight=0)
     with pytest.raises(WrongType, match="attempts='2'"):
-        rows_of_job.map_async(score, SCHEMA, attempts="2")
+        rows_of_job.map_async(score, SCHEMA, attempts=cast("Any", "2"))
     with pytest.raises(WrongType, match="per_second=0"):
         rows_of_job.map_async(score, SCHEMA, per_second=0)
     with pytest.raises(BadDuration):
@@ -290,6 +290,6 @@ def test_bad_input_gives_clear_errors():
     with pytest.raises(WrongType, match=r"on_error.*\(row, error\)"):
         rows_of_job.map_async(score, SCHEMA, on_error=lambda row: row)
     with pytest.raises(TypeError, match="in_fligth"):
-        rows_of_job.map_async(score, SCHEMA, in_fligth=3)
+        rows_of_job.map_async(score, SCHEMA, **cast("Any", {"in_fligth": 3}))
     with pytest.raises(clonos.ClonosError, match="nothing"):
         rows_of_job.with_column_async("n int", length, "nothing")

@@ -5,13 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.operators.service import Policy, Service
 
 Duration = str | timedelta
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of calls; :func:`call_policy` says what they mean."""
+
+    in_flight: int
+    ordered: bool
+    timeout: Duration
+    attempts: int
+    backoff: tuple[Duration, Duration]
+    per_second: float | None
+    hedge: Duration | None
+    on_error: Callable[..., Any] | None
 
 
 def call_policy(

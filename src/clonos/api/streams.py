@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from clonos.api.calls import call_policy
+from clonos.api.calls import CallOptions, call_policy
 from clonos.api.joins import look_up_operator, side_table
 from clonos.api.placed import Placed
 from clonos.api.windowed import WindowedStream, require_time
@@ -35,6 +35,8 @@ from clonos.sinks.spec import SinkSpec
 from clonos.sources import table_versions
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from clonos.api.keyed import KeyedStream
 
 Function = Callable[..., Any]
@@ -137,7 +139,7 @@ class Stream(Placed):
         *,
         name: str | None = None,
         parallelism: int | None = None,
-        **how: Any,
+        **how: Unpack[CallOptions],
     ) -> Stream:
         """``fn(row)`` asks a service and makes one row, for many rows at a time.
 
@@ -165,9 +167,9 @@ class Stream(Placed):
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
         """
-        policy, how = call_policy(fn, name or "map_async", ("row",), **how)
+        policy, then = call_policy(fn, name or "map_async", ("row",), **how)
         parsed = parse_schema(schema)
-        make = partial(MapAsyncOperator, policy, self.schema, parsed, keys=self._edge.keys, **how)
+        make = partial(MapAsyncOperator, policy, self.schema, parsed, keys=self._edge.keys, **then)
         return Stream(self._job, self._add("map_async", name, parsed, parallelism, make))
 
     def with_column_async(
@@ -177,7 +179,7 @@ class Stream(Placed):
         *of: str,
         name: str | None = None,
         parallelism: int | None = None,
-        **how: Any,
+        **how: Unpack[CallOptions],
     ) -> Stream:
         """:meth:`with_column` of a service: see :meth:`map_async`.
 
@@ -194,10 +196,10 @@ class Stream(Placed):
         """
         where = name or "with_column_async"
         require_columns(self.schema, of, where)
-        policy, how = call_policy(fn, where, of, **how)
+        policy, then = call_policy(fn, where, of, **how)
         field, schema = self._with_field(column, where)
-        how["keys"] = self._edge.keys
-        make = partial(WithColumnAsyncOperator, policy, self.schema, of, field.name, schema, **how)
+        then["keys"] = self._edge.keys
+        make = partial(WithColumnAsyncOperator, policy, self.schema, of, field.name, schema, **then)
         vertex = self._add("with_column_async", name, schema, parallelism, make)
         return self._with_changed(field, vertex)
 

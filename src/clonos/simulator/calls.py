@@ -62,7 +62,7 @@ class SlotCalls:
         over = CallsOver(life, (Outcome(*call, request.digest, ok, encoded),))
         cluster.scheduler.after(takes, self._answer, over, hangs)
 
-    def _answer(self, over: CallsOver, hangs: bool) -> None:  # noqa: FBT001 - of the scheduler
+    def _answer(self, over: CallsOver, hangs: bool) -> None:
         scheduler = self._slot.cluster.scheduler
         if not self._slot.alive or over.life in self._over:
             return

@@ -1,0 +1,324 @@
+"""Calls that take a while: what one costs, how late rows are, what a kill repeats, who waits.
+
+The service is a coroutine in the same process, so that its own cost is next to nothing: a real one
+adds that of its client. It writes down what it was asked and what it has answered, in a file per
+process, from which the repeated calls are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import struct
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+import clonos
+from clonos.errors import ClonosError
+from clonos_bench import jobs, run
+from clonos_bench.kills import kill_repeatedly
+from clonos_bench.recovery import FILL_S
+from clonos_bench.report import PERCENTILES, Aim, Report
+from clonos_bench.statistics import Interval, paired_ratio, summarize
+from clonos_bench.watch import Watch
+
+COST: Final = Aim(40.0)
+"""Microseconds of CPU per call."""
+LOG: Final = Aim(5.0)
+"""Percent on top of the same job without a log."""
+LATE: Final = {"p50": Aim(8.0), "p99": Aim(25.0)}
+"""Milliseconds beyond the call."""
+REPEATED: Final = Aim(2.0)
+"""Percent of the calls that were open: answered ones that are asked again."""
+CHECKPOINT: Final = Aim(200.0)
+"""Milliseconds beyond the interval, while all calls hang."""
+RUN_S: Final = 600.0
+HANG_S: Final = 30.0
+_EVENT: Final = struct.Struct("<q?").pack
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos-bench calls``."""
+    run.common_arguments(parser)
+    add = parser.add_argument
+    add("--rows", type=int, default=200_000, help="per run, where the cost is measured")
+    add("--pairs", type=int, default=5, help="runs of each kind there")
+    add("--rate", type=float, default=1000.0, help="rows per second, where latency is measured")
+    add("--call-ms", type=float, default=200.0, help="how long a call takes there")
+    add("--seconds", type=float, default=30.0, help="how long is measured")
+    add("--kills", type=int, default=5, help="workers to kill")
+    add("--kill-rate", type=float, default=2500.0, help="rows per second meanwhile")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Cost, latency, kills, and a service that hangs."""
+    report = Report("calls", "calls that take a while", PERCENTILES)
+    report.parts = [_cost(arguments), _latency(arguments), _kills(arguments), _hanging(arguments)]
+    return report
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+async def at_once(key: int) -> int:  # noqa: ARG001 - what is asked
+    """Answers without waiting."""
+    return 1
+
+
+def plain(key: int) -> int:  # noqa: ARG001
+    """The same without a call."""
+    return 1
+
+
+async def slow(folder: str, seconds: float, key: int) -> int:
+    """Answers after a while, and keeps books."""
+    books = _book(folder)
+    os.write(books, _EVENT(key, False))
+    await asyncio.sleep(seconds)
+    os.write(books, _EVENT(key, True))
+    return 1
+
+
+_books: dict[int, int] = {}
+
+
+def _book(folder: str) -> int:
+    pid = os.getpid()
+    if pid not in _books:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        _books[pid] = os.open(f"{folder}/{pid}.calls", flags)
+    return _books[pid]
+
+
+def _events(folder: Path) -> dict[int, np.ndarray[Any, Any]]:
+    """By process, what was asked and answered."""
+    kind = np.dtype([("key", "<i8"), ("answered", "?")])
+    return {int(p.stem): np.fromfile(p, kind) for p in folder.glob("*.calls")}
+
+
+def add_key(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Every row is its own key."""
+    return pa.RecordBatch.from_arrays([batch.column(0), batch.column(0)], ["key", "id"])
+
+
+def _job(
+    arguments: argparse.Namespace, source: Any, fn: Any, *, protected: bool = True, **how: Any
+) -> clonos.Job:
+    job = clonos.Job(
+        "calls",
+        parallelism=arguments.parallelism,
+        standbys=1 if protected else 0,
+        checkpoint_interval="500 ms",
+        guarantee="exactly_once" if protected else "at_least_once",
+    )
+    rows = job.source(source, name="source").start_new_chain().slot_group("calls")
+    keyed = rows.map_batches(add_key, "key long, id long", name="key")
+    if fn is plain:
+        asked = keyed.with_column("seen long", fn, "key", name="ask")
+    else:
+        asked = keyed.with_column_async("seen long", fn, "key", name="ask", **how)
+    asked.sink(clonos.sinks.callback(jobs.nothing), name="sink")
+    return job
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+
+def _cost(arguments: argparse.Namespace) -> Report:
+    columns = ("", "value", "low", "high", "aim")
+    report = Report("cost", "CPU of a call that is answered at once", columns)
+    kinds = {"calls": (at_once, True), "no log": (at_once, False), "no calls": (plain, True)}
+    used: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cores = _paced_job(arguments, at_once).cores()
+    with run.session(f"local[{cores}]") as spark:
+        for _ in range(arguments.pairs):
+            for kind, (fn, protected) in kinds.items():
+                used[kind].append(_cpu_s(arguments, spark, fn, protected=protected))
+    each = np.array(used["calls"]) - np.array(used["no calls"])
+    micros = each / arguments.rows * 1e6
+    low, high = _interval(micros)
+    aim = f"{COST}: {COST.judge(float(micros.mean()))}"
+    report.add("a call, beside the same job without (us)", *_cells(micros.mean(), low, high), aim)
+    ratio: Interval = paired_ratio(list(zip(used["calls"], used["no log"], strict=True)))
+    value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
+    report.add(
+        "log, standby (% of the slots' CPU)",
+        *_cells(value, low, high),
+        f"{LOG}: {LOG.judge(value)}",
+    )
+    report.notes.append(
+        f"{arguments.pairs} runs of each kind in turn, {arguments.rows:,} rows each"
+    )
+    report.data = {"cpu_s": used}
+    return report
+
+
+def _cells(*values: float) -> tuple[str, ...]:
+    return tuple(f"{value:.1f}" for value in values)
+
+
+def _interval(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Of the mean, 95 %, from resampling."""
+    random = np.random.default_rng(0)
+    means = random.choice(values, (10_000, len(values))).mean(axis=1)
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+
+
+def _paced_job(arguments: argparse.Namespace, fn: Any, *, protected: bool = True) -> clonos.Job:
+    rows = arguments.rows
+    source = jobs.paced(1.0, at_once=rows, rows=rows, stop_file=os.devnull)
+    how = {} if fn is plain else {"in_flight": 400, "ordered": False}
+    return _job(arguments, source, fn, protected=protected, **how)
+
+
+def _cpu_s(arguments: argparse.Namespace, spark: Any, fn: Any, *, protected: bool) -> float:
+    job = _paced_job(arguments, fn, protected=protected)
+    with run.running(job, spark) as (started, watch):
+        used = run.time_all(started, watch, lambda: watch.ledger.rows, arguments.rows, RUN_S)
+    _require_right(watch, arguments)
+    return used.cpu_s
+
+
+def _require_right(watch: Watch, arguments: argparse.Namespace) -> None:
+    if faults := watch.ledger.faults(arguments.parallelism):
+        raise ClonosError(f"wrong output: {'; '.join(faults)}")
+
+
+def _latency(arguments: argparse.Namespace) -> Report:
+    title = f"calls of {arguments.call_ms:g} ms at {arguments.rate:,.0f} rows/s"
+    report = Report("latency", title, PERCENTILES)
+    with run.stop_file() as stop:
+        source = jobs.paced(arguments.rate, stop_file=str(stop))
+        fn = partial(slow, str(stop.parent), arguments.call_ms / 1000)
+        for ordered in (False, True):
+            stop.unlink(missing_ok=True)
+            job = _job(arguments, source, fn, in_flight=400, ordered=ordered)
+            with (
+                run.session(f"local[{job.cores()}]") as spark,
+                run.running(job, spark) as (started, watch),
+            ):
+                begun = lambda w=watch: w.ledger.rows >= 5 * arguments.rate  # noqa: E731
+                run.until(started, watch, begun, FILL_S, "five seconds of rows are through")
+                began = time.monotonic()
+                goal = began + arguments.seconds
+                over = lambda g=goal: time.monotonic() >= g  # noqa: E731
+                run.until(started, watch, over, arguments.seconds + 10, "measuring")
+                ended = time.monotonic()
+                stop.touch()
+                started.wait(60)
+                watch.drain()
+            late = np.concatenate([
+                ms[(times >= began) & (times < ended)]
+                for times, ms in (watch.series(task) for task in watch.tasks())
+            ])  # fmt: skip
+            kind = "in order" if ordered else "as they come"
+            report.summary(
+                f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE
+            )
+            _require_right(watch, arguments)
+    report.notes.append("from the read of the oldest row of an output to its durable delivery")
+    return report
+
+
+def _kills(arguments: argparse.Namespace) -> Report:
+    columns = ("", "value", "aim")
+    report = Report("kills", f"kill -9 at {arguments.kill_rate:,.0f} calls/s", columns)
+    with run.stop_file() as stop:
+        source = jobs.paced(arguments.kill_rate, stop_file=str(stop))
+        fn = partial(slow, str(stop.parent), arguments.call_ms / 1000)
+        job = _job(arguments, source, fn, in_flight=1000, ordered=False)
+        with (
+            run.session(f"local[{job.cores()}]") as spark,
+            run.running(job, spark) as (started, watch),
+        ):
+            begun = lambda: watch.ledger.rows >= 2 * arguments.kill_rate  # noqa: E731
+            run.until(started, watch, begun, FILL_S, "two seconds of rows are through")
+            victims = [f"ask[{i}]" for i in range(arguments.parallelism)]
+            victims = [v for v in victims if any(v in s.runs for s in started.slots())] or [
+                next(n for s in started.slots() for n in s.runs if "source" not in n)
+            ]
+            done = kill_repeatedly(started, watch, "worker", victims, arguments.kills, 2.0)
+            stop.touch()
+            started.wait(120)
+            watch.drain()
+            gaps = [r.milliseconds()["live"] for r in started.observer.recoveries if r.finished]
+        _require_right(watch, arguments)
+        asked, unanswered, again = _repeated(_events(stop.parent), [kill.pid for kill in done])
+    report.add("calls asked", f"{asked:,}", "")
+    report.add("open at the kills", f"{unanswered:,}", "")
+    share = 100 * again / max(unanswered, 1)
+    report.add(
+        "answered, and asked again",
+        f"{again:,} ({share:.1f} %)",
+        f"{REPEATED} %: {REPEATED.judge(share)}",
+    )
+    report.add("until the task was live again (ms)", ", ".join(f"{gap:.0f}" for gap in gaps), "")
+    report.notes.append(f"{len(done)} kills; every row delivered once")
+    report.data = {"asked": asked, "unanswered": unanswered, "again": again, "live_ms": gaps}
+    return report
+
+
+def _repeated(events: dict[int, np.ndarray[Any, Any]], killed: list[int]) -> tuple[int, int, int]:
+    """Calls asked in all; asked and not answered by the killed ones; answered by one and asked
+    again by another."""
+    asked = {pid: e["key"][~e["answered"]] for pid, e in events.items()}
+    answered = {pid: e["key"][e["answered"]] for pid, e in events.items()}
+    again = 0
+    for pid in killed:
+        others = [keys for other, keys in asked.items() if other != pid]
+        if pid in answered and others:
+            again += int(np.isin(answered[pid], np.concatenate(others)).sum())
+    unanswered = sum(len(asked[pid]) - len(answered[pid]) for pid in killed if pid in asked)
+    return sum(map(len, asked.values())), unanswered, again
+
+
+def _hanging(arguments: argparse.Namespace) -> Report:
+    columns = ("", "value", "aim")
+    report = Report("hanging", f"while every call takes {HANG_S:g} s", columns)
+    with run.stop_file() as stop:
+        source = jobs.paced(100.0, stop_file=str(stop))
+        fn = partial(slow, str(stop.parent), HANG_S)
+        job = _job(arguments, source, fn, in_flight=100, ordered=False)
+        with (
+            run.session(f"local[{job.cores()}]") as spark,
+            run.running(job, spark) as (started, watch),
+        ):
+            full = lambda: len(_events(stop.parent)) >= arguments.parallelism  # noqa: E731
+            run.until(started, watch, full, FILL_S, "all tasks ask")
+            time.sleep(5.0)  # more rows come than may ask
+            times = [time.monotonic()]
+            floor = started.observer.floors
+            while time.monotonic() < times[0] + 15:
+                if started.observer.floors > floor:
+                    floor = started.observer.floors
+                    times.append(time.monotonic())
+                time.sleep(0.005)
+            before = len(started.observer.recoveries)
+            (victim,) = [n for s in started.slots() for n in s.runs if n == "source[0]"]
+            pid = next(s.pid for s in started.slots() if victim in s.runs)
+            os.kill(pid, 9)
+            live = lambda: any(r.finished for r in started.observer.recoveries[before:])  # noqa: E731
+            run.until(started, watch, live, 60.0, "a neighbour is live again")
+            news = [r for r in started.observer.recoveries[before:] if r.finished]
+            live_ms = news[0].milliseconds()["live"]
+            stop.touch()
+            started.wait(180)
+            watch.drain()
+        _require_right(watch, arguments)
+    beyond = 1000 * np.diff(times)[1:] - 500
+    worst = float(beyond.max())
+    report.add("checkpoints in 15 s, every 500 ms", f"{len(times) - 1}", "")
+    report.add(
+        "longest beyond the interval (ms)",
+        f"{worst:.0f}",
+        f"{CHECKPOINT}: {CHECKPOINT.judge(worst)}",
+    )
+    report.add("a neighbour killed: live again after (ms)", f"{live_ms:.0f}", "")
+    report.data = {"beyond_ms": beyond.tolist(), "live_ms": live_ms}
+    return report
