@@ -197,10 +197,14 @@ class KeyedStream(Stream):
         process: Process,
         schema: Any,
         *,
+        in_flight: int = 100,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Run your own logic, with state and timers per key; see :class:`clonos.Process`."""
+        """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
+
+        ``in_flight``: so many calls of its services are open in a task before its input waits.
+        """
         if not isinstance(process, Process):
             raise WrongType(
                 f"{process!r} is not a Process object",
@@ -208,7 +212,7 @@ class KeyedStream(Stream):
                 remedy="derive a class from clonos.Process and give an object of it",
             )
         parsed = parse_schema(schema)
-        make = partial(ProcessOperator, process, self.keys, parsed)
+        make = partial(ProcessOperator, process, self.keys, parsed, in_flight)
         return Stream(self._job, self._add("process", name, parsed, parallelism, make))
 
     def _like_this(self, vertex: Vertex) -> KeyedStream:

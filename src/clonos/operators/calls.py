@@ -22,6 +22,7 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.marks import Marks
 from clonos.operators.service import Policy
 from clonos.state.deltas import Frozen
 from clonos.state.pieces import groups_of
@@ -74,7 +75,7 @@ class CallOperator(Operator):
         self._answers = KeyedStore()
         self._answered: dict[int, Outcome] = {}
         self._pending: dict[int, Request] | None = None  # asked, and the row has not gone on
-        self._passed: int | None = None  # a watermark that may go on
+        self._marks = Marks(self.facts)
 
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
@@ -179,7 +180,7 @@ class CallOperator(Operator):
             del waiting[number]
         self._store.remove(np.sort(orders))
         self._ask()
-        self._pass_marks()
+        self._marks.release(next(iter(waiting), self._asked + 1))
         return batch
 
     def _in_order(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -241,22 +242,11 @@ class CallOperator(Operator):
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         if not len(self._store):
             return incoming_ms
-        marks = [mark for mark in self.facts.get("marks", []) if mark[0] < self._came]
-        self.facts.set("marks", [*marks, [self._came, incoming_ms]])
+        self._marks.hold(self._came, incoming_ms)
         return None
 
     def take_watermark(self) -> int | None:
-        passed, self._passed = self._passed, None
-        return passed
-
-    def _pass_marks(self) -> None:
-        """A watermark goes on once no row before it waits."""
-        marks = self.facts.get("marks", [])
-        first = next(iter(self._waiting), self._asked + 1)
-        passed = [mark for number, mark in marks if number < first]
-        if passed:
-            self._passed = passed[-1]
-            self.facts.set("marks", marks[len(passed) :])
+        return self._marks.take()
 
 
 class MapAsyncOperator(CallOperator):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,13 +15,20 @@ from clonos.columns.instants import to_ms
 from clonos.columns.keys import DistinctKeys, distinct_keys
 from clonos.columns.rows import RowBuilder, results_of, rows_of
 from clonos.columns.schema import parse_type
+from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, encode
 from clonos.errors import OperatorError, WrongType
+from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
+from clonos.operators.marks import Marks
+from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
 from clonos.state.deltas import Changes
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _STATE = b"s"
 
@@ -44,6 +52,9 @@ class Process:
     One object serves all keys of a task: keep nothing that depends on the input in its
     attributes, but in ``ctx.state(...)``, which belongs to the current key and survives failures.
 
+    What takes a while is asked with ``ctx.service(...)``: other rows go on, also of the same key,
+    and a method of yours hears the answer.
+
     Examples
     --------
     >>> class CountPerUser(Process):
@@ -53,6 +64,18 @@ class Process:
     ...     def on_row(self, row, ctx):
     ...         self.seen.set((self.seen.get() or 0) + 1)
     ...         return [(row.user, self.seen.get())]
+    >>> class Assistant(Process):
+    ...     def open(self, ctx):
+    ...         self.model = ctx.service("model", complete, timeout="30 seconds", attempts=3)
+    ...         self.talk = ctx.state("talk")
+    ...
+    ...     def on_row(self, row, ctx):
+    ...         self.talk.set([*self.talk.get([]), row.text])
+    ...         self.model.ask(self.talk.get(), then="on_reply")
+    ...
+    ...     def on_reply(self, reply, ctx):
+    ...         self.talk.set([*self.talk.get(), reply.get()])
+    ...         return [(ctx.key, reply.get())]
     """
 
     def open(self, ctx: ProcessContext) -> None:
@@ -149,6 +172,26 @@ class ProcessContext(Context):
         """The current key: a value, or a tuple if the stream is keyed by several columns."""
         return self._process.key
 
+    def service(
+        self,
+        name: str,
+        fn: Callable[..., Any] | Service,
+        **how: Unpack[PolicyOptions],
+    ) -> Asked:
+        """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
+
+        Parameters
+        ----------
+        name
+            Of the service in state: keep it as long as calls may be open.
+        fn
+            What is asked: a coroutine function, a plain one, or a :class:`clonos.Service`.
+        how
+            ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``: see
+            :func:`clonos.operators.service.policy_of`.
+        """
+        return self._process.declare(name, fn, how)
+
     def state(self, name: str, data_type: str | None = None) -> ValueState:
         """State of this name; `data_type` (such as ``"long"``) makes :meth:`ValueState.set`
         check what it is given."""
@@ -156,10 +199,18 @@ class ProcessContext(Context):
 
 
 class ProcessOperator(Operator):
-    """Runs a :class:`Process` row by row."""
+    """Runs a :class:`Process` row by row.
 
-    def __init__(self, process: Process, keys: Sequence[str], schema: pa.Schema) -> None:
+    ``in_flight``: calls that may be open before its input waits.
+    """
+
+    makes_calls = True
+
+    def __init__(
+        self, process: Process, keys: Sequence[str], schema: pa.Schema, in_flight: int = 100
+    ) -> None:
         super().__init__()
+        self._in_flight = in_flight
         # Programs are made several times from one definition; each has an object of its own.
         self._process = copy.deepcopy(process)
         self._keys = tuple(keys)
@@ -167,6 +218,10 @@ class ProcessOperator(Operator):
         self._ctx: ProcessContext
         self.store = KeyedStore()
         self.timers = TimerTable(self.store, self.facts)
+        self._calls = CallTable(self.store)
+        self._asks: list[tuple[Call, Any]] = []  # of the callback that runs
+        self._origin = 0  # of the conversation that it belongs to
+        self._marks = Marks(self.facts)
         self.key: Any = None
         self.key_group = 0
         self._encoded_key: bytes | None = None
@@ -218,6 +273,64 @@ class ProcessOperator(Operator):
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         self.store.restore(keys, values)
         self.timers.restore(keys, values)
+        self._calls.restore(keys, values)
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def declare(self, name: str, fn: Callable[..., Any] | Service, how: PolicyOptions) -> Asked:
+        """A service that may be asked."""
+        where = f"{self.info.where}: {name}"
+        policy = policy_of(fn, where, in_flight=self._in_flight, **how)
+        per_second = policy.per_second and policy.per_second / self.info.parallelism
+        policy = replace(policy, name=name, per_second=per_second, tells_trace=False)
+        self._calls.policies[name] = policy
+        return Asked(policy, self)
+
+    def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
+        """Ask once the callback that runs has returned; if it raises, nothing was asked."""
+        method_of(self._process, then, self.info.where)
+        origin = self._origin
+        call = Call(policy.name, then, arguments, self.encoded_key, self.key_group, origin)
+        self._asks.append((call, call.kept()))
+
+    def _ask_now(self) -> None:
+        asks, self._asks = self._asks, []
+        for call, kept in asks:
+            number = self.facts.get("asked", 0) + 1
+            self.facts.set("asked", number)
+            self.services.ask(self, number, self._calls.add(number, call, kept))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._calls) >= self._in_flight
+
+    def open_calls(self) -> dict[int, Request]:
+        return self._calls.requests()
+
+    def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
+        results: list[tuple[Any, ...]] = []
+        for outcome in outcomes:
+            call = self._calls.take(outcome.number)
+            self._encoded_key, self.key_group = call.encoded_key, call.group
+            self.key = _decode_key(call.encoded_key)
+            self._origin = call.origin or outcome.number
+            reply = Reply(call.service, call.arguments, outcome)
+            then = method_of(self._process, call.then, self.info.where)
+            record = f"the reply of {call.service} for key {self.key!r}"
+            self._handle(record, results, then, reply)
+        self._encoded_key, self._origin = None, 0
+        first = self._calls.first
+        self._marks.release(self.facts.get("asked", 0) + 1 if first is None else first)
+        return self._builder.build(results, self.reject)
+
+    def outgoing_watermark(self, incoming_ms: int) -> int | None:
+        if not len(self._calls):
+            return incoming_ms
+        self._marks.hold(self.facts.get("asked", 0), incoming_ms)
+        return None
+
+    def take_watermark(self) -> int | None:
+        return self._marks.take()
 
     def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
@@ -248,9 +361,12 @@ class ProcessOperator(Operator):
             results.extend([as_tuple(result) for result in returned])
         except Exception as error:  # noqa: BLE001 - user code
             self.store.roll_back()
+            self._asks.clear()
             self.reject(error, record)
         else:
             self.store.commit()
+            if self._asks:
+                self._ask_now()
 
 
 def _decode_key(encoded: bytes) -> Any:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from clonos.columns.durations import parse_duration
+from clonos.errors import WrongType
+
+Duration = str | timedelta
 
 
 class Service:
@@ -80,3 +86,92 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether a function returns a coroutine, as far as one can see."""
     call = getattr(fn, "__call__", fn)  # noqa: B004 - an object may have an async __call__
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """How a service is asked; :func:`policy_of` says what each means."""
+
+    timeout: Duration
+    attempts: int
+    backoff: tuple[Duration, Duration]
+    per_second: float | None
+    hedge: Duration | None
+
+
+def policy_of(
+    fn: Callable[..., Any] | Service,
+    where: str,
+    *,
+    in_flight: int,
+    timeout: Duration = "60 seconds",
+    attempts: int = 1,
+    backoff: tuple[Duration, Duration] = ("100 ms", "10 seconds"),
+    per_second: float | None = None,
+    hedge: Duration | None = None,
+) -> Policy:
+    """How users say in which way a service is asked.
+
+    Parameters
+    ----------
+    timeout
+        Of one attempt. The time between a row and its outcome is not limited by it: attempts may
+        wait for their turn.
+    attempts
+        So often is a call tried that raises; the last outcome counts.
+    backoff
+        Pause after the first attempt that fails, and the longest one; in between they double, with
+        jitter.
+    per_second
+        So many attempts per second at most, by all tasks of the operator together.
+    hedge
+        After so long a second attempt begins beside the first one, and the first answer counts.
+
+    Raises
+    ------
+    WrongType
+        Something cannot be meant so.
+    """
+    if not callable(fn) and not isinstance(fn, Service):
+        raise WrongType(
+            f"{fn!r} is not a function", where=where, remedy="pass a function or a clonos.Service"
+        )
+    for name, number in (("in_flight", in_flight), ("attempts", attempts)):
+        if type(number) is not int or number < 1:
+            raise WrongType(f"{name}={number!r}", where=where, remedy="give a number from 1 on")
+    if per_second is not None and not per_second > 0:
+        raise WrongType(
+            f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
+        )
+    first, most = backoff
+    return Policy(
+        fn=fn,
+        name=where,
+        timeout_s=parse_duration(timeout) / 1000,
+        attempts=attempts,
+        backoff_s=(parse_duration(first) / 1000, parse_duration(most) / 1000),
+        per_second=per_second,
+        hedge_s=None if hedge is None else parse_duration(hedge) / 1000,
+        in_flight=in_flight,
+    )
+
+
+def require_arguments(fn: Callable[..., Any] | Service, where: str, values: Sequence[str]) -> None:
+    """A function can be called with these arguments, and nothing else.
+
+    Raises
+    ------
+    WrongType
+        It cannot.
+    """
+    try:
+        signature = inspect.signature(fn.call if isinstance(fn, Service) else fn)
+    except (TypeError, ValueError):
+        return  # builtins without a signature
+    try:
+        signature.bind(*values)
+    except TypeError as error:
+        raise WrongType(
+            f"the function cannot be called with ({', '.join(values)}): {error}",
+            where=where,
+            remedy=f"write it as async def fn({', '.join(values)})",
+        ) from error

@@ -1,0 +1,162 @@
+"""Calls of a :class:`~clonos.operators.process.Process`: asked for one key, answered later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from clonos.core.calls import Outcome, Request
+from clonos.core.canonical import decode, decode_error
+from clonos.core.step import arguments_digest
+from clonos.errors import WrongType
+from clonos.operators.service import Policy
+from clonos.state.stores import KeyedStore, kept_as
+
+if TYPE_CHECKING:
+    from clonos.operators.process import ProcessOperator
+
+_ADDRESS: Final = Struct(">cq")
+_KIND: Final = b"c"
+
+
+class Reply:
+    """What has come of a call.
+
+    Attributes
+    ----------
+    service
+        The name of the service.
+    arguments
+        What it was asked.
+    """
+
+    def __init__(self, service: str, arguments: tuple[Any, ...], outcome: Outcome) -> None:
+        self.service = service
+        self.arguments = arguments
+        self._outcome = outcome
+
+    def get(self) -> Any:
+        """The answer; raises what the service has raised, after all attempts."""
+        if self._outcome.ok:
+            return decode(self._outcome.answer)
+        raise decode_error(self._outcome.answer)
+
+
+class Asked:
+    """A service that a process may ask: what ``ctx.service`` returns."""
+
+    def __init__(self, policy: Policy, operator: ProcessOperator) -> None:
+        self._policy, self._operator = policy, operator
+
+    def ask(self, *arguments: Any, then: str) -> None:
+        """Ask on behalf of the current key.
+
+        Parameters
+        ----------
+        arguments
+            Plain values: they are kept until the answer is there.
+        then
+            Name of the method ``(reply, ctx)`` of the process that hears the answer, a
+            :class:`Reply`. It may return rows, as ``on_row`` does, and ask again.
+        """
+        self._operator.ask(self._policy, arguments, then)
+
+
+class Call:
+    """A call of a process that is open, or about to be asked.
+
+    ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
+    """
+
+    __slots__ = ("arguments", "encoded_key", "group", "origin", "service", "then")
+
+    def __init__(
+        self,
+        service: str,
+        then: str,
+        arguments: Sequence[Any],
+        encoded_key: bytes,
+        group: int,
+        origin: int,
+    ) -> None:
+        self.service, self.then, self.arguments = service, then, tuple(arguments)
+        self.encoded_key, self.group, self.origin = encoded_key, group, origin
+
+    def kept(self) -> Any:
+        """As state keeps it; raises `UnencodableValue`."""
+        arguments = list(self.arguments)
+        return kept_as(
+            [self.service, self.then, arguments, self.encoded_key, self.group, self.origin]
+        )
+
+
+class CallTable:
+    """The open calls of a process, by number.
+
+    Parameters
+    ----------
+    store
+        Where they are kept, beside values and timers.
+    """
+
+    def __init__(self, store: KeyedStore) -> None:
+        self.policies: dict[str, Policy] = {}
+        self._store = store
+        self._open: dict[int, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def first(self) -> int | None:
+        """With which call the oldest conversation began that is not over."""
+        return min((call.origin or number for number, call in self._open.items()), default=None)
+
+    def add(self, number: int, call: Call, kept: Any) -> Request:
+        """A call is asked."""
+        self._open[number] = call
+        self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
+        return self._request(call)
+
+    def take(self, number: int) -> Call:
+        """It is over."""
+        call = self._open.pop(number)
+        self._store.put(_ADDRESS.pack(_KIND, number), call.group, None)
+        return call
+
+    def requests(self) -> dict[int, Request]:
+        """All of them, in their order."""
+        return {number: self._request(self._open[number]) for number in sorted(self._open)}
+
+    def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """The store took a delta: note the calls in it."""
+        for address, value in zip(keys, values, strict=True):
+            if address[:1] == _KIND:
+                _, number = _ADDRESS.unpack(address)
+                if value is None:
+                    self._open.pop(number, None)
+                else:
+                    self._open[number] = Call(*decode(value))
+
+    def _request(self, call: Call) -> Request:
+        digest = arguments_digest([call.service, *call.arguments], {})
+        return Request(self.policies[call.service], call.arguments, digest)
+
+
+def method_of(process: object, name: str, where: str) -> Callable[..., Any]:
+    """The method of a process that hears a reply.
+
+    Raises
+    ------
+    WrongType
+        There is none of this name.
+    """
+    method: Callable[..., Any] | None = getattr(process, name, None)
+    if not callable(method):
+        raise WrongType(
+            f"{type(process).__name__} has no method {name!r}",
+            where=where,
+            remedy=f"write def {name}(self, reply, ctx), or name another one with then=",
+        )
+    return method
