@@ -19,6 +19,7 @@ from clonos.api.windows import session, sliding, tumbling
 from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
+from clonos.operators.asking import Reply
 from clonos.operators.process import Process, ProcessContext
 from clonos.simulator.programs import Rows
 from clonos.sources.readers import EndOfInput, Reader
@@ -62,6 +63,29 @@ class Running(Process):
         ids = list(self.seen.get(set()))
         self.seen.set(set())
         return [(sum(ids), str(key), _START, float(len(ids)))]
+
+
+class Asking(Process):
+    """Asks twice for each row, and gives it back with the answers."""
+
+    def open(self, ctx: ProcessContext) -> None:
+        self.service = ctx.service("look up", look_up)
+        self.answers = ctx.state("answers", "long")
+
+    def on_row(self, row: Any, ctx: ProcessContext) -> None:
+        self.service.ask(*row, then="on_first")
+
+    def on_first(self, reply: Reply, ctx: ProcessContext) -> None:
+        self.answers.set(self.answers.get(0) + 1)
+        self.service.ask(*reply.arguments, then="on_second")
+
+    def on_second(self, reply: Reply, ctx: ProcessContext) -> Iterable[Any]:
+        number, key, at, amount = reply.arguments
+        try:
+            amount += reply.get() % 1000
+        except ValueError:
+            amount = -1.0
+        return [(number, key, at, amount + self.answers.get())]
 
 
 class ArrowSource:
@@ -117,6 +141,9 @@ def with_calls(stream: Stream, random: Random) -> Stream:
     if random.random() < 0.3:
         how["ordered"] = random.random() < 0.5
         stream = stream.with_column_async("amount double", look_up, "id", name="priced", **how)
+    if random.random() < 0.3:
+        in_flight = random.choice((1, 3, 10))
+        stream = stream.key_by("key").process(Asking(), SCHEMA, name="asking", in_flight=in_flight)
     return stream
 
 
