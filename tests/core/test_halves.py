@@ -42,6 +42,8 @@ class World(NoWorld):
 class Asking:
     """Calls `fn`, whatever comes; user code that catches all that it may."""
 
+    makes_calls = False
+
     def __init__(self, fn: Any) -> None:
         self.fn = fn
 

@@ -45,6 +45,8 @@ LIMIT_S = 60
 class Waiting:
     """A program whose calls wait at a gate."""
 
+    makes_calls = False
+
     def __init__(self, slot: Slot) -> None:
         slot.threads.add(threading.current_thread())
         self._slot, self._emit = slot, JOB.program(TASK)

@@ -74,21 +74,17 @@ class OpenCalls:
 
     Attributes
     ----------
-    has_news
-        Some outcome has come.
+    came
+        Outcomes that no step has taken yet, in the order in which they came.
     """
 
     def __init__(self, requests: Mapping[CallId, Request]) -> None:
         self._open = dict(requests)
         self._born_ms: dict[CallId, int] = {}  # for display: those that this life has asked
-        self._came: dict[CallId, Outcome] = {}
+        self.came: dict[CallId, Outcome] = {}
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self._came)
 
     def requests(self) -> tuple[tuple[CallId, Request], ...]:
         """All that are open, in the order in which they were asked."""
@@ -99,17 +95,17 @@ class OpenCalls:
         self._open.update(requests)
         self._born_ms.update((call, born_ms) for call, _ in requests)
 
-    def came(self, outcomes: Iterable[Outcome]) -> None:
+    def heard(self, outcomes: Iterable[Outcome]) -> None:
         """Calls that this life has made are over. The first outcome counts."""
         for outcome in outcomes:
             if outcome.id in self._open:
-                self._came.setdefault(outcome.id, outcome)
+                self.came.setdefault(outcome.id, outcome)
 
     def choose(self) -> tuple[Outcome, ...]:
         """The outcomes that the next step takes, in the order in which they came."""
         chosen: list[Outcome] = []
         nbytes = 0
-        for outcome in self._came.values():
+        for outcome in self.came.values():
             nbytes += len(outcome.answer)
             if chosen and (nbytes > OUTCOMES_BYTES_MAX or len(chosen) == OUTCOMES_MAX):
                 break
@@ -131,7 +127,7 @@ class OpenCalls:
         """
         born_ms: list[int] = []
         for outcome in outcomes:
-            self._came.pop(outcome.id, None)
+            self.came.pop(outcome.id, None)
             born_ms.append(self._born_ms.pop(outcome.id, 0))
             request = self._open.pop(outcome.id, None)
             if request is None or request.digest != outcome.digest:
@@ -146,4 +142,4 @@ class OpenCalls:
 
     def check(self) -> None:
         """Assertions over the whole state."""
-        assert self._came.keys() <= self._open.keys()
+        assert self.came.keys() <= self._open.keys()

@@ -60,12 +60,16 @@ class Step(Protocol):
 class Program(Protocol):
     """A deterministic function of (state, event): the same events give the same bytes.
 
-    ``is_full``: it has so many calls open that it wants no input before some are answered.
+    ``makes_calls``: it may :meth:`Step.ask`; ``is_full``: so many calls are open that it wants no
+    input before some are answered. Without the first, nobody asks for the second, nor for
+    :meth:`open_calls`.
 
     Every callback runs inside one step. The core sends END downstream by itself after
     :meth:`on_end` of the last input, and markers by itself.
     """
 
+    @property
+    def makes_calls(self) -> bool: ...
     @property
     def is_full(self) -> bool: ...
 

@@ -126,7 +126,8 @@ class TaskMachine:
         self._future = dependencies_of(plan, activate.log)  # of the log still to be replayed
         # For display, of this life: rows, bytes of their log entries, when its last row was read.
         self.rows = self.entry_bytes = self.born_ms = self.injected = 0
-        self.calls = OpenCalls(program.open_calls())
+        self._asks = program.makes_calls
+        self.calls = OpenCalls(program.open_calls() if self._asks else {})
         self.under_way: RunningStep | None = None
         self.seals = Seals()
         self.ended = self._has_ended()
@@ -147,7 +148,7 @@ class TaskMachine:
             ev.SourceEnded: lambda _: self.intake.over(),
             ev.LayerStored: self._on_layer_stored,
             ev.Written: self.outbounds.written,
-            ev.CallsOver: lambda event: self.calls.came(event.outcomes),
+            ev.CallsOver: lambda event: self.calls.heard(event.outcomes),
             ev.Tick: lambda _: self.outbounds.tick(),
             msg.Fence: self._on_fence,
             msg.Resolve: self._on_resolve,
@@ -204,7 +205,7 @@ class TaskMachine:
             self.phase is Phase.LIVE
             and self.spec.is_source
             and self.intake.wants_rows
-            and not self._is_full
+            and not (self._asks and self._is_full)
             and not self.outbounds.blocked()
         )
 
@@ -442,14 +443,14 @@ class TaskMachine:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
         if self.injected > self.epoch and (self.spec.is_source or self._inputs_are_over):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
-        if self.calls.has_news:  # what comes of it is no more than what waits for it here
+        if self.calls.came:  # what goes on is no more than what waits for it here
             return Outcomes(self.calls.choose()), []
         if self.outbounds.blocked():
             return None, []
         due = self.wake_ms if not self.ended else None
         if due is not None and due <= (now_ms := self.time.now_ms()):
             return Timer(now_ms), []
-        if self._is_full:
+        if self._asks and self._is_full:
             return None, []
         if self.spec.is_source:
             return self.intake.choose(), []
@@ -499,7 +500,8 @@ class TaskMachine:
                 step.marker = epoch
             case Outcomes(outcomes=outcomes):
                 self.born_ms = self.calls.take(outcomes_of(outcomes), self.spec.name)
-        self.rows += sum(batch.rows for batch in batches)
+        for batch in batches:
+            self.rows += batch.rows
         return job_of(self.program, step, cause, items, batches)
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:
@@ -532,9 +534,13 @@ class TaskMachine:
         self.entry_bytes += len(record)
         self.dep[self.id] = Dependency(writer, self.position)
         cause = step.record[0]
-        self._take_calls(step, cause)
+        if step.asked or isinstance(cause, Outcomes):
+            self._take_calls(step, cause)
         marker = self._reached(step, cause) if step.marker or step.ends else 0
-        self._put_out(step, marker)
+        if not self.end_is_out:  # what comes after an END, some input's sender has made again
+            self.end_is_out = self.ended
+            dep, born_ms = dict(self.dep), self.born_ms
+            self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, ends=self.ended)
         if marker:
             self._seal(marker)
             for inbound in self.inputs.values():
@@ -568,13 +574,6 @@ class TaskMachine:
         if step.marker > self.epoch:  # else it was made again, under the availability policy
             self.inputs[cause.channel].aligned = True
         return self.inbounds.aligned_epoch(step.marker or self.epoch + 1)
-
-    def _put_out(self, step: RunningStep, marker: int) -> None:
-        if self.end_is_out:
-            return  # what comes after an END, some input's sender has made again
-        self.end_is_out = self.ended
-        dep, born_ms = dict(self.dep), self.born_ms
-        self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, ends=self.ended)
 
     def _seal(self, epoch: int) -> None:
         self.epoch = epoch

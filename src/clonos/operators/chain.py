@@ -113,6 +113,11 @@ class ChainProgram:
         return dict(zip(self._names, self._operators, strict=True))
 
     @property
+    def makes_calls(self) -> bool:
+        """Whether some operator may ask calls."""
+        return bool(self._callers)
+
+    @property
     def is_full(self) -> bool:
         """Whether some operator wants no more rows before calls are answered."""
         return any(map(_is_full, self._callers))
@@ -309,7 +314,7 @@ class ChainProgram:
                 for channel in router.channels:
                     step.emit_watermark(channel, self._watermark_out)
             self._watermark_out = None
-        running = self._operators[self._over :]
+        running = self._operators[self._over :] if self._callers else self._operators
         dues = [due for operator in running if (due := operator.next_due_ms()) is not None]
         step.wake_at(min(dues, default=None))
 

@@ -126,11 +126,8 @@ def live_without_inject(original: Any) -> Any:
 
 
 def without_end_on_replay(original: Any) -> Any:
-    def put_out(self: TaskMachine, step: RunningStep, marker: int) -> None:
-        ended, self.ended = self.ended, self.ended and step._replayed is None
-        original(self, step, marker)
-        self.ended = ended
-        self.end_is_out |= ended
+    def put_out(self: Outbounds, step: RunningStep, *rest: Any, ends: bool) -> None:
+        original(self, step, *rest, ends=ends and step._replayed is None)
 
     return put_out
 
@@ -227,13 +224,18 @@ def end_although_fenced(original: Any) -> Any:
 def own_log_only(original: Any) -> Any:
     """What leaves the job says of no other task that it depends on it."""
 
-    def put_out(self: TaskMachine, *step: Any) -> None:
-        if not self.spec.is_sink:
-            original(self, *step)
-            return
-        dep, self.dep = self.dep, {self.id: self.dep[self.id]}
-        original(self, *step)
-        self.dep = dep
+    def put_out(
+        self: Outbounds,
+        step: Any,
+        epoch: int,
+        marker: int,
+        dep: Dependencies,
+        *rest: Any,
+        ends: bool,
+    ) -> None:
+        own = self._life.id
+        dep = {own: dep[own]} if self._life.spec.is_sink else dep
+        original(self, step, epoch, marker, dep, *rest, ends=ends)
 
     return put_out
 

@@ -100,7 +100,7 @@ MUTATIONS: dict[str, Mutation] = {
         "log before effect", (TaskMachine, "_take_items", wrong.direct_dependency_only)
     ),
     "output says of its own task only that it depends on it": mutation(
-        "log before effect", (TaskMachine, "_put_out", wrong.own_log_only)
+        "log before effect", (Outbounds, "put_out", wrong.own_log_only)
     ),
     "output is delivered before its log is held": mutation(
         "log before effect", (HouseKeeper, "holds", constant(True))
@@ -273,7 +273,7 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (Job, "merge", wrong.newest_layer)
     ),
     "END is not made again on replay": mutation(
-        "equivalence", (TaskMachine, "_put_out", wrong.without_end_on_replay)
+        "equivalence", (Outbounds, "put_out", wrong.without_end_on_replay)
     ),
     "the clock is read on replay": mutation(
         "equivalence", (RunningStep, "clock_ms", wrong.live_clock)

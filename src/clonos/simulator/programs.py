@@ -160,6 +160,10 @@ class Toy:
             self._advance(step, mark)
 
     @property
+    def makes_calls(self) -> bool:
+        return self.behaviour.in_flight > 0
+
+    @property
     def is_full(self) -> bool:
         return self.waiting.is_full
 
