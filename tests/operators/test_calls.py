@@ -13,6 +13,7 @@ from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
 from clonos.errors import BadDuration, OperatorError, WrongType
 from clonos.operators.chain import ChainProgram
+from clonos.operators.marks import LOWEST
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
@@ -127,8 +128,84 @@ def test_a_watermark_overtakes_no_row(ordered):
     assert output.watermarks == {1: 5}
     assert harness.answer(call(2, 0), (2, 20)).watermarks == {1: 7}
     harness.input(0, given(3), schema)
+    assert not harness.watermark(0, 9).watermarks
     assert not harness.watermark(0, IDLE).watermarks
-    assert harness.answer(call(3, 0), (3, 30)).watermarks == {1: IDLE}
+    output = harness.answer(call(3, 0), (3, 30))
+    assert output.watermarks == {1: 9}  # IDLE, which ends nothing, has a step of its own
+    assert harness.tick(harness.now_ms).watermarks == {1: IDLE}
+
+
+@pytest.mark.parametrize("process", [True, False])
+def test_who_has_rows_that_wait_is_not_idle(process):
+    """Else those behind would go on without these rows, which would then be late."""
+    schema = "id long, text string"
+    program = agent_of() if process else program_of(mapped(), keyed=True)
+    harness = StepHarness(program)
+    assert harness.watermark(0, IDLE).watermarks == {1: IDLE}
+    output = harness.input(0, given(1), schema)
+    assert output.watermarks == {1: LOWEST}
+    assert not harness.watermark(0, IDLE).watermarks
+    harness.input(0, given(2), schema)  # ... and is not idle any more
+    assert not harness.watermark(0, 7).watermarks
+    for number in (1, 2):
+        harness.answer(call(number, 0), (number, 10) if not process else 5)
+    if process:
+        assert harness.answer(call(3, 0), 6).watermarks == {}
+        assert harness.answer(call(4, 0), 6).watermarks == {1: 7}
+    assert harness.wake_ms is None
+    assert harness.watermark(0, IDLE).watermarks == {1: IDLE}
+    assert harness.input(0, given(3), schema).watermarks == {1: 7}
+
+
+def test_marks_between_which_no_row_waits_are_one():
+    program = program_of(mapped(ordered=False, in_flight=3), keyed=True)
+    harness = StepHarness(program)
+    harness.input(0, given(1), SCHEMA)
+    for number in range(2, 200):
+        harness.watermark(0, number)
+        harness.input(0, given(number), SCHEMA)
+        harness.answer(call(number, 0), (number, 0))
+    assert len(bytes(program.delta())) < 3000
+    assert harness.answer(call(1, 0), (1, 0)).watermarks == {1: 199}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_that_ends_the_job_is_in_no_log(ordered):
+    """Also if it has to wait for earlier rows: the next start would end with it, too."""
+    harness = StepHarness(program_of(mapped(ordered=ordered)))
+    harness.source(given(1, 4), SCHEMA)
+    with pytest.raises(OperatorError, match="no score"):
+        harness.answer(call(2), ValueError("no score"))
+
+
+def test_what_a_call_does_to_its_arguments_is_nothing_to_others():
+    async def spoil(tags):
+        tags.append("spoilt")
+        raise ValueError("no")
+
+    def build(stream):
+        return stream.map(
+            lambda row: (row.id, [row.text]), "id long, tags array<string>"
+        ).with_column_async(
+            "n int", spoil, "tags", name="ask", on_error=lambda tags, error: len(tags)
+        )
+
+    harness = StepHarness(program_of(build))
+    ((name, request),) = harness.source(given(1), SCHEMA).asked
+    outcome = answered(name, request)
+    assert request.arguments == (["x", "spoilt"],)
+    (batch,) = harness.feed(Answers((outcome,))).batches.values()
+    assert rows(batch) == [(1, ["x"], 1)]
+
+
+def test_an_answer_that_does_not_fit_where_nothing_was_given():
+    def build(stream):
+        return stream.with_column_async("n int", lambda: "three", name="ask")
+
+    harness = StepHarness(program_of(build, on_bad_record="drop"))
+    harness.source(given(1), SCHEMA)
+    assert not harness.answer(call(1), "three").batches
+    assert statistics_of(harness) == {"ask: bad_records": 1}
 
 
 def test_an_error_ends_the_job_or_costs_the_row_or_is_an_answer():
@@ -379,6 +456,22 @@ def test_an_error_of_a_service_reaches_the_method_that_hears():
     fails.input(0, [(1, "x")], SCHEMA)
     with pytest.raises(OperatorError, match=r"ConnectionError: away.*reply of model for key 1"):
         fails.answer(call(1, 0), ConnectionError("away"))
+
+
+def test_what_is_asked_is_what_it_was_when_it_was_asked():
+    class Changing(Agent):
+        def on_row(self, row: Any, ctx: Any) -> None:
+            said = [row.text]
+            self.model.ask(ctx.key, said, then="on_first")
+            said.append("after")
+
+    program = agent_of(Changing())
+    ((_, asked),) = StepHarness(program).input(0, given(1), SCHEMA).asked
+    assert asked.arguments == (1, ["x"])
+    restored = agent_of(Changing())
+    restored.apply(bytes(program.delta()))
+    ((_, again),) = restored.open_calls().items()
+    assert (again.arguments, again.digest) == (asked.arguments, asked.digest)
 
 
 def test_a_method_that_is_not_there():

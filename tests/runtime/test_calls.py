@@ -16,6 +16,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import CallError
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
+from clonos.runtime import call_threads
 from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
 
 LIMIT_S = 60.0
@@ -292,18 +293,45 @@ def test_who_is_withdrawn_is_not_heard(slot):
     slot.outcomes(1, life=8)  # and nothing of the other one
 
 
-@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
-def test_a_call_that_wants_to_leave(slot, leave):
-    async def ask():
-        raise leave("now")
+class Panic(BaseException):
+    """As libraries in Rust raise."""
 
-    error = decode_error(slot.one(policy(ask)).answer)
-    assert str(error) == f"{leave.__name__}: now"
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+STRANGE = [SystemExit, KeyboardInterrupt, GeneratorExit, Panic, Unspeakable, StopIteration]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("is_async", [True, False])
+def test_whatever_is_raised_is_an_outcome(slot, strange, is_async):
+    def fail():
+        raise strange("now")
+
+    async def fail_later():
+        raise strange("now")
+
+    outcome = slot.one(policy(fail_later if is_async else fail))
+    assert not outcome.ok
+    assert isinstance(decode_error(outcome.answer), Exception)
 
     async def quick():
         return 1
 
     assert decode(slot.one(policy(quick)).answer) == 1
+
+
+def test_a_task_of_the_users_that_wants_to_leave(slot):
+    async def leave():
+        sys.exit(3)
+
+    async def ask():
+        await asyncio.gather(asyncio.create_task(leave()))
+
+    assert not slot.one(policy(ask)).ok
 
 
 def test_a_call_that_cancels_itself(slot):
@@ -327,6 +355,100 @@ def test_answers_that_cannot_be_logged(slot):
         assert isinstance(error, CallError)
         assert text in str(error)
         assert outcome.attempts == 1  # another attempt would not help
+
+
+def test_a_service_that_cannot_be_opened_or_copied(slot):
+    class Leaving(Service):
+        async def open(self):
+            sys.exit("no")
+
+    class Alone(Service):
+        def __copy__(self):
+            raise TypeError("there is only one")
+
+    class Hanging(Service):
+        opened = 0
+
+        async def open(self):
+            Hanging.opened += 1
+            if Hanging.opened < 3:
+                await asyncio.sleep(LIMIT_S)
+
+        async def call(self):
+            return Hanging.opened
+
+    assert "SystemExit: no" in str(decode_error(slot.one(policy(Leaving())).answer))
+    assert "there is only one" in str(decode_error(slot.one(policy(Alone())).answer))
+    assert decode(slot.one(policy(Hanging(), timeout_s=0.05, attempts=5)).answer) == 3
+
+
+def test_services_are_closed_when_the_slot_ends():
+    closed = threading.Event()
+
+    class Connected(Service):
+        async def call(self):
+            return 1
+
+        async def close(self):
+            await asyncio.sleep(0.01)
+            closed.set()
+
+    slot = Slot()
+    slot.one(policy(Connected()))
+    slot.runner.withdraw(LIFE)
+    slot.runner.close()
+    assert closed.is_set()
+
+
+def test_an_error_is_cut(slot):
+    async def ask():
+        raise ValueError("x" * 10_000_000)
+
+    assert len(slot.one(policy(ask, tells_trace=False)).answer) < 20_000
+
+
+def test_the_wait_for_a_thread_is_no_time_of_the_service(slot):
+    def ask(n):
+        time.sleep(0.1)
+        return n
+
+    slot.make(policy(ask, timeout_s=5.0, in_flight=400), *((n,) for n in range(300)))
+    assert all(outcome.ok for outcome in slot.outcomes(300))
+
+
+def test_threads_that_hang_are_replaced_until_there_are_too_many(slot, monkeypatch):
+    monkeypatch.setattr(call_threads, "THREADS_MAX", 3)
+    gate = threading.Event()
+
+    def ask(n):
+        if n < 2:
+            gate.wait(LIMIT_S)
+        return n
+
+    how = policy(ask, timeout_s=0.1, in_flight=1)
+    slot.make(how, (0,), (1,), (2,), (3,))
+    assert [outcome.ok for outcome in slot.outcomes(4)] == [False, False, True, True]
+    slot.make(how, (0,), (4,))
+    for outcome in slot.outcomes(2):
+        assert not outcome.ok
+    assert "all 3 threads hang" in str(decode_error(slot.one(how, 5).answer))
+    gate.set()
+    while not slot.one(how, 6).ok:
+        pass
+
+
+def test_a_hedge_waits_for_its_turn_and_has_no_more_time(slot):
+    asked = []
+
+    async def ask():
+        asked.append(time.monotonic())
+        await asyncio.sleep(LIMIT_S)
+
+    before = time.monotonic()
+    outcome = slot.one(policy(ask, per_second=5, hedge_s=0.02, timeout_s=0.5))
+    assert not outcome.ok
+    assert asked[1] - asked[0] >= 0.15
+    assert time.monotonic() - before < 5
 
 
 def test_nothing_runs_before_the_first_call():

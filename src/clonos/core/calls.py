@@ -101,13 +101,13 @@ class OpenCalls:
             if outcome.id in self._open:
                 self.came.setdefault(outcome.id, outcome)
 
-    def choose(self) -> tuple[Outcome, ...]:
+    def choose(self, most: int = OUTCOMES_MAX) -> tuple[Outcome, ...]:
         """The outcomes that the next step takes, in the order in which they came."""
         chosen: list[Outcome] = []
         nbytes = 0
         for outcome in self.came.values():
             nbytes += len(outcome.answer)
-            if chosen and (nbytes > OUTCOMES_BYTES_MAX or len(chosen) == OUTCOMES_MAX):
+            if chosen and (nbytes > OUTCOMES_BYTES_MAX or len(chosen) == most):
                 break
             chosen.append(outcome)
         return tuple(chosen)

@@ -194,6 +194,8 @@ class Rows(NamedTuple):
         """What is left of these when `done` and all rows before it have been taken."""
         if done.channel != self.channel or done.last < self.first:
             return self
+        if self.channel <= CALLS:  # outcomes come in any order
+            return None if done.first <= self.first and self.last <= done.last else self
         return Rows(self.channel, done.last + 1, self.last) if done.last < self.last else None
 
 

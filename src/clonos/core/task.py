@@ -444,7 +444,7 @@ class TaskMachine:
         if self.injected > self.epoch and (self.spec.is_source or self._inputs_are_over):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.calls.came:  # what goes on is no more than what waits for it here
-            return Outcomes(self.calls.choose()), []
+            return Outcomes(self.calls.choose(*([1] if self.watch else []))), []
         if self.outbounds.blocked():
             return None, []
         due = self.wake_ms if not self.ended else None

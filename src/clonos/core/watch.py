@@ -193,8 +193,8 @@ def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int 
         case Marker(epoch=epoch):
             return Rows(MARKER, epoch, epoch)
         case Outcomes(outcomes=outcomes):
-            operator, numbers = outcomes[0][0], [number for _, number, *_ in outcomes]
-            return Rows(CALLS - operator, min(numbers), max(numbers))
+            (operator, number, *_), *_ = outcomes  # a watched life takes one at a time
+            return Rows(CALLS - operator, number, number)
         case _:
             return Rows(SOURCE_ROWS, taken + 1, taken + 1)  # its end
 

@@ -7,11 +7,11 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from clonos.core.calls import Outcome, Request
-from clonos.core.canonical import decode, decode_error
+from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
 from clonos.errors import WrongType
 from clonos.operators.service import Policy
-from clonos.state.stores import KeyedStore, kept_as
+from clonos.state.stores import KeyedStore
 
 if TYPE_CHECKING:
     from clonos.operators.process import ProcessOperator
@@ -83,10 +83,10 @@ class Call:
         self.service, self.then, self.arguments = service, then, tuple(arguments)
         self.encoded_key, self.group, self.origin = encoded_key, group, origin
 
-    def kept(self) -> Any:
+    def kept(self) -> bytes:
         """As state keeps it; raises `UnencodableValue`."""
         arguments = list(self.arguments)
-        return kept_as(
+        return encode(
             [self.service, self.then, arguments, self.encoded_key, self.group, self.origin]
         )
 
@@ -111,11 +111,20 @@ class CallTable:
     @property
     def first(self) -> int | None:
         """With which call the oldest conversation began that is not over."""
-        return min((call.origin or number for number, call in self._open.items()), default=None)
+        return min(self._origins(), default=None)
 
-    def add(self, number: int, call: Call, kept: Any) -> Request:
-        """A call is asked."""
-        self._open[number] = call
+    @property
+    def newest(self) -> int | None:
+        """... the newest one."""
+        return max(self._origins(), default=None)
+
+    def _origins(self) -> list[int]:
+        return [call.origin or number for number, call in self._open.items()]
+
+    def add(self, number: int, kept: bytes) -> Request:
+        """A call is asked, as :meth:`Call.kept` has it: what user code does with its arguments
+        now is nothing to the call."""
+        call = self._open[number] = Call(*decode(kept))
         self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
         return self._request(call)
 

@@ -156,6 +156,7 @@ class CallOperator(Operator):
         came = self._came
         self._store.append(batch, came + 1)
         self.facts.set("came", came + batch.num_rows)
+        self._marks.rows_came()
         self._ask()
         return None
 
@@ -173,6 +174,7 @@ class CallOperator(Operator):
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         waiting = self._waiting
+        self._fail_at_once(outcomes)
         ready = self._in_order(outcomes) if self._ordered else list(outcomes)
         orders = np.array([outcome.number for outcome in ready], np.int64)
         batch = self._gone_on(orders, ready) if ready else None
@@ -208,7 +210,7 @@ class CallOperator(Operator):
             try:
                 answers.append(self._answer(outcome))
             except Exception as error:  # noqa: BLE001 - user code
-                self._reject_call(error, rows.slice(i, 1), outcome)
+                self.reject(error, rows_of(rows.slice(i, 1))[0])
                 bad.add(i)
         if bad:
             good = [i for i in range(len(outcomes)) if i not in bad]
@@ -221,28 +223,44 @@ class CallOperator(Operator):
         error = decode_error(outcome.answer)
         if self._on_error is None:
             raise error
-        return self._on_error(*self._waiting[outcome.number].arguments, error)
+        # Made again of the row: a call may have changed a list that it was given.
+        row = self._store.at(np.array([outcome.number], np.int64))
+        return self._on_error(*self.arguments_of(row)[0], error)
 
-    def _reject_call(self, error: Exception, row: pa.RecordBatch, outcome: Outcome) -> None:
-        record = rows_of(row)[0]
-        if outcome.ok or self.info.drop_bad_records:
-            self.reject(error, record)
+    def _fail_at_once(self, outcomes: Sequence[Outcome]) -> None:
+        """An error that ends the job ends it before it is logged: the next start asks again."""
+        failed = next((outcome for outcome in outcomes if not outcome.ok), None)
+        if failed is None or not self._policy.tells_trace:
             return
-        times = f" after {outcome.attempts} attempts" if outcome.attempts > 1 else ""
+        error = decode_error(failed.answer)
+        row = rows_of(self._store.at(np.array([failed.number], np.int64)))[0]
+        times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         raise OperatorError(
-            f"{describe(error)}{times} (for {short(record)})",
+            f"{describe(error)}{times} (for {short(row)})",
             where=self.info.where,
             remedy="give on_error=, a function that makes something of a row whose call has failed,"
             ' or set on_bad_record="drop" to skip such rows',
-            trace=outcome.trace,
+            trace=failed.trace,
         ) from error
 
     # --- event time ---------------------------------------------------------------------------
 
+    @property
+    def _newest(self) -> int | None:
+        """The newest row that waits."""
+        if self._came > self._asked:
+            return self._came
+        return next(reversed(self._waiting), None)
+
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
-        if not len(self._store):
-            return incoming_ms
-        self._marks.hold(self._came, incoming_ms)
+        return self._marks.came(incoming_ms, self._came, self._newest)
+
+    def next_due_ms(self) -> int | None:
+        return self._marks.due(self._newest)
+
+    def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
+        del now_ms
+        self._marks.on_timer(self._newest)
         return None
 
     def take_watermark(self) -> int | None:
@@ -308,6 +326,6 @@ class WithColumnAsyncOperator(CallOperator):
         try:
             column_of(self._field, [answer])
         except ValueError as error:
-            self.reject(error, rows_of(rows.slice(row, 1).select(list(self._of)))[0])
+            self.reject(error, rows_of(rows.slice(row, 1))[0])
             return False
         return True

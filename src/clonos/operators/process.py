@@ -219,7 +219,7 @@ class ProcessOperator(Operator):
         self.store = KeyedStore()
         self.timers = TimerTable(self.store, self.facts)
         self._calls = CallTable(self.store)
-        self._asks: list[tuple[Call, Any]] = []  # of the callback that runs
+        self._asks: list[bytes] = []  # of the callback that runs
         self._origin = 0  # of the conversation that it belongs to
         self._marks = Marks(self.facts)
         self.key: Any = None
@@ -258,10 +258,13 @@ class ProcessOperator(Operator):
         return self._fire(EVENT_TIME, watermark_ms)
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
-        return self._fire(PROCESSING_TIME, now_ms)
+        rows = self._fire(PROCESSING_TIME, now_ms)
+        self._marks.on_timer(self._calls.newest)
+        return rows
 
     def next_due_ms(self) -> int | None:
-        return self.timers.next_due(PROCESSING_TIME)
+        idle = self._marks.due(self._calls.newest)
+        return self.timers.next_due(PROCESSING_TIME) if idle is None else idle
 
     def on_end(self) -> pa.RecordBatch | None:
         # Event time has reached its end; processing time has not, those timers are void.
@@ -291,14 +294,15 @@ class ProcessOperator(Operator):
         method_of(self._process, then, self.info.where)
         origin = self._origin
         call = Call(policy.name, then, arguments, self.encoded_key, self.key_group, origin)
-        self._asks.append((call, call.kept()))
+        self._asks.append(call.kept())
 
     def _ask_now(self) -> None:
+        self._marks.rows_came()
         asks, self._asks = self._asks, []
-        for call, kept in asks:
+        for kept in asks:
             number = self.facts.get("asked", 0) + 1
             self.facts.set("asked", number)
-            self.services.ask(self, number, self._calls.add(number, call, kept))
+            self.services.ask(self, number, self._calls.add(number, kept))
 
     @property
     def is_full(self) -> bool:
@@ -324,10 +328,7 @@ class ProcessOperator(Operator):
         return self._builder.build(results, self.reject)
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
-        if not len(self._calls):
-            return incoming_ms
-        self._marks.hold(self.facts.get("asked", 0), incoming_ms)
-        return None
+        return self._marks.came(incoming_ms, self.facts.get("asked", 0), self._calls.newest)
 
     def take_watermark(self) -> int | None:
         return self._marks.take()

@@ -2,6 +2,8 @@
 
 One loop, in a thread of its own, serves all tasks of a slot. It begins with the first call. What
 tells calls apart, and what they mean, is the automaton's business (:mod:`clonos.core.calls`).
+
+Whatever user code does here, each call comes to an outcome, unless its life is over before.
 """
 
 from __future__ import annotations
@@ -12,23 +14,24 @@ import copy
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from clonos.blame import users_traceback
+from clonos.blame import in_short, users_traceback
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
 from clonos.core.plan import Incarnation
-from clonos.errors import AnswerTooLarge, ClonosError
+from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
+from clonos.runtime.call_threads import CallThreads
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
-THREADS_MAX: Final = 128
-"""For calls of plain functions, per operator."""
+ERROR_BYTES_MAX: Final = 16 << 10
+"""Errors, too; of longer ones, the beginning of the message."""
+CLOSE_S: Final = 2.0
+"""Time for services to close when the slot ends."""
 
 
 class CallRunner:
@@ -43,8 +46,11 @@ class CallRunner:
     def __init__(self, put: Callable[[CallsOver], None]) -> None:
         self._put = put
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._lives: dict[int, _Life] = {}  # the loop's own, as is all below
         self._over: dict[int, list[Outcome]] = defaultdict(list)
+        self._closing: set[asyncio.Future[None]] = set()
+        self._is_closed = False
 
     def make(
         self,
@@ -55,7 +61,8 @@ class CallRunner:
     ) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._run, name="clonos-calls", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="clonos-calls", daemon=True)
+            self._thread.start()
         self._loop.call_soon_threadsafe(self._begin, life, calls)
 
     def withdraw(self, life: int) -> None:
@@ -64,20 +71,29 @@ class CallRunner:
 
     def close(self) -> None:
         """The slot ends: nobody waits for any call."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._leave)
+            self._thread.join(2 * CLOSE_S)  # user code may hold the loop
 
     # --- in the loop's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
+        while not self._is_closed:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task of the user's
+                self._loop.run_forever()
+        closing = [*self._closing, *(ours.end() for ours in self._lives.values())]
+        with contextlib.suppress(asyncio.TimeoutError, SystemExit, KeyboardInterrupt):
+            self._loop.run_until_complete(asyncio.wait_for(_all(closing), CLOSE_S))
+        for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
+
+    def _leave(self) -> None:
+        self._is_closed = True
+        asyncio.get_running_loop().stop()
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
@@ -87,7 +103,12 @@ class CallRunner:
             ours.begin(self._make(life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
-        outcome = await ours.asker(request.service).ask(call, request)
+        try:
+            outcome = await ours.asker(request.service).ask(call, request)
+        except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
+            if ours.is_over:
+                return
+            outcome = _failed(call, request, error, 1, 0)
         if not self._over:
             asyncio.get_running_loop().call_soon(self._tell)
         self._over[life].append(outcome)
@@ -100,13 +121,40 @@ class CallRunner:
 
     def _end(self, life: int) -> None:
         if (ours := self._lives.pop(life, None)) is not None:
-            ours.end()
+            closing = asyncio.ensure_future(ours.end())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+
+async def _all(closing: Sequence[Awaitable[None]]) -> None:
+    await asyncio.gather(*closing, return_exceptions=True)
+
+
+def _failed(
+    call: CallId, request: Request, error: BaseException, attempts: int, ms: int
+) -> Outcome:
+    """The outcome of a call that has raised, however strange the error is."""
+    try:
+        encoded = encode_error(error)
+    except BaseException:  # noqa: BLE001 - its text is user code, too
+        encoded = b""
+    if not 0 < len(encoded) <= ERROR_BYTES_MAX:
+        encoded = encode_error(CallError(type(error).__name__, in_short(error)))
+    trace = users_traceback(error) if request.service.tells_trace else ""
+    return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 
 
 class _Life:
-    """The calls of one life of a task."""
+    """The calls of one life of a task.
+
+    Attributes
+    ----------
+    is_over
+        What is cancelled now, we have cancelled.
+    """
 
     def __init__(self) -> None:
+        self.is_over = False
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[int, _Asker] = {}
 
@@ -121,12 +169,12 @@ class _Life:
             self._askers[id(policy)] = _Asker(policy)
         return self._askers[id(policy)]
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
+        self.is_over = True
         for task in self._under_way:
             task.cancel()
-        for asker in self._askers.values():
-            asker.close()
+        await asyncio.gather(*(asker.close() for asker in self._askers.values()))
 
 
 class _Asker:
@@ -137,17 +185,17 @@ class _Asker:
         self._fn: Callable[..., Any]
         self._service: Service | None = None
         self._opened: asyncio.Future[None] | None = None
-        self._closing: asyncio.Future[None] | None = None
         self._free_s = 0.0  # when the next attempt may begin
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: CallThreads | None = None
+        # Another attempt must not see what the first one did to a list that it was given.
+        self._may_repeat = policy.attempts > 1 or policy.hedge_s is not None
         if isinstance(policy.fn, Service):
             self._service = copy.copy(policy.fn)
             self._fn = self._service.call
             return
         self._fn = policy.fn
         if not policy.is_async:
-            threads = min(policy.in_flight, THREADS_MAX)
-            self._threads = ThreadPoolExecutor(threads, f"clonos-call-{policy.name}")
+            self._threads = CallThreads(policy.name)
 
     async def ask(self, call: CallId, request: Request) -> Outcome:
         """Make attempts until one succeeds, or there were enough."""
@@ -156,95 +204,104 @@ class _Asker:
         while True:
             attempts += 1
             try:
-                await self._wait_for_turn()
                 answer = encode(await self._attempt(request.arguments))
                 if len(answer) > ANSWER_BYTES_MAX:
                     raise AnswerTooLarge(
                         f"an answer of {len(answer)} bytes; at most {ANSWER_BYTES_MAX} are logged",
                         remedy="keep large values in a store and answer with their names",
                     )
-            except Exception as raised:  # noqa: BLE001 - user code
-                error = raised
-            else:
-                ms = round(1000 * (clock() - began_s))
-                return Outcome(*call, request.digest, True, answer, attempts, ms)
-            if attempts < policy.attempts and not isinstance(error, ClonosError):
-                await asyncio.sleep(self._pause_s(attempts))
-                continue
+            except Exception as error:  # noqa: BLE001 - user code
+                if attempts < policy.attempts and not isinstance(error, ClonosError):
+                    await asyncio.sleep(self._pause_s(attempts))
+                    continue
+                return _failed(call, request, error, attempts, round(1000 * (clock() - began_s)))
             ms = round(1000 * (clock() - began_s))
-            trace = users_traceback(error) if policy.tells_trace else ""
-            answer = encode_error(error)
-            return Outcome(*call, request.digest, False, answer, attempts, ms, trace)
+            return Outcome(*call, request.digest, True, answer, attempts, ms)
 
     def _pause_s(self, attempts: int) -> float:
         first, most = self._policy.backoff_s
         pause_s: float = min(most, first * 2 ** (attempts - 1))
         return pause_s * random.uniform(0.5, 1.0)
 
-    async def _wait_for_turn(self) -> None:
-        if self._policy.per_second is None:
-            return
-        now = asyncio.get_running_loop().time()
-        begins_s = max(now, self._free_s)
-        self._free_s = begins_s + 1 / self._policy.per_second
-        await asyncio.sleep(begins_s - now)
-
     async def _attempt(self, arguments: Sequence[Any]) -> Any:
         """An answer within the time there is."""
-        timeout_s = self._policy.timeout_s
+        policy, clock = self._policy, asyncio.get_running_loop().time
+        await self._turn()
+        until_s = clock() + policy.timeout_s
         calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(arguments))}
         try:
-            if (hedge_s := self._policy.hedge_s) is not None and hedge_s < timeout_s:
+            if (hedge_s := policy.hedge_s) is not None and hedge_s < policy.timeout_s:
                 done, _ = await asyncio.wait(calls, timeout=hedge_s)
                 if not done:
-                    calls.add(asyncio.ensure_future(self._call(arguments)))
-                timeout_s -= hedge_s
-            return await _first(calls, timeout_s)
+                    calls.add(asyncio.ensure_future(self._call_in_turn(arguments)))
+            return await _first(calls, until_s)
         except NoAnswer:
-            raise TimeoutError(f"no answer within {self._policy.timeout_s:g} s") from None
+            raise TimeoutError(f"no answer within {policy.timeout_s:g} s") from None
         finally:
             for call in calls:
                 call.cancel()
 
+    async def _turn(self) -> None:
+        """Wait until another attempt may begin: that is no time of the service's."""
+        if self._policy.per_second is not None:
+            now = asyncio.get_running_loop().time()
+            begins_s = max(now, self._free_s)
+            self._free_s = begins_s + 1 / self._policy.per_second
+            await asyncio.sleep(begins_s - now)
+        if self._threads is not None:
+            await self._threads.place()
+
+    async def _call_in_turn(self, arguments: Sequence[Any]) -> Any:
+        await self._turn()
+        return await self._call(arguments)
+
     async def _call(self, arguments: Sequence[Any]) -> Any:
-        try:
-            if self._threads is not None:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, partial(self._fn, *arguments))
-            if self._service is not None:
-                await self._open(self._service)
-            return await self._fn(*arguments)
-        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        given = copy.deepcopy(arguments) if self._may_repeat else arguments
+        if self._threads is not None:
+            return await self._threads.run(self._fn, given)
+        if self._service is not None:
+            await self._open(self._service)
+        return await _guarded(self._fn(*given))
 
     async def _open(self, service: Service) -> None:
-        """Once; if that fails, the next call tries again."""
-        if self._opened is None or (self._opened.done() and self._opened.exception()):
-            self._opened = asyncio.ensure_future(service.open())
-        await asyncio.shield(self._opened)
+        """Once; if that fails, or takes too long, the next call tries again."""
+        opened = self._opened
+        if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
+            opening = asyncio.wait_for(_guarded(service.open()), self._policy.timeout_s)
+            opened = self._opened = asyncio.ensure_future(opening)
+        await asyncio.shield(opened)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """The life is over."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
         if self._opened is not None and self._service is not None:
-            self._closing = asyncio.ensure_future(self._close(self._service))
+            with contextlib.suppress(Exception):  # user code, and nothing depends on it
+                await _guarded(self._service.close())
 
-    @staticmethod
-    async def _close(service: Service) -> None:
-        with contextlib.suppress(Exception):  # user code, and nothing depends on it
-            await service.close()
+
+async def _guarded(code: Any) -> Any:
+    """Wait for user code; what would end the loop, or nobody would catch, is an error of it."""
+    try:
+        return await code
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise RuntimeError(in_short(error)) from error
 
 
 class NoAnswer(Exception):
     """Time is over."""
 
 
-async def _first(calls: set[asyncio.Future[Any]], timeout_s: float) -> Any:
+async def _first(calls: set[asyncio.Future[Any]], until_s: float) -> Any:
     """The first answer; an error counts if no call is left that may still answer."""
+    clock = asyncio.get_running_loop().time
     running = calls
     while True:
+        left_s = max(until_s - clock(), 0.0)
         done, running = await asyncio.wait(
-            running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
             raise NoAnswer

@@ -1,0 +1,78 @@
+"""Threads for calls of plain functions: an attempt that nobody waits for any more keeps its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from clonos.blame import in_short
+
+THREADS_MAX: Final = 128
+"""Per operator and slot."""
+
+
+class CallThreads:
+    """Belongs to the event loop of the calls."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(THREADS_MAX, f"clonos-call-{name}")
+        self._free = THREADS_MAX
+        self._hung = 0  # functions that were given up and have not returned
+        self._changed = asyncio.Event()
+
+    async def place(self) -> None:
+        """Wait for a thread; :meth:`run` takes it.
+
+        Raises
+        ------
+        RuntimeError
+            All of them hang in attempts that were given up.
+        """
+        while not self._free:
+            if self._hung >= THREADS_MAX:
+                raise RuntimeError(f"all {THREADS_MAX} threads hang in calls that had no answer")
+            self._changed.clear()
+            await self._changed.wait()
+        self._free -= 1
+
+    async def run(self, fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Call a function in a thread."""
+        loop = asyncio.get_running_loop()
+        running = self._pool.submit(_call, fn, arguments)
+        given_up = False
+
+        def returned() -> None:
+            self._free += 1
+            self._hung -= given_up
+            self._changed.set()
+
+        def tell(_: Future[Any]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(returned)
+
+        running.add_done_callback(tell)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if not running.done():
+                given_up = True
+                self._hung += 1
+                self._changed.set()
+            raise
+
+    def close(self) -> None:
+        """No call begins any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _call(fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    try:
+        return fn(*arguments)
+    except StopIteration as error:  # no future may have it
+        raise RuntimeError("StopIteration") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(in_short(error)) from error
