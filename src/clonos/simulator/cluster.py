@@ -134,7 +134,6 @@ class Cluster:
         self.trials = Trials(job.wrap, Random(0))
         self._controls: dict[Slot, Control] = {}
         self._names = self._drivers = 0
-        self._next_number = 0
         self._trace = trace
         self.rot: Rot | None = None
         """What has happened to the journal, and nobody has noticed yet."""
@@ -191,7 +190,6 @@ class Cluster:
         driver = Driver(self, f"{KEEPER_ADDRESS}{self._drivers or ''}", self.disks.local)
         self.network.hosts[driver.address] = driver
         self.recorder.recovered(driver.keeper, driver.recovered, driver.layers)
-        self._next_number = 0
         return driver
 
     def start(self) -> None:
@@ -200,8 +198,8 @@ class Cluster:
     def start_slot(self, driver: Driver, place: int, attempt: int, bound: int | None) -> Slot:
         """A process comes about, which registers; `bound`: the only task it can run."""
         self._names += 1
-        number = self._next_number
-        self._next_number += 1
+        number = driver.slots_started
+        driver.slots_started += 1
         group = f"executor{self.random.randrange(self.options.groups)}"
         slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)

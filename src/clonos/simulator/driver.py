@@ -158,6 +158,7 @@ class Driver:
         self.slowness = 0.0
         self.paused_until = 0.0
         self.slots: dict[int, Slot] = {}
+        self.slots_started = 0
         self.accepted: dict[int, Stream] = {}
         self.unheard: set[int] = set()  # tasks that want to say that they keep little
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []

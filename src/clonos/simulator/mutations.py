@@ -21,6 +21,7 @@ from clonos.core import log as log_module
 from clonos.core import recovery as recovery_module
 from clonos.core import task as task_module
 from clonos.core.blame import Blame
+from clonos.core.calls import OpenCalls
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.checkpoints import Checkpoints
 from clonos.core.coordinator import Coordinator
@@ -357,6 +358,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a group that was let out is still to be written": mutation(
         "sound state", (Commits, "committed", wrong.unchanged("_group"))
+    ),
+    "an outcome that was taken still waits": mutation(
+        "sound state", (OpenCalls, "take", wrong.unchanged("came"))
     ),
     "a lost slot is still heard": mutation(
         "sound state", (DriverNode, "_on_control_lost", wrong.unchanged("_heard"))
