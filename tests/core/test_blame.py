@@ -11,7 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, Blame
 from clonos.core.determinants import Order
 from clonos.core.events import Trial
-from clonos.core.messages import Item, Kind, Rows, Suspect
+from clonos.core.messages import CALLS, Item, Kind, Rows, Suspect
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -90,6 +90,22 @@ def test_rows_that_were_taken_are_not_suspect_any_more(deaths):
     assert deaths.blame.next_life(0) == (WATCHED_STEPS, ())
     deaths.survives(left=0)
     assert deaths.blame.next_life(0) == (0, ())
+
+
+def test_outcomes_of_calls_come_in_any_order(deaths):
+    """That a later call was answered says nothing of an earlier one."""
+    suspect = Rows(CALLS - 2, 50, 50)
+    deaths.announces(suspect)
+    deaths.dies(at_ms=0)
+    for number in (95, 3):
+        deaths.announces(Rows(CALLS - 2, number, number))
+        deaths.survives()
+    deaths.announces(Rows(CALLS - 1, 50, 50))
+    deaths.survives()
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, (Suspect(suspect, 1, 1),))
+    deaths.announces(suspect)
+    deaths.survives()
+    assert deaths.blame.next_life(0) == (WATCHED_STEPS, ())
 
 
 @pytest.mark.parametrize(
