@@ -32,7 +32,7 @@ def test_what_is_asked_is_open_until_its_outcome_is_taken(calls):
     assert [call for call, _ in calls.requests()] == [FIRST, SECOND, THIRD]
     calls.heard([outcome(SECOND), outcome(FIRST)])
     assert len(calls) == 3
-    chosen = calls.choose()
+    chosen = calls.choose(9)
     assert [o.id for o in chosen] == [SECOND, FIRST]
     calls.take(chosen, "task")
     assert [call for call, _ in calls.requests()] == [THIRD]
@@ -43,7 +43,7 @@ def test_what_is_asked_is_open_until_its_outcome_is_taken(calls):
 def test_the_first_outcome_counts_and_what_is_not_open_is_not_heard(calls):
     calls.heard([outcome(FIRST, answer=b"first"), outcome(FIRST, answer=b"second")])
     calls.heard([outcome(CallId(1, 1))])
-    (chosen,) = calls.choose()
+    (chosen,) = calls.choose(9)
     assert chosen.answer == b"first"
     calls.take([chosen], "task")
     calls.heard([outcome(FIRST)])
@@ -54,7 +54,7 @@ def test_so_many_outcomes_make_a_step(calls, monkeypatch):
     calls.heard([outcome(FIRST, answer=b"12345"), outcome(SECOND), outcome(THIRD)])
     assert len(calls.choose(1)) == 1
     monkeypatch.setattr(calls_module, "OUTCOMES_BYTES_MAX", 3)
-    assert [o.id for o in calls.choose()] == [FIRST]  # one at least
+    assert [o.id for o in calls.choose(9)] == [FIRST]  # one at least
 
 
 def test_the_age_of_what_goes_on_is_that_of_its_oldest_row(calls):

@@ -40,7 +40,7 @@ CHECKPOINT: Final = Aim(200.0)
 """Milliseconds beyond the interval, while all calls hang."""
 RUN_S: Final = 600.0
 HANG_S: Final = 30.0
-_EVENT: Final = struct.Struct("<q?").pack
+_EVENT: Final = struct.Struct("<qd?").pack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +82,9 @@ def plain(key: int) -> int:  # noqa: ARG001
 async def slow(folder: str, seconds: float, key: int) -> int:
     """Answers after a while, and keeps books."""
     books = _book(folder)
-    os.write(books, _EVENT(key, False))
+    os.write(books, _EVENT(key, time.time(), False))
     await asyncio.sleep(seconds)
-    os.write(books, _EVENT(key, True))
+    os.write(books, _EVENT(key, time.time(), True))
     return 1
 
 
@@ -101,7 +101,7 @@ def _book(folder: str) -> int:
 
 def _events(folder: Path) -> dict[int, np.ndarray[Any, Any]]:
     """By process, what was asked and answered."""
-    kind = np.dtype([("key", "<i8"), ("answered", "?")])
+    kind = np.dtype([("key", "<i8"), ("at", "<f8"), ("answered", "?")])
     return {int(p.stem): np.fromfile(p, kind) for p in folder.glob("*.calls")}
 
 
@@ -268,17 +268,15 @@ def _kills(arguments: argparse.Namespace) -> Report:
 
 
 def _repeated(events: dict[int, np.ndarray[Any, Any]], killed: list[int]) -> tuple[int, int, int]:
-    """Calls asked in all; asked and not answered by the killed ones; answered by one and asked
-    again by another."""
-    asked = {pid: e["key"][~e["answered"]] for pid, e in events.items()}
-    answered = {pid: e["key"][e["answered"]] for pid, e in events.items()}
-    again = 0
+    """Calls asked in all; open when their process was killed; asked after they were answered."""
+    unanswered = 0
     for pid in killed:
-        others = [keys for other, keys in asked.items() if other != pid]
-        if pid in answered and others:
-            again += int(np.isin(answered[pid], np.concatenate(others)).sum())
-    unanswered = sum(len(asked[pid]) - len(answered[pid]) for pid in killed if pid in asked)
-    return sum(map(len, asked.values())), unanswered, again
+        answered = events[pid]["answered"] if pid in events else np.empty(0, bool)
+        unanswered += int((~answered).sum() - answered.sum())
+    of_all = np.sort(np.concatenate(list(events.values())), order=["key", "at"])
+    keys, answered = of_all["key"], of_all["answered"]
+    again = (keys[1:] == keys[:-1]) & answered[:-1] & ~answered[1:]
+    return int((~answered).sum()), unanswered, int(again.sum())
 
 
 def _hanging(arguments: argparse.Namespace) -> Report:

@@ -101,7 +101,7 @@ class OpenCalls:
             if outcome.id in self._open:
                 self.came.setdefault(outcome.id, outcome)
 
-    def choose(self, most: int = OUTCOMES_MAX) -> tuple[Outcome, ...]:
+    def choose(self, most: int) -> tuple[Outcome, ...]:
         """The outcomes that the next step takes, in the order in which they came."""
         chosen: list[Outcome] = []
         nbytes = 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.calls import OpenCalls, outcomes_of
+from clonos.core.calls import OUTCOMES_MAX, OpenCalls, outcomes_of
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
@@ -444,7 +444,7 @@ class TaskMachine:
         if self.injected > self.epoch and (self.spec.is_source or self._inputs_are_over):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.calls.came:  # what goes on is no more than what waits for it here
-            return Outcomes(self.calls.choose(*([1] if self.watch else []))), []
+            return Outcomes(self.calls.choose(1 if self.watch else OUTCOMES_MAX)), []
         if self.outbounds.blocked():
             return None, []
         due = self.wake_ms if not self.ended else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
@@ -12,9 +12,6 @@ from clonos.core.step import arguments_digest
 from clonos.errors import WrongType
 from clonos.operators.service import Policy
 from clonos.state.stores import KeyedStore
-
-if TYPE_CHECKING:
-    from clonos.operators.process import ProcessOperator
 
 _ADDRESS: Final = Struct(">cq")
 _KIND: Final = b"c"
@@ -46,8 +43,8 @@ class Reply:
 class Asked:
     """A service that a process may ask: what ``ctx.service`` returns."""
 
-    def __init__(self, policy: Policy, operator: ProcessOperator) -> None:
-        self._policy, self._operator = policy, operator
+    def __init__(self, policy: Policy, ask: Callable[[Policy, Sequence[Any], str], None]) -> None:
+        self._policy, self._ask = policy, ask
 
     def ask(self, *arguments: Any, then: str) -> None:
         """Ask on behalf of the current key.
@@ -60,7 +57,7 @@ class Asked:
             Name of the method ``(reply, ctx)`` of the process that hears the answer, a
             :class:`Reply`. It may return rows, as ``on_row`` does, and ask again.
         """
-        self._operator.ask(self._policy, arguments, then)
+        self._ask(self._policy, arguments, then)
 
 
 class Call:

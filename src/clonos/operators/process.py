@@ -287,7 +287,7 @@ class ProcessOperator(Operator):
         per_second = policy.per_second and policy.per_second / self.info.parallelism
         policy = replace(policy, name=name, per_second=per_second, tells_trace=False)
         self._calls.policies[name] = policy
-        return Asked(policy, self)
+        return Asked(policy, self.ask)
 
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
         """Ask once the callback that runs has returned; if it raises, nothing was asked."""
