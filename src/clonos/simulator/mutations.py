@@ -301,7 +301,9 @@ MUTATIONS: dict[str, Mutation] = {
     "END does not wait for calls": mutation(
         "conservation", (TaskMachine, "_has_ended", wrong.end_with_calls_open)
     ),
-    "calls that were open are forgotten": mutation("liveness", (Toy, "open_calls", constant({}))),
+    "calls that were open are forgotten": mutation(
+        "equivalence", (Toy, "open_calls", constant({}))
+    ),
     "a full task takes more": mutation(
         "bounded memory", (TaskMachine, "_is_full", wrong.never_full)
     ),
