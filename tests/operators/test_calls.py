@@ -432,6 +432,31 @@ def test_a_process_asks_and_hears():
     assert not harness.program.is_full
 
 
+def test_what_waits_is_counted():
+    """So that the coordinator throttles sources while calls hang."""
+    for program in (agent_of(), program_of(mapped(in_flight=2), keyed=True)):
+        harness, counted = StepHarness(program), [program.waiting_bytes]
+        for number in range(3):
+            harness.input(0, given(number), SCHEMA)
+            counted.append(program.waiting_bytes)
+        assert counted[0] == 0
+        assert counted == sorted(set(counted))
+
+
+def test_a_process_without_services_makes_no_calls():
+    class Plain(clonos.Process):
+        def on_row(self, row: Any, ctx: Any) -> list[tuple[Any, ...]]:
+            return [(row.id, 1, 1)]
+
+    program = agent_of(Plain())
+    assert not program.makes_calls
+    assert agent_of().makes_calls
+    harness = StepHarness(program)
+    assert harness.watermark(0, 5).watermarks == {1: 5}
+    assert harness.watermark(0, IDLE).watermarks == {1: IDLE}
+    assert b"is idle" not in bytes(program.delta())
+
+
 def test_what_a_failed_callback_has_asked_is_not_asked():
     class Hasty(Agent):
         def on_row(self, row: Any, ctx: Any) -> None:

@@ -66,7 +66,7 @@ class Call:
     ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
     """
 
-    __slots__ = ("arguments", "encoded_key", "group", "origin", "service", "then")
+    __slots__ = ("arguments", "encoded_key", "group", "nbytes", "origin", "service", "then")
 
     def __init__(
         self,
@@ -79,6 +79,14 @@ class Call:
     ) -> None:
         self.service, self.then, self.arguments = service, then, tuple(arguments)
         self.encoded_key, self.group, self.origin = encoded_key, group, origin
+        self.nbytes = 0  # as state keeps it
+
+    @classmethod
+    def of(cls, kept: bytes) -> Call:
+        """The inverse of :meth:`kept`."""
+        call = cls(*decode(kept))
+        call.nbytes = len(kept)
+        return call
 
     def kept(self) -> bytes:
         """As state keeps it; raises `UnencodableValue`."""
@@ -106,6 +114,11 @@ class CallTable:
         return len(self._open)
 
     @property
+    def nbytes(self) -> int:
+        """Of what they are asked."""
+        return sum(call.nbytes for call in self._open.values())
+
+    @property
     def first(self) -> int | None:
         """With which call the oldest conversation began that is not over."""
         return min(self._origins(), default=None)
@@ -121,7 +134,7 @@ class CallTable:
     def add(self, number: int, kept: bytes) -> Request:
         """A call is asked, as :meth:`Call.kept` has it: what user code does with its arguments
         now is nothing to the call."""
-        call = self._open[number] = Call(*decode(kept))
+        call = self._open[number] = Call.of(kept)
         self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
         return self._request(call)
 
@@ -143,7 +156,7 @@ class CallTable:
                 if value is None:
                     self._open.pop(number, None)
                 else:
-                    self._open[number] = Call(*decode(value))
+                    self._open[number] = Call.of(value)
 
     def _request(self, call: Call) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})

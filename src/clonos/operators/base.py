@@ -79,9 +79,6 @@ class Operator:
     None; the chain passes them on. ``facts`` holds small values that are part of the state.
     """
 
-    makes_calls = False
-    """Whether it asks calls that take a while."""
-
     def __init__(self) -> None:
         self.facts = Facts()
         self.info: OperatorInfo
@@ -123,6 +120,11 @@ class Operator:
     def next_due_ms(self) -> int | None:
         """When :meth:`on_timer` is wanted next."""
         return None
+
+    @property
+    def makes_calls(self) -> bool:
+        """Whether it may ask calls that take a while; known once it is open."""
+        return False
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         """Calls are over that :meth:`Services.ask` has asked for."""

@@ -55,8 +55,6 @@ class CallOperator(Operator):
         error is that of a bad record.
     """
 
-    makes_calls = True
-
     def __init__(
         self,
         policy: Policy,
@@ -127,6 +125,10 @@ class CallOperator(Operator):
             number: Request(self._policy, given, arguments_digest(given, {}))
             for number, given in zip(orders.tolist(), arguments, strict=True)
         }
+
+    @property
+    def makes_calls(self) -> bool:
+        return True
 
     def open_calls(self) -> dict[int, Request]:
         return {n: r for n, r in self._waiting.items() if n not in self._answered}
@@ -256,11 +258,11 @@ class CallOperator(Operator):
         return self._marks.came(incoming_ms, self._came, self._newest)
 
     def next_due_ms(self) -> int | None:
-        return self._marks.due(self._newest)
+        return self._marks.due(waits=bool(self._waiting))
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
         del now_ms
-        self._marks.on_timer(self._newest)
+        self._marks.on_timer(waits=bool(self._waiting))
         return None
 
     def take_watermark(self) -> int | None:

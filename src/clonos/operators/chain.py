@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,9 +25,6 @@ from clonos.state.stores import Facts
 if TYPE_CHECKING:
     from clonos.core.calls import Outcome, Request
     from clonos.core.program import Batch, Step
-
-
-_is_full = attrgetter("is_full")
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,6 @@ class ChainProgram:
         self._routers = tuple(routers)
         self._ports = dict(ports or {})
         self._seal = partial(seal, digests=digests)
-        self._callers = [op for op in self._operators if op.makes_calls]
         self._services = Services()
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
@@ -83,6 +78,7 @@ class ChainProgram:
         self._made: Batch | pa.RecordBatch | None = None  # what it puts out
         for chained in operators:
             chained.operator.open(chained.info, self._services)
+        self._callers = [op for op in self._operators if op.makes_calls]
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -120,7 +116,7 @@ class ChainProgram:
     @property
     def is_full(self) -> bool:
         """Whether some operator wants no more rows before calls are answered."""
-        return any(map(_is_full, self._callers))
+        return any(operator.is_full for operator in self._callers)
 
     @property
     def waiting_bytes(self) -> int:

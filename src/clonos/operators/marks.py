@@ -71,13 +71,16 @@ class Marks:
             self._facts.set("marks", marks[len(passed) :])
             self._pass(passed[-1])
 
-    def due(self, newest: int | None) -> int | None:
-        """When :meth:`on_timer` is wanted: a step passes on one watermark, and IDLE comes last."""
-        return AT_ONCE if newest is None and self._facts.get("idle waits") else None
+    def due(self, *, waits: bool) -> int | None:
+        """When :meth:`on_timer` is wanted: a step passes on one watermark, and IDLE comes last.
 
-    def on_timer(self, newest: int | None) -> None:
+        `waits`: some row does.
+        """
+        return AT_ONCE if self._facts.get("idle waits") and not waits else None
+
+    def on_timer(self, *, waits: bool) -> None:
         """The input is idle, and nothing waits any more."""
-        if self.due(newest) is not None:
+        if self.due(waits=waits) is not None:
             self._pass(IDLE)
 
     def take(self) -> int | None:

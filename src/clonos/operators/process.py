@@ -204,8 +204,6 @@ class ProcessOperator(Operator):
     ``in_flight``: calls that may be open before its input waits.
     """
 
-    makes_calls = True
-
     def __init__(
         self, process: Process, keys: Sequence[str], schema: pa.Schema, in_flight: int = 100
     ) -> None:
@@ -259,11 +257,11 @@ class ProcessOperator(Operator):
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
         rows = self._fire(PROCESSING_TIME, now_ms)
-        self._marks.on_timer(self._calls.newest)
+        self._marks.on_timer(waits=bool(self._calls))
         return rows
 
     def next_due_ms(self) -> int | None:
-        idle = self._marks.due(self._calls.newest)
+        idle = self._marks.due(waits=bool(self._calls))
         return self.timers.next_due(PROCESSING_TIME) if idle is None else idle
 
     def on_end(self) -> pa.RecordBatch | None:
@@ -305,6 +303,14 @@ class ProcessOperator(Operator):
             self.services.ask(self, number, self._calls.add(number, kept))
 
     @property
+    def makes_calls(self) -> bool:
+        return bool(self._calls.policies)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._calls.nbytes
+
+    @property
     def is_full(self) -> bool:
         return len(self._calls) >= self._in_flight
 
@@ -328,6 +334,8 @@ class ProcessOperator(Operator):
         return self._builder.build(results, self.reject)
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
+        if not self.makes_calls:
+            return incoming_ms
         return self._marks.came(incoming_ms, self.facts.get("asked", 0), self._calls.newest)
 
     def take_watermark(self) -> int | None:
