@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from clonos.core import calls as calls_module
-from clonos.core.calls import CallId, OpenCalls, Outcome, Request, outcomes_of
-from clonos.core.determinants import Call, Outcomes, decode_record, encode_record
+from clonos.core.calls import CallId, OpenCalls, Outcome, Request
+from clonos.core.determinants import NUMBER, Call, Outcomes, decode_record, encode_record
 from clonos.errors import Divergence, ProtocolError
 
 FIRST, SECOND, THIRD = (CallId(0, number) for number in (1, 2, 3))
@@ -72,6 +73,8 @@ def test_outcomes_in_the_log():
     given = (outcome(FIRST), Outcome(2, 3, 2**63, False, b"error", 4, 250))
     (cause,) = decode_record(encode_record([Outcomes(given)]))
     assert isinstance(cause, Outcomes)
-    assert tuple(outcomes_of(cause.outcomes)) == given
+    assert cause.outcomes == given
+    with pytest.raises(ProtocolError, match="unreadable log entry"):
+        decode_record(msgpack.packb([NUMBER[Outcomes], [[1]]]))
     with pytest.raises(ProtocolError, match="does not begin with the cause"):
         decode_record(encode_record([Call(1, True, b"")]))

@@ -12,7 +12,6 @@ import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
-from clonos.core.plan import Incarnation
 from clonos.errors import CallError
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
@@ -46,7 +45,7 @@ class Slot:
 
     def make(self, how, *arguments, life=LIFE):
         calls = [(CallId(2, n), Request(how, given, n)) for n, given in enumerate(arguments, 1)]
-        self.runner.make(life, 0, Incarnation(1, 0), calls)
+        self.runner.make(life, calls)
 
     def outcomes(self, count, life=LIFE):
         found: dict[int, Outcome] = {}
@@ -112,7 +111,6 @@ def test_what_comes_together_is_told_together(slot):
         return 0
 
     slot.make(policy(wait), ())
-    slot.runner.make(LIFE, 0, Incarnation(1, 0), [])
     slot.make(policy(ask), *((n,) for n in range(50)), life=8)
     gate.set()
     assert slot.heard.get(timeout=LIMIT_S).life == LIFE

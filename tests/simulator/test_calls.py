@@ -109,17 +109,3 @@ def test_answers_while_the_receiver_is_blocked(seed):
         play.kill(2)
         play.cluster.slow.clear()
         play.finish()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_log_of_answers_lives_where_its_holders_are(seed):
-    """An answer is shared in the turn in which it came, not with the next batch or tick."""
-    play = asking(seed, ordered=True, in_flight=5)
-    play.all_live()
-    play.until(lambda: any(isinstance(cause, Outcomes) for cause in causes(play, 2)))
-    machine = play.machine(2)
-    held = max(play.machine(3).book.length(2), play.keeper.book.length(2))
-    play.until(lambda: max(play.machine(3).book.length(2), play.keeper.book.length(2)) > held)
-    assert machine.position
-    play.kill(2)
-    play.finish()

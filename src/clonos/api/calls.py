@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CallOptions(PolicyOptions, total=False):
-    """... :func:`call_policy` says what they mean."""
+    """What :func:`call_policy` understands."""
 
     in_flight: int
     ordered: bool

@@ -59,11 +59,6 @@ class Outcome(NamedTuple):
         return CallId(self.operator, self.number)
 
 
-def outcomes_of(fields: Iterable[Iterable[Any]]) -> list[Outcome]:
-    """Outcomes as the log has them."""
-    return [Outcome(*outcome) for outcome in fields]
-
-
 class OpenCalls:
     """The calls of a task that were asked and whose outcome is not in the log.
 

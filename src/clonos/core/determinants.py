@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from clonos.core.calls import Outcome
 from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 
@@ -85,10 +86,10 @@ class Call(NamedTuple):
 class Outcomes(NamedTuple):
     """Calls that were asked in earlier steps came to an end, in this order.
 
-    ``outcomes``: the fields of each :class:`~clonos.core.calls.Outcome`.
+    At most :data:`~clonos.core.calls.OUTCOMES_MAX`.
     """
 
-    outcomes: Sequence[Sequence[Any]]
+    outcomes: Sequence[Outcome]
 
 
 Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes
@@ -126,6 +127,8 @@ def decode_record(record: bytes) -> list[Determinant]:
             end = i + 1 + ARITY[number]
             result.append(KINDS[number](*flat[i + 1 : end]))
             i = end
+        if result and isinstance(result[0], Outcomes):
+            result[0] = Outcomes(tuple(Outcome(*fields) for fields in result[0].outcomes))
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise ProtocolError(f"unreadable log entry: {error}") from error
     if not result or NUMBER[type(result[0])] not in CAUSES:

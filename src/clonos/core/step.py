@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from clonos.core.calls import CallId, Request, outcomes_of
+from clonos.core.calls import CallId, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.determinants import (
     Call,
@@ -72,7 +72,7 @@ def job_of(
         case Timer(now_ms=now_ms):
             return partial(program.on_timer, step, now_ms)
         case Outcomes(outcomes=outcomes):
-            return partial(program.on_outcomes, step, outcomes_of(outcomes))
+            return partial(program.on_outcomes, step, outcomes)
         case Order(channel=channel):
             match items[0].kind:
                 case Kind.BATCH:

@@ -14,7 +14,7 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.calls import OUTCOMES_MAX, OpenCalls, outcomes_of
+from clonos.core.calls import OUTCOMES_MAX, OpenCalls
 from clonos.core.channels import Inbound, Outbound
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
@@ -72,8 +72,8 @@ class TaskMachine:
     ----------
     inputs, outputs
         The ends of its channels, by channel.
-    calls
-        Those that were asked and not answered.
+    calls, injected
+        Those that are open; the newest epoch for which the coordinator wants a marker.
     ended, end_is_out
         No input of any kind is left, and no call is open; END was put out.
     under_way
@@ -499,7 +499,7 @@ class TaskMachine:
             case Marker(epoch=epoch):
                 step.marker = epoch
             case Outcomes(outcomes=outcomes):
-                self.born_ms = self.calls.take(outcomes_of(outcomes), self.spec.name)
+                self.born_ms = self.calls.take(outcomes, self.spec.name)
         for batch in batches:
             self.rows += batch.rows
         return job_of(self.program, step, cause, items, batches)

@@ -193,8 +193,8 @@ def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int 
         case Marker(epoch=epoch):
             return Rows(MARKER, epoch, epoch)
         case Outcomes(outcomes=outcomes):
-            (operator, number, *_), *_ = outcomes  # a watched life takes one at a time
-            return Rows(CALLS - operator, number, number)
+            (call, *_) = outcomes  # a watched life takes one at a time
+            return Rows(CALLS - call.operator, call.number, call.number)
         case _:
             return Rows(SOURCE_ROWS, taken + 1, taken + 1)  # its end
 

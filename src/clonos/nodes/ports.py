@@ -137,13 +137,7 @@ class Sources(Protocol):
 class Calls(Protocol):
     """Makes calls that take a while, beside the steps of the tasks."""
 
-    def make(
-        self,
-        life: int,
-        task: int,
-        incarnation: Incarnation,
-        calls: Sequence[tuple[CallId, Request]],
-    ) -> None:
+    def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         """Make calls. Answered by ``CallsOver``, each call once, in any order; perhaps never."""
 
     def withdraw(self, life: int) -> None:

@@ -341,7 +341,7 @@ class Resident:
         self._source.ask(action.cuts)
 
     def _make_calls(self, action: ev.MakeCalls) -> None:
-        self._ports.calls.make(self.number, self.task, self._command.incarnation, action.calls)
+        self._ports.calls.make(self.number, action.calls)
 
     def _store_layer(self, action: ev.StoreLayer) -> None:
         self._ports.store.put(self.number, action)

@@ -20,7 +20,6 @@ from typing import Any, Final
 from clonos.blame import in_short, users_traceback
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
-from clonos.core.plan import Incarnation
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
@@ -55,13 +54,7 @@ class CallRunner:
         self._closing: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
-    def make(
-        self,
-        life: int,
-        task: int,
-        incarnation: Incarnation,
-        calls: Sequence[tuple[CallId, Request]],
-    ) -> None:
+    def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, name="clonos-calls", daemon=True)
@@ -159,7 +152,7 @@ class _Life:
     def __init__(self) -> None:
         self.is_over = False
         self._under_way: set[asyncio.Task[None]] = set()
-        self._askers: dict[int, _Asker] = {}
+        self._askers: dict[Policy, _Asker] = {}
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
@@ -168,9 +161,9 @@ class _Life:
 
     def asker(self, policy: Policy) -> _Asker:
         """Who asks a service for this life."""
-        if id(policy) not in self._askers:
-            self._askers[id(policy)] = _Asker(policy)
-        return self._askers[id(policy)]
+        if policy not in self._askers:
+            self._askers[policy] = _Asker(policy)
+        return self._askers[policy]
 
     async def end(self) -> None:
         """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
@@ -247,7 +240,7 @@ class _Asker:
                 call.cancel()
 
     async def _alone(self, arguments: Sequence[Any]) -> Any:
-        """... by one call: in this task, which is half of what a call costs."""
+        """... by one call, without a task of its own: each costs."""
         try:
             async with _timeout(self._policy.timeout_s) as limit:
                 return await self._call(arguments)

@@ -28,13 +28,8 @@ class SlotCalls:
         self._slot = slot
         self._over: set[int] = set()
 
-    def make(
-        self,
-        life: int,
-        task: int,
-        incarnation: Incarnation,
-        calls: Sequence[tuple[CallId, Request]],
-    ) -> None:
+    def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
+        task, incarnation = self._slot.node.who(life)
         scheduler, random = self._slot.cluster.scheduler, self._slot.cluster.call_random
         for call, request in calls:
             delay = random.choice((0.0, 1.0, 5.0)) * random.random()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.calls import outcomes_of
 from clonos.core.determinants import (
     Call,
     Clock,
@@ -167,7 +166,7 @@ def _answers(determinant: Determinant) -> list[bytes]:
     if isinstance(determinant, Call):
         return [determinant.answer] if determinant.ok else []
     if isinstance(determinant, Outcomes):
-        return [outcome.answer for outcome in outcomes_of(determinant.outcomes) if outcome.ok]
+        return [outcome.answer for outcome in determinant.outcomes if outcome.ok]
     return []
 
 

@@ -185,7 +185,7 @@ def simulate(
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
-    In a third of the seeds, slots run several tasks each; in another, rows wait for calls.
+    In a third of the seeds, slots run several tasks each; in two of seven, rows wait for calls.
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
     fifth has tasks that are source and sink at once; in every third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.

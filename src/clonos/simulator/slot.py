@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.determinants import Outcomes, decode_record
+from clonos.core.determinants import Outcomes
 from clonos.core.fences import Cut
 from clonos.core.life import Phase
 from clonos.core.plan import Incarnation
@@ -130,10 +130,11 @@ class WatchedMachine(TaskMachine):
         return actions
 
     def end(self, error: Exception | None = None) -> list[ev.Action]:
-        before = self.position
+        before, step = self.position, self.under_way
         actions = super().end(error)
         if self.position > before:
-            cause = decode_record(self.book.record(self.id, self.position))[0]
+            assert step is not None
+            cause = step.record[0]
             self._has_answers |= isinstance(cause, Outcomes) and self.is_live
             bounded_calls(self, cause, was_full=self._was_full)
             self._recorder.stepped(self, self._backlogs)
@@ -163,6 +164,13 @@ class WatchedNode(SlotNode):
         if len(order) > 1:
             self.random.shuffle(order)
         return order
+
+    def who(self, life: int) -> tuple[int, Incarnation]:
+        """Which task's life this is, and which of them."""
+        resident = self._of(life)
+        assert resident is not None
+        assert resident.machine is not None
+        return resident.task, resident.machine.incarnation
 
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not isinstance(error, PoisonRecord):
