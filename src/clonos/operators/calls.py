@@ -7,7 +7,6 @@ are made beside the steps (:class:`clonos.nodes.ports.Calls`); what comes of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from struct import Struct
 from typing import Any, Final
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.columns.rows import RowBuilder, column_of, describe, rows_of, short, values_of
+from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
@@ -24,6 +23,7 @@ from clonos.errors import OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy
+from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen
 from clonos.state.pieces import groups_of
 from clonos.state.row_store import RowStore
@@ -77,10 +77,8 @@ class CallOperator(Operator):
 
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
-        policy = self._policy
-        per_second = policy.per_second and policy.per_second / info.parallelism
         fails = self._on_error is None and not info.drop_bad_records
-        self._policy = replace(policy, per_second=per_second, tells_trace=fails)
+        self._policy = self._policy.of_task(info.parallelism, tells_trace=fails)
 
     # --- what subclasses know ---------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class CallOperator(Operator):
         """What is asked for each row."""
         raise NotImplementedError
 
-    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
+    def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
         """What goes on of rows that have their answers."""
         raise NotImplementedError
 
@@ -206,18 +204,23 @@ class CallOperator(Operator):
     def _gone_on(
         self, orders: np.ndarray[Any, Any], outcomes: Sequence[Outcome]
     ) -> pa.RecordBatch | None:
-        answers, bad = [], set()
+        answers: list[Any] = []
+        bad: list[int] = []
         rows = self._store.at(orders)
         for i, outcome in enumerate(outcomes):
             try:
                 answers.append(self._answer(outcome))
             except Exception as error:  # noqa: BLE001 - user code
-                self.reject(error, rows_of(rows.slice(i, 1))[0])
-                bad.add(i)
+                self.reject_row(error, rows, i)
+                bad.append(i)
+                answers.append(None)
         if bad:
-            good = [i for i in range(len(outcomes)) if i not in bad]
-            rows = rows.take(pa.array(good, pa.int64()))
+            answers, rows = without(answers, rows, bad)
         return self.rows_with(rows, answers) if answers else None
+
+    def reject_row(self, error: Exception, rows: pa.RecordBatch, row: int) -> None:
+        """A row whose call, or whose answer, is of no use."""
+        self.reject(error, rows_of(rows.slice(row, 1))[0])
 
     def _answer(self, outcome: Outcome) -> Any:
         if outcome.ok:
@@ -279,13 +282,13 @@ class MapAsyncOperator(CallOperator):
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
         return [(row,) for row in rows_of(rows)]
 
-    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
+    def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
         made = []
         for i, answer in enumerate(answers):
             try:
                 made.append(self._builder.as_tuple(answer))
             except Exception as error:  # noqa: BLE001 - of what user code has returned
-                self.reject(error, rows_of(rows.slice(i, 1))[0])
+                self.reject_row(error, rows, i)
         return self._builder.build(made, self.reject)
 
 
@@ -311,23 +314,5 @@ class WithColumnAsyncOperator(CallOperator):
             return [()] * rows.num_rows
         return list(zip(*(values_of(rows.column(name)) for name in self._of), strict=True))
 
-    def rows_with(self, rows: pa.RecordBatch, answers: Sequence[Any]) -> pa.RecordBatch | None:
-        try:
-            column = column_of(self._field, answers)
-        except ValueError:
-            good = [i for i, answer in enumerate(answers) if self._fits(answer, rows, i)]
-            rows = rows.take(pa.array(good, pa.int64()))
-            column = column_of(self._field, [answers[i] for i in good])
-        if not rows.num_rows:
-            return None
-        names = self._schema.names
-        columns = [column if n == self._field.name else rows.column(n) for n in names]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _fits(self, answer: Any, rows: pa.RecordBatch, row: int) -> bool:
-        try:
-            column_of(self._field, [answer])
-        except ValueError as error:
-            self.reject(error, rows_of(rows.slice(row, 1))[0])
-            return False
-        return True
+    def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
+        return with_values(self._schema, self._field, answers, rows, self.reject_row)

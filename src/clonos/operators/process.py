@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -280,10 +279,8 @@ class ProcessOperator(Operator):
 
     def declare(self, name: str, fn: Callable[..., Any] | Service, how: PolicyOptions) -> Asked:
         """A service that may be asked."""
-        where = f"{self.info.where}: {name}"
-        policy = policy_of(fn, where, in_flight=self._in_flight, **how)
-        per_second = policy.per_second and policy.per_second / self.info.parallelism
-        policy = replace(policy, name=name, per_second=per_second, tells_trace=False)
+        policy = policy_of(fn, name, in_flight=self._in_flight, **how)
+        policy = policy.of_task(self.info.parallelism, tells_trace=False)
         self._calls.policies[name] = policy
         return Asked(policy, self.ask)
 

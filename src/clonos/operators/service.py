@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
@@ -57,7 +57,7 @@ class Policy:
     attempts
         So often at most, with pauses in between: exponential, with jitter, within `backoff_s`.
     per_second
-        Attempts per second at most, of this task; None: any number.
+        Attempts per second at most; None: any number.
     hedge_s
         If an attempt takes longer, a second one begins, and the first answer counts; None: never.
     in_flight
@@ -75,6 +75,11 @@ class Policy:
     hedge_s: float | None
     in_flight: int
     tells_trace: bool = True
+
+    def of_task(self, parallelism: int, *, tells_trace: bool) -> Policy:
+        """The same for one of so many tasks, which share the rate."""
+        per_second = self.per_second and self.per_second / parallelism
+        return replace(self, per_second=per_second, tells_trace=tells_trace)
 
     @property
     def is_async(self) -> bool:

@@ -37,17 +37,8 @@ class WithColumnOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         values, bad = self._called(batch)
         if bad:
-            values, batch = _without(values, batch, bad)
-        try:
-            column = column_of(self._field, values)
-        except ValueError:
-            values, batch = _without(values, batch, self._unfit(values, batch))
-            column = column_of(self._field, values)
-        if not batch.num_rows:
-            return None
-        names = self._schema.names
-        columns = [column if n == self._field.name else batch.column(n) for n in names]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            values, batch = without(values, batch, bad)
+        return with_values(self._schema, self._field, values, batch, self._reject)
 
     def _called(self, batch: pa.RecordBatch) -> tuple[list[Any], list[int]]:
         """What the function made of each row, and the rows of which it could make nothing."""
@@ -67,25 +58,52 @@ class WithColumnOperator(Operator):
                 values.append(None)
         return values, bad
 
-    def _unfit(self, values: Sequence[Any], batch: pa.RecordBatch) -> list[int]:
-        """The rows whose value is none of the column's type."""
-        bad = []
-        for i, value in enumerate(values):
-            try:
-                column_of(self._field, [value])
-            except ValueError as error:
-                self._reject(error, batch, i)
-                bad.append(i)
-        return bad
-
     def _reject(self, error: Exception, batch: pa.RecordBatch, row: int) -> None:
         given = batch.slice(row, 1).select(list(self._of))
         self.reject(error, rows_of(given)[0] if self._of else f"row {row} of a batch")
 
 
-def _without(
+Reject = Callable[[Exception, pa.RecordBatch, int], None]
+"""Deals with an error, of a batch's row of this number."""
+
+
+def with_values(
+    schema: pa.Schema,
+    field: pa.Field,
+    values: list[Any],
+    batch: pa.RecordBatch,
+    reject: Reject,
+) -> pa.RecordBatch | None:
+    """The rows of a batch with these values in one column; without those that do not fit."""
+    try:
+        column = column_of(field, values)
+    except ValueError:
+        values, batch = without(values, batch, _unfit(field, values, batch, reject))
+        column = column_of(field, values)
+    if not batch.num_rows:
+        return None
+    columns = [column if n == field.name else batch.column(n) for n in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _unfit(
+    field: pa.Field, values: Sequence[Any], batch: pa.RecordBatch, reject: Reject
+) -> list[int]:
+    """The rows whose value is none of the column's type."""
+    bad = []
+    for i, value in enumerate(values):
+        try:
+            column_of(field, [value])
+        except ValueError as error:
+            reject(error, batch, i)
+            bad.append(i)
+    return bad
+
+
+def without(
     values: list[Any], batch: pa.RecordBatch, bad: Sequence[int]
 ) -> tuple[list[Any], pa.RecordBatch]:
+    """Values and rows but those with these numbers."""
     left_out = set(bad)
     good = [i for i in range(len(values)) if i not in left_out]
     return [values[i] for i in good], batch.take(pa.array(good, pa.int64()))
