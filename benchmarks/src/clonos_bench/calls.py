@@ -25,7 +25,7 @@ from clonos_bench import jobs, run
 from clonos_bench.kills import kill_repeatedly
 from clonos_bench.recovery import FILL_S
 from clonos_bench.report import PERCENTILES, Aim, Report
-from clonos_bench.statistics import Interval, paired_ratio, summarize
+from clonos_bench.statistics import mean, paired_ratio, summarize
 from clonos_bench.watch import Watch
 
 COST: Final = Aim(40.0)
@@ -145,10 +145,12 @@ def _cost(arguments: argparse.Namespace) -> Report:
                 used[kind].append(_cpu_s(arguments, spark, fn, protected=protected))
     each = np.array(used["calls"]) - np.array(used["no calls"])
     micros = each / arguments.rows * 1e6
-    low, high = _interval(micros)
-    aim = f"{COST}: {COST.judge(float(micros.mean()))}"
-    report.add("a call, beside the same job without (us)", *_cells(micros.mean(), low, high), aim)
-    ratio: Interval = paired_ratio(list(zip(used["calls"], used["no log"], strict=True)))
+    cost = mean(micros.tolist())
+    aim = f"{COST}: {COST.judge(cost.value)}"
+    report.add(
+        "a call, beside the same job without (us)", *_cells(cost.value, cost.low, cost.high), aim
+    )
+    ratio = paired_ratio(list(zip(used["calls"], used["no log"], strict=True)))
     value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
     report.add(
         "log, standby (% of the slots' CPU)",
@@ -164,13 +166,6 @@ def _cost(arguments: argparse.Namespace) -> Report:
 
 def _cells(*values: float) -> tuple[str, ...]:
     return tuple(f"{value:.1f}" for value in values)
-
-
-def _interval(values: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Of the mean, 95 %, from resampling."""
-    random = np.random.default_rng(0)
-    means = random.choice(values, (10_000, len(values))).mean(axis=1)
-    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
 def _paced_job(arguments: argparse.Namespace, fn: Any, *, protected: bool = True) -> clonos.Job:
@@ -242,10 +237,7 @@ def _kills(arguments: argparse.Namespace) -> Report:
         ):
             begun = lambda: watch.ledger.rows >= 2 * arguments.kill_rate  # noqa: E731
             run.until(started, watch, begun, FILL_S, "two seconds of rows are through")
-            victims = [f"ask[{i}]" for i in range(arguments.parallelism)]
-            victims = [v for v in victims if any(v in s.runs for s in started.slots())] or [
-                next(n for s in started.slots() for n in s.runs if "source" not in n)
-            ]
+            victims = [task.name for task in started.plan.tasks if not task.is_source]
             done = kill_repeatedly(started, watch, "worker", victims, arguments.kills, 2.0)
             stop.touch()
             started.wait(120)
@@ -301,8 +293,7 @@ def _hanging(arguments: argparse.Namespace) -> Report:
                     times.append(time.monotonic())
                 time.sleep(0.005)
             before = len(started.observer.recoveries)
-            (victim,) = [n for s in started.slots() for n in s.runs if n == "source[0]"]
-            pid = next(s.pid for s in started.slots() if victim in s.runs)
+            pid = next(slot.pid for slot in started.slots() if "source[0]" in slot.runs)
             os.kill(pid, 9)
             live = lambda: any(r.finished for r in started.observer.recoveries[before:])  # noqa: E731
             run.until(started, watch, live, 60.0, "a neighbour is live again")

@@ -229,6 +229,22 @@ def mean_ratio(groups: Sequence[Sequence[tuple[float, float]]]) -> Interval:
     return Interval(*(round(math.exp(x), 12) for x in (value, value - reach, value + reach)))
 
 
+def mean(values: Sequence[float]) -> Interval:
+    """Arithmetic mean, Student's 95 % interval; of fewer than two values that is unknown.
+
+    Examples
+    --------
+    >>> mean([2.0, 2.0, 2.0])
+    Interval(value=2.0, low=2.0, high=2.0)
+    """
+    each = np.array(values, float)
+    value = float(each.mean())
+    if len(each) < 2:
+        return Interval(value, math.nan, math.nan)
+    reach = _student(len(each) - 1) * float(each.std(ddof=1)) / math.sqrt(len(each))
+    return Interval(value, value - reach, value + reach)
+
+
 def _student(freedom: int) -> float:
     """The 97.5th percentile of Student's t, by a million draws (within 1 % from 2 on)."""
     draws = np.random.default_rng(0).standard_t(freedom, 1_000_000)
