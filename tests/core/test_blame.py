@@ -171,7 +171,6 @@ class Tried:
         activate = msg.Activate(
             0,
             LIFE,
-            0,
             (),
             (),
             (),

@@ -50,7 +50,7 @@ class Wires:
             task = code.task.id
             outs = self.plan.tasks[task].outputs
             peers = tuple(msg.Peer(channel, FIRST, "here") for channel in outs)
-            activate = msg.Activate(task, FIRST, 0, (), (), (), peers)
+            activate = msg.Activate(task, FIRST, (), (), (), peers)
             self.machines[task] = TaskMachine(self.plan, activate, code.program(), (), World(seal))
         for machine in self.machines.values():
             self._queue.extend(machine.start())

@@ -69,7 +69,7 @@ class Failing(Asking):
 
 
 def middle(program: Any = None) -> Any:
-    activate = msg.Activate(1, OLD, 0, (), (), (), ())
+    activate = msg.Activate(1, OLD, (), (), (), ())
     task = TaskMachine(JOB.plan, activate, program or JOB.program(1), (), World())
     task.start()
     task.handle(ev.Opened(TO_MIDDLE, 1, OLD))

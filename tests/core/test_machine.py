@@ -91,7 +91,7 @@ def test_an_error_in_a_task_tells_the_stories_of_its_life_and_its_ends():
     job = build_job(
         (Stage("source", 1, ()), Stage("sink", 1, (0,), is_sink=True)), sharing_depth=1, rows=5
     )
-    activate = msg.Activate(1, FIRST, 0, (), (), (), ())
+    activate = msg.Activate(1, FIRST, (), (), (), ())
     task = TaskMachine(job.plan, activate, job.program(1), (), NoWorld(job.decode))
     task.start()
     task.handle(ev.Opened(0, 1, FIRST))

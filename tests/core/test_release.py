@@ -38,7 +38,7 @@ def life(job, n, log, hello):
     """A life of the only task, connected to the house-keeper; what it releases, row by row."""
     channel = job.plan.tasks[0].outputs[-1]
     peers = (msg.Peer(channel, Incarnation(1, 0), "here"),)
-    command = msg.Activate(0, Incarnation(1, n), 0, (), log, (), peers)
+    command = msg.Activate(0, Incarnation(1, n), (), log, (), peers)
     machine = TaskMachine(job.plan, command, job.codes[0].program(), (), World(seal))
     (dial,) = [action for action in machine.start() if isinstance(action, ev.Dial)]
     seq, chain, length = hello

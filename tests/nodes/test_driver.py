@@ -201,7 +201,7 @@ class World:
         epoch = self.node.coordinator.pending_epoch
         life = self.node.coordinator.tasks[0].incarnation
         ref = msg.LayerRef(0, epoch, life, 0, "path", 1, 0)
-        self.turn((1, msg.LayerAck(0, life, epoch, ref)))
+        self.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))
 
     def epoch(self, link: Link) -> int:
         return injected(link)[-1]
@@ -231,7 +231,7 @@ def test_epochs_begin_after_their_interval_and_not_before_the_last_is_complete(w
     assert world.turn(after_s=2.0) > 0
     assert world.epoch(link) == first, "its layer is not there"
     ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
-    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))
     assert "floor" in world.notes
     assert world.epoch(link) == first + 1
 
@@ -247,7 +247,7 @@ def test_what_nobody_will_read_goes_when_its_grace_is_over(world):
         epoch = again.epoch(link)
         path = layer_path(0, epoch, life)
         ref = msg.LayerRef(0, epoch, life, epoch, path, 1, 0)
-        again.turn((1, msg.LayerAck(0, life, epoch, ref)))
+        again.turn((1, msg.LayerAck(0, life, ref, {}, {}, {})))
         return path
 
     old, next_one = layer_path(0, 1, Incarnation(1, 3)), layer_path(0, 90, life)
@@ -274,7 +274,7 @@ def test_nobody_hears_of_what_is_not_durable(world):
     first = world.epoch(link)
     ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
     world.is_slow = True
-    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))
     world.turn(after_s=2.0)
     assert "floor" not in world.notes
     assert world.epoch(link) == first
@@ -289,7 +289,7 @@ def test_a_disk_that_refuses_does_not_end_the_job(world):
     first = world.epoch(link)
     ref = msg.LayerRef(0, first, Incarnation(1, 0), 0, "path", 1, 0)
     world.is_broken = True
-    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), first, ref)))  # a floor: to be written
+    world.turn((1, msg.LayerAck(0, Incarnation(1, 0), ref, {}, {}, {})))  # a floor: to be written
     assert "floor" not in world.notes
     world.turn(events.JournalFailed(ClonosError("no space")))
     for _ in range(3):

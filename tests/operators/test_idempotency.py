@@ -65,7 +65,7 @@ def compiled(cashier: Cashier, **settings: Any) -> Any:
 
 def live(job: Any, lineage: str, cuts: list[int], n: int = 0) -> list[tuple[int, int]]:
     """A life of the only task that begins at the first row; nobody hears of its steps."""
-    activate = msg.Activate(0, Incarnation(1, n), 0, (), (), (), ())
+    activate = msg.Activate(0, Incarnation(1, n), (), (), (), ())
     program = job.codes[0].program(lineage)
     machine = TaskMachine(job.plan, activate, program, (), World(seal))
     machine.start()

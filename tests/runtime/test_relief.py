@@ -100,6 +100,7 @@ class Slot:
                 programs, lambda *_: world, lambda _: None, SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
+            seal_s=LIMIT_S,
             unreachable_s=LIMIT_S,
         )  # fmt: skip
         self.node.join(End(self, CONTROL))
@@ -132,7 +133,7 @@ class Slot:
         return said
 
     def becomes(self, incarnation: Incarnation) -> None:
-        self.orders(msg.Activate(TASK, incarnation, 0, (), (), (), ()))
+        self.orders(msg.Activate(TASK, incarnation, (), (), (), ()))
 
     def gives(self, channel: int, item: Item) -> None:
         sender = JOB.plan.channels[channel].sender

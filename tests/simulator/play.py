@@ -80,7 +80,7 @@ class Play:
         return [n for n in self.notes if n.what == what and task in (None, n.task)]
 
     def acked(self):
-        return self.checkpoints.acks.get(self.checkpoints.next_epoch, {}).keys()
+        return {t for t, of_task in self.checkpoints.sealed.items() if of_task}
 
     def finish(self):
         self.cluster.heals_at = self.cluster.scheduler.now

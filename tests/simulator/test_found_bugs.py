@@ -35,7 +35,7 @@ JOB = build_job(
 
 
 def machine(task, log=(), fences=()):
-    activate = msg.Activate(task, OLD, 0, (), log, fences, ())
+    activate = msg.Activate(task, OLD, (), log, fences, ())
     world = NoWorld(lambda content: batch_of(JOB.decode(content)))
     made = TaskMachine(JOB.plan, activate, JOB.program(task), (), world)
     made.start()
@@ -156,7 +156,7 @@ def test_a_loss_that_was_forgiven_stays_so_when_the_task_is_cut_again():
     for incarnation, reset in ((NEW, True), (NEWER, False)):
         house_keeper.fence(0, incarnation)
         house_keeper.resolve(msg.Resolve(0, incarnation, 24, 1, reset))
-    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()})
+    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()}, {})
     later = Fences()
     for cut in house_keeper.resolved:
         later.resolve(cut.task, cut.incarnation, cut.length, forgive=cut.reset)
@@ -246,7 +246,7 @@ def test_a_cut_at_the_floor_is_still_needed():
     for incarnation, length, reset in ((NEW, 24, True), (NEWER, 30, True)):
         house_keeper.fence(0, incarnation)
         house_keeper.resolve(msg.Resolve(0, incarnation, length, 1, reset))
-    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()})
+    house_keeper.advance(1, {0: 24, 1: 30, 2: 30}, {0: (), 1: (), 2: ()}, {})
     assert [cut.length for cut in house_keeper.resolved if cut.task == 0] == [24, 30]
 
 
@@ -285,7 +285,8 @@ def test_a_layer_sealed_before_a_reset_was_heard_of_makes_no_floor():
         coordinator.begin_epoch()
         for task in coordinator.tasks.values():
             ref = msg.LayerRef(task.id, epoch, task.incarnation, epoch, "path", 1, 0)
-            ack = msg.LayerAck(task.id, task.incarnation, epoch, ref, generations[task.id])
+            known = generations[task.id]
+            ack = msg.LayerAck(task.id, task.incarnation, ref, {}, {}, {}, known)
             say(task, ack)
         floors.append(house_keeper.epoch)
     assert floors == [0, 2]

@@ -188,7 +188,7 @@ def test_a_layer_is_acknowledged_and_the_surviving_log_ends_before_it(seed):
     for stream in streams:
         stream.is_lost = True  # nobody hears of the marker
     play.until(lambda: 1 in play.acked())
-    position = play.checkpoints.acks[play.checkpoints.next_epoch][1].position
+    position = play.checkpoints.sealed[1][-1].ref.position
     play.kill(1)
     play.until(lambda: play.noted("fetched", 1)[1:])
     assert play.noted("fetched", 1)[1].value < position

@@ -39,6 +39,11 @@ class Job:
         their own, where "full" needs none. Fewer hops save bytes when parallelism is high.
     checkpoint_interval
         Time between checkpoints.
+    checkpoints
+        "marked": markers flow with the rows, every task seals its state when it has them on all
+        inputs, and all restore the same instant. "uncoordinated": every task seals when it likes,
+        and the newest layers that fit together are found out; no input waits for another. Needs
+        "exactly_once".
     checkpoint_dir
         Where to keep checkpoints and the house-keeper's journal; a temporary folder by default.
     guarantee
@@ -74,6 +79,7 @@ class Job:
         parallelism: int = 1,
         standbys: int = 1,
         sharing_depth: int | Literal["full"] = "full",
+        checkpoints: Literal["marked", "uncoordinated"] = "marked",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
         guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
@@ -83,6 +89,12 @@ class Job:
         lineage: str | None = None,
     ) -> None:
         _one_of("guarantee", guarantee, "exactly_once", "at_least_once")
+        _one_of("checkpoints", checkpoints, "marked", "uncoordinated")
+        if checkpoints == "uncoordinated" and guarantee == "at_least_once":
+            raise WrongType(
+                f"checkpoints={checkpoints!r} with guarantee={guarantee!r}",
+                remedy="without logs only marked checkpoints fit together: use one or the other",
+            )
         _one_of("on_orphan", on_orphan, "consistency", "availability")
         _one_of("on_bad_record", on_bad_record, "fail", "drop")
         self.name = name
@@ -97,6 +109,7 @@ class Job:
             drop_bad_records=on_bad_record == "drop",
             options=JobOptions(
                 standbys=_number("standbys", standbys, 0),
+                checkpoints=checkpoints,
                 checkpoint_interval_ms=parse_duration(checkpoint_interval),
                 checkpoint_dir=checkpoint_dir,
                 guarantee=guarantee,

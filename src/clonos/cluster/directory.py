@@ -252,6 +252,7 @@ def describe(compiled: CompiledJob) -> dict[str, Any]:
         "job": compiled.name,
         "sharing_depth": plan.sharing_depth,
         "causal_log": plan.causal_log,
+        "has_markers": plan.has_markers,
         "seed": plan.job_seed,
         "lineage": compiled.options.lineage,
         "tasks": tasks,

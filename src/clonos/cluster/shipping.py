@@ -49,6 +49,7 @@ def ship(
         coordinator=coordinator,
         layers_uri=layers_uri,
         layers_durability=layers_durability,
+        seal_ms=compiled.options.checkpoint_interval_ms,
         **settings,
     )
 

@@ -1,149 +1,177 @@
-"""Checkpoints: markers are injected, layers acknowledged, and a floor is made of them."""
+"""Checkpoints: layers that tasks have sealed, and the floors that are made of them.
+
+Which layers make a floor is decided in one of two ways: those of one epoch, whose markers every
+task has aligned on (:mod:`clonos.core.markers`), or the newest that fit together, whenever each was
+sealed (:mod:`clonos.core.floors`).
+"""
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Collection
+from itertools import pairwise
+from typing import Any, Final
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Compacted, Note
-from clonos.core.determinants import Marker, decode_record
-from clonos.core.machine import Table
-from clonos.core.messages import LayerRef
+from clonos.core.floors import newest_fitting
+from clonos.core.machine import Machine
+from clonos.core.markers import Markers
+from clonos.core.messages import LayerAck
+from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.roster import ACTIVE, Roster, TaskState
 from clonos.core.standbys import Standbys
 
-
-class EpochState(Enum):
-    """Of the next epoch."""
-
-    IDLE = "idle"
-    INJECTED = "injected"
-
-
-class EpochEvent(Enum):
-    """What happens to it."""
-
-    INJECTED = "all live, markers"
-    COMPLETE = "every layer acknowledged"
-
-
-EPOCH = Table(
-    "the next epoch",
-    EpochState.IDLE,
-    {
-        (EpochState.IDLE, EpochEvent.INJECTED): EpochState.INJECTED,
-        (EpochState.INJECTED, EpochEvent.COMPLETE): EpochState.IDLE,
-        # Its markers may be in the logs from an earlier term: no matter who has injected them.
-        (EpochState.IDLE, EpochEvent.COMPLETE): EpochState.IDLE,
-    },
-)
+FLOORS_MS: Final = 20
+"""Without markers, floors are looked for this often: layers come one by one."""
 
 
 class Checkpoints:
-    """The state of the epochs after the floor.
+    """The layers after the floors.
 
     Attributes
     ----------
-    next_epoch
-        The one to complete next.
-    acks
-        Layers, by epoch, then by task.
+    markers
+        The epochs; None: every task seals when it likes.
+    sealed
+        By task: layers beyond its floor, in order. All are kept, because deltas build on each
+        other.
     """
 
     def __init__(self, roster: Roster, standbys: Standbys) -> None:
         self._roster = roster
         self._keeper = roster.keeper
         self._standbys = standbys
-        self.machine = EPOCH.machine("checkpoints")
-        self.next_epoch = roster.keeper.epoch + 1
-        self.acks: dict[int, dict[int, LayerRef]] = {}
-        self._mixed_until = 0  # epochs with layers from before and after a reset: no floors
+        self.markers = Markers(roster) if roster.plan.has_markers else None
+        self.sealed: dict[int, list[LayerAck]] = {task: [] for task in roster.tasks}
+        self._looked_ms = 0
+        self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
 
     @property
     def pending_epoch(self) -> int:
         """The epoch whose markers are under way; 0: none."""
-        return self.next_epoch if self.machine.state is EpochState.INJECTED else 0
+        return self.markers.pending_epoch if self.markers is not None else 0
 
-    def begin(self) -> None:
-        """Inject a marker, unless one is under way or a recovery is."""
-        if self.machine.state is EpochState.IDLE and self._roster.all_run:
-            self.machine.on(EpochEvent.INJECTED)
-            for task in self._roster.tasks.values():
-                self.inject(task)
+    def machines(self) -> list[Machine[Any, Any]]:
+        """For their stories."""
+        return [self.markers.machine] if self.markers is not None else []
 
-    def inject(self, task: TaskState) -> None:
-        """Tell a task of the marker under way, if there is one."""
-        if self.machine.state is EpochState.INJECTED:
-            self._roster.command(task.id, msg.Inject(self.next_epoch))
+    # --- when layers are sealed -----------------------------------------------------------------
+
+    def begin(self, *, hurry: bool) -> None:
+        """Inject a marker, unless one is under way or a recovery is.
+
+        Without markers, tasks seal by themselves, but for a `hurry`: only floors make logs shorter.
+        """
+        if self.markers is not None:
+            self.markers.begin()
+            return
+        for task in self._roster.active() if hurry else ():
+            if task.id not in self._hurried:
+                self._hurried.add(task.id)
+                self._roster.command(task.id, msg.SealNow())
+
+    def live(self, task: TaskState) -> None:
+        """Tell a task that was away what the others have heard."""
+        if self.markers is not None:
+            self.markers.inject(task)
+        else:  # since it was restored, it has made what nobody needs any more
+            outputs = self._roster.plan.tasks[task.id].outputs
+            needs = {channel: self._keeper.needs[channel] for channel in outputs}
+            self._roster.command(task.id, msg.Floor({}, needs))
+
+    # --- layers ---------------------------------------------------------------------------------
 
     def forget(self, task: TaskState) -> None:
         """A life is over: its layers are void as long as they are in no floor."""
-        for acks in self.acks.values():
-            acks.pop(task.id, None)
+        self.sealed[task.id].clear()
+        self._hurried.discard(task.id)
 
-    def acknowledged(self, slot: int, report: msg.LayerAck) -> None:
-        """Acknowledgements of a superseded life are void."""
-        task, keeper = self._roster.tasks[report.task], self._keeper
-        if report.epoch <= keeper.epoch or report.incarnation != task.incarnation:
+    def acknowledged(self, slot: int, report: LayerAck) -> None:
+        """A layer is stored. Acknowledgements of a superseded life are void."""
+        task = self._roster.tasks[report.task]
+        if report.incarnation != task.incarnation or task.phase not in ACTIVE:
             return
-        if task.phase not in ACTIVE:
+        floor = self._keeper.layers[task.id][-1:]
+        if floor and report.ref.epoch <= floor[0].epoch:
             return
-        if report.generation < keeper.generation:  # it had not heard of the reset
-            self._mixed_until = max(self._mixed_until, report.epoch)
-        # The marker may be in the logs from an earlier term: no matter who has injected it.
-        self.acks.setdefault(report.epoch, {})[task.id] = report.ref
-        self._complete()
+        of_task = self.sealed[task.id]
+        of_task.append(report)
+        of_task.sort(key=lambda layer: layer.ref.epoch)
+        self._hurried.discard(task.id)
+        if self.markers is not None:
+            self.markers.acknowledged(report)
+            self._complete()
+
+    def tick(self) -> None:
+        """Time passes: without markers, floors may have come to move."""
+        now_ms = self._roster.now_ms
+        if self.markers is None and any(self.sealed.values()):
+            if now_ms - self._looked_ms >= FLOORS_MS:
+                self._looked_ms = now_ms
+                self._fit()
+
+    # --- floors ---------------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        """Deltas build on each other: every layer since the last floor is needed."""
-        epoch = self.next_epoch
-        acks = [self.acks.get(e, {}) for e in range(self._keeper.epoch + 1, epoch + 1)]
-        if any(len(of_epoch) < len(self._roster.tasks) for of_epoch in acks):
-            return
-        self.next_epoch += 1
-        self.machine.on(EpochEvent.COMPLETE)
-        if epoch > self._mixed_until:  # else channels may have other numbers at their two ends
-            self._advance(epoch, acks)
-        self._complete()  # of an earlier term, the next may have waited for the same layer
+        assert self.markers is not None
+        if chosen := self.markers.complete(self.sealed):
+            self._advance(self.markers.next_epoch - 1, chosen)
 
-    def _advance(self, epoch: int, acks: list[dict[int, LayerRef]]) -> None:
+    def _fit(self) -> None:
+        keeper = self._keeper
+        newest = {  # those of an older generation remain in the chain, and make no floor
+            task: [layer for layer in layers if layer.generation == keeper.generation]
+            for task, layers in self.sealed.items()
+        }
+        chosen = newest_fitting(
+            self._roster.plan, newest, keeper.positions, keeper.needs, keeper.stable
+        )
+        is_mixed = keeper.floor_generation < keeper.generation and len(chosen) < len(newest)
+        if chosen and not is_mixed:
+            self._advance(keeper.epoch + 1, chosen)
+
+    def _advance(self, epoch: int, chosen: dict[int, LayerAck]) -> None:
+        """These layers are floors now."""
         roster, keeper = self._roster, self._keeper
-        positions = {task: ref.position for task, ref in acks[-1].items()}
-        layers = {t: (*keeper.layers[t], *(a[t] for a in acks)) for t in roster.tasks}
-        self.acks = {e: of_epoch for e, of_epoch in self.acks.items() if e > epoch}
-        keeper.advance(epoch, positions, layers)
+        channels = roster.plan.channels
+        layers, positions, needs = {}, {}, {}
+        for task, newest in chosen.items():
+            passed = [s.ref for s in self.sealed[task] if s.ref.epoch <= newest.ref.epoch]
+            self.sealed[task] = self.sealed[task][len(passed) :]
+            layers[task] = (*keeper.layers[task], *passed)
+            positions[task] = newest.ref.position
+            needs.update(newest.ins)
+            out = {c: n for c, n in newest.outs.items() if channels[c].receiver == HOUSE_KEEPER}
+            needs.update(out)  # it was acknowledged when that was settled
+        keeper.advance(epoch, positions, layers, needs)
         roster.do(Note("floor", value=epoch))
-        for task in roster.active():
-            roster.command(task.id, msg.Floor(epoch, positions))
-        self._standbys.floor(epoch, layers)
-
-    def check(self) -> None:
-        """Assertions over the whole state."""
-        assert self.next_epoch > self._keeper.epoch
-        for epoch, acks in self.acks.items():
-            assert epoch > self._keeper.epoch
-            for task, ref in acks.items():
-                known = self._roster.tasks[task].incarnation
-                assert (ref.task, ref.epoch, ref.incarnation) == (task, epoch, known)
+        for active in roster.active():
+            roster.command(active.id, msg.Floor(positions, needs))
+        self._standbys.floor(layers)
 
     def reset(self) -> None:
-        """A loss was forgiven: no epoch that anybody may have begun before makes a floor."""
-        self._mixed_until = max(self._mixed_until, self._newest_epoch())
-
-    def _newest_epoch(self) -> int:
-        """The newest that anybody may have begun: of an earlier term, its marker is in a log."""
-        tasks, book = self._roster.plan.tasks, self._keeper.book
-        runs = (run for task in tasks for run in book.runs(task.id, 1))
-        causes = (decode_record(record)[0] for run in runs for record in run.records)
-        markers = (cause.epoch for cause in causes if isinstance(cause, Marker))
-        return max([self.pending_epoch, *self.acks, *markers])
+        """A loss was forgiven: layers from before and after it do not fit together."""
+        if self.markers is not None:
+            self.markers.reset(self.sealed)
 
     def compacted(self, event: Compacted) -> None:
         """Some layers of a task were merged, if they are still there."""
-        keeper = self._keeper
-        chain, count = keeper.layers[event.merged.task], len(event.replaced)
+        keeper, task = self._keeper, event.merged.task
+        chain, count = keeper.layers[task], len(event.replaced)
         start = chain.index(event.replaced[0]) if event.replaced[0] in chain else len(chain)
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
-            layers = {**keeper.layers, event.merged.task: shorter}
-            keeper.advance(keeper.epoch, keeper.positions, layers)
+            keeper.advance(keeper.epoch, {}, {task: shorter}, {})
+
+    def check(self) -> None:
+        """Assertions over the whole state."""
+        if self.markers is not None:
+            assert self.markers.next_epoch > self._keeper.epoch
+        for task, layers in self.sealed.items():
+            known: Collection[Any] = self._keeper.layers[task][-1:]
+            refs = [*known, *(layer.ref for layer in layers)]
+            assert all(one.epoch < other.epoch for one, other in pairwise(refs))
+            for layer in layers:
+                life = self._roster.tasks[task].incarnation
+                assert (layer.ref.task, layer.ref.incarnation) == (task, life)
+                assert layer.incarnation == life

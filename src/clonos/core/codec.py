@@ -411,6 +411,7 @@ CODEC: Final = Codec(
         26: m.Throttle,
         27: m.LogPiece,
         28: m.ToTask,
+        29: m.SealNow,
         # Slot to coordinator.
         32: m.FenceAnswer,
         33: m.LogPrefix,

@@ -143,6 +143,11 @@ class Coordinator:
         return [next((t for t in cell if t in self._bound), cell[0]) for cell in missing]
 
     @property
+    def is_restoring(self) -> bool:
+        """Whether some task is reading its layers."""
+        return any(t.phase is TaskPhase.RESTORING for t in self.tasks.values())
+
+    @property
     def asked(self) -> set[int]:
         """Slots whose answer a recovery awaits."""
         return self.recoveries.asked()
@@ -165,7 +170,7 @@ class Coordinator:
     def machines(self) -> list[Machine[Any, Any]]:
         """For their stories."""
         tasks = (task.machine for task in self.tasks.values())
-        return [self.checkpoints.machine, *tasks, *self.blame.machines()]
+        return [*self.checkpoints.machines(), *tasks, *self.blame.machines()]
 
     def check(self) -> None:
         """Assertions over the whole state."""
@@ -219,17 +224,19 @@ class Coordinator:
             self._expel(slot)
         for slot in self.reach.due():
             self._expel(slot)
+        self.checkpoints.tick()
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
-        """Inject a marker, unless one is under way or a recovery is."""
+        """Inject a marker, unless one is under way or a recovery is. Without markers every task
+        seals by itself, and is only told if that must not wait."""
         if not self.failed and not self.done:
-            self.checkpoints.begin()
+            self.checkpoints.begin(hurry=self.wants_floor)
         return self.roster.take_actions()
 
     @property
     def wants_floor(self) -> bool:
-        """Whether an epoch should begin at once because logs are long."""
+        """Whether layers should be sealed at once because logs are long."""
         return self.throttle.wants_floor
 
     def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:
@@ -266,7 +273,7 @@ class Coordinator:
             return
         task.machine.on(TaskEvent.REPLAYED)
         self.roster.do(Note("live", task.id, task.incarnation, report.position))
-        self.checkpoints.inject(task)
+        self.checkpoints.live(task)
         self.throttle.live(task)
         self.standbys.fill()
 

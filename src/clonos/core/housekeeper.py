@@ -13,7 +13,7 @@ it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -32,6 +32,9 @@ from clonos.core.messages import Dependencies, Dependency, Item, Kind, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
 from clonos.errors import ProtocolError
+
+Positions = Mapping[int, int]
+Chains = Mapping[int, tuple[LayerRef, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,17 @@ class HouseKeeper:
         The job.
     encode, decode
         A batch's payload to bytes and back.
+
+    Attributes
+    ----------
+    epoch
+        How often floors have moved; with markers, the epoch that all of them are of.
+    positions, layers
+        Of each task: where its floor is, and the layers that lead there.
+    needs
+        Of each channel: the last item that its receiver's floor has taken.
+    floor_generation
+        That of all floors.
     """
 
     def __init__(
@@ -65,8 +79,10 @@ class HouseKeeper:
         self.term = 0
         self.generation = 0
         self.epoch = 0
+        self.floor_generation = 0
         self.positions: dict[int, int] = {task.id: 0 for task in plan.tasks}
         self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
+        self.needs: dict[int, int] = {channel.id: 0 for channel in plan.channels}
         self.complete = False
         self.holder = Holder()
         self.book = self.holder.book
@@ -151,8 +167,7 @@ class HouseKeeper:
         """
         pending, self._records = self._records, []
         self._write("term", self.term, self.generation, self.complete)
-        refs = {t: [_ref_fields(r) for r in chain] for t, chain in self.layers.items()}
-        self._write("floor", self.epoch, self.positions, refs)
+        self._write_floor(self.positions, self.layers, self.needs)
         for command in self.resolved:
             self._write_resolve(command)
         for task in self.plan.tasks:
@@ -190,9 +205,12 @@ class HouseKeeper:
     def _read_term(self, term: int, generation: int, complete: bool) -> None:
         self.term, self.generation, self.complete = term, generation, complete
 
-    def _read_floor(self, epoch: int, positions: dict[int, int], refs: dict[int, Any]) -> None:
+    def _read_floor(
+        self, epoch: int, generation: int, positions: dict[int, int], *rest: Any
+    ) -> None:
+        refs, needs = rest
         layers = {t: tuple(_ref(r) for r in chain) for t, chain in refs.items()}
-        self._stand_on(epoch, positions, layers)
+        self._stand_on(epoch, generation, positions, layers, needs)
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
         stable = max(start - 1, 0)
@@ -375,21 +393,26 @@ class HouseKeeper:
             depends_on_lost(task, incarnation, length, dep) for dep in self.world_dep.values()
         )
 
-    def advance(
-        self, epoch: int, positions: dict[int, int], layers: dict[int, tuple[LayerRef, ...]]
-    ) -> None:
-        """`epoch` is complete: it is every task's floor now."""
+    def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
+        """Floors have moved, of these tasks and channels; others stay where they are."""
+        self._stand_on(epoch, self.generation, positions, layers, needs)
+        self._write_floor(positions, layers, needs)
+
+    def _write_floor(self, positions: Positions, layers: Chains, needs: Positions) -> None:
         refs = {t: [_ref_fields(r) for r in chain] for t, chain in layers.items()}
-        self._write("floor", epoch, positions, refs)
-        self._stand_on(epoch, positions, layers)
+        self._write("floor", self.epoch, self.floor_generation, positions, refs, needs)
 
     def _stand_on(
-        self, epoch: int, positions: dict[int, int], layers: dict[int, tuple[LayerRef, ...]]
+        self, epoch: int, generation: int, positions: Positions, layers: Chains, needs: Positions
     ) -> None:
-        self.epoch, self.positions, self.layers = epoch, positions, layers
+        self.epoch, self.floor_generation = epoch, generation
+        # Replaced, never changed: others keep what they have seen.
+        self.positions = {**self.positions, **positions}
+        self.layers = {**self.layers, **layers}
+        self.needs = {**self.needs, **needs}
         for task, position in positions.items():
             self.book.truncate(task, position)
-        self.fences.truncate(positions)
+        self.fences.truncate(self.positions)
         self.resolved = self._cuts_still_needed()
 
     def _cuts_still_needed(self) -> list[msg.Resolve]:

@@ -29,9 +29,9 @@ _VERSION: Final = 2
 _HEAD: Final = struct.Struct("<4sHI")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PATH: Final = re.compile(
-    r"(\d+)/\.?(\d{12})-(\d+)-\d+(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
+    r"(\d+)/\.?(\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
 )
-"""A layer's path, finished or not: task, epoch, and the terms of those who made it."""
+"""A layer's path, finished or not: task, number, life, and the term of who has merged it."""
 
 
 class UnreadableLayer(ClonosError):
@@ -64,7 +64,9 @@ def merged_path(chosen: Sequence[LayerRef], term: int) -> str:
 
 
 def left_behind(
-    stored: Iterable[str], chains: Mapping[int, Sequence[LayerRef]], term: int
+    stored: Iterable[str],
+    chains: Mapping[int, Sequence[LayerRef]],
+    lives: Mapping[int, Incarnation],
 ) -> list[str]:
     """Which of these files nobody will read.
 
@@ -77,8 +79,9 @@ def left_behind(
         Whatever is in the store, also what was not finished.
     chains
         The layers that the journal refers to, by task.
-    term
-        The driver's own. A later one's files are not ours.
+    lives
+        Of each task, the newest one. Its layers may yet be referred to; what a later driver has is
+        not ours.
 
     Examples
     --------
@@ -86,8 +89,10 @@ def left_behind(
     ...     path = layer_path(3, epoch, Incarnation(term, 2))
     ...     return LayerRef(3, epoch, Incarnation(term, 2), 0, path, 0, 0)
     >>> stored = [ref(e, t).path for e, t in ((17, 1), (17, 2), (18, 2), (16, 3), (18, 3), (9, 4))]
-    >>> left_behind([*stored, "else"], {3: (ref(17, 2),)}, term=3)
+    >>> left_behind([*stored, "else"], {3: (ref(17, 2),)}, {3: Incarnation(3, 2)})
     ['3/000000000017-1-2.layer', '3/000000000018-2-2.layer', '3/000000000016-3-2.layer']
+    >>> left_behind(stored[-2:], {3: (ref(17, 2),)}, {3: Incarnation(3, 3)})
+    ['3/000000000018-3-2.layer']
     """
     used = {ref.path for chain in chains.values() for ref in chain}
     found = []
@@ -95,10 +100,13 @@ def left_behind(
         name = _PATH.fullmatch(path)
         if name is None or path in used:
             continue
-        task, epoch, maker = int(name[1]), int(name[2]), max(int(name[3]), int(name[4] or 0))
-        chain = chains.get(task, ())
-        is_late = bool(chain) and epoch <= chain[-1].epoch
-        if maker < term or (maker == term and is_late):
+        task, number, chain = int(name[1]), int(name[2]), chains.get(int(name[1]), ())
+        newest = lives.get(task, Incarnation(0, 0))
+        maker = Incarnation(int(name[3]), int(name[4]))
+        if name[5]:  # by a driver, of layers that are in the chain
+            maker = Incarnation(int(name[5]), newest.n)
+        is_late = bool(chain) and number <= chain[-1].epoch
+        if maker < newest or (maker.term == newest.term and is_late):
             found.append(path)
     return found
 

@@ -235,7 +235,6 @@ class Activate:
 
     task: int
     incarnation: Incarnation
-    epoch: int
     layers: tuple[LayerRef, ...]
     log: tuple[Run, ...]
     fences: tuple[Resolve, ...]
@@ -270,10 +269,18 @@ class Inject:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Epoch `epoch` is complete; each task's floor is at its position."""
+    """Some floors have moved: to these `positions`, by task.
 
-    epoch: int
+    ``needs``: by channel, the last item that its receiver will never ask for again.
+    """
+
     positions: dict[int, int]
+    needs: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SealNow:
+    """Seal a layer without waiting for its time: only floors take log entries away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +288,6 @@ class Follow:
     """Hold `task` as a passive standby, with these layers applied in order."""
 
     task: int
-    epoch: int
     layers: tuple[LayerRef, ...]
 
 
@@ -307,7 +313,7 @@ class Throttle:
     closed: bool
 
 
-TaskCommand = Fence | Resolve | Connect | Inject | Floor | ReadLog | Throttle
+TaskCommand = Fence | Resolve | Connect | Inject | SealNow | Floor | ReadLog | Throttle
 """What a task is told; other commands are the slot's."""
 
 
@@ -394,13 +400,16 @@ class Survived:
 class LayerAck:
     """A layer is stored, and whatever the task delivered before it is durable.
 
-    ``generation``: that the task knew of when it sealed the layer.
+    Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced;
+    ``dep``, what its state depends on. ``generation``: that the task knew of then.
     """
 
     task: int
     incarnation: Incarnation
-    epoch: int
     ref: LayerRef
+    ins: dict[int, int]
+    outs: dict[int, int]
+    dep: Dependencies
     generation: int = 0
 
 

@@ -84,6 +84,8 @@ class Plan:
         DSD: 0 (bodies go to the house-keeper only), 1, ..., :data:`FULL_DEPTH`.
     causal_log
         False switches the log off: at-least-once, for comparison.
+    has_markers
+        Layers are sealed at markers, which tasks align on; False: whenever a task likes.
     """
 
     tasks: tuple[TaskSpec, ...]
@@ -91,6 +93,7 @@ class Plan:
     sharing_depth: int = 1
     causal_log: bool = True
     job_seed: int = 0
+    has_markers: bool = True
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

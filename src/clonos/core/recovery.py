@@ -338,7 +338,6 @@ class Recoveries:
         activate = msg.Activate(
             task.id,
             task.incarnation,
-            keeper.epoch,
             keeper.layers[task.id],
             last,
             tuple(keeper.resolved),

@@ -1,11 +1,20 @@
-"""The layers that a task has sealed, until their epoch is a global floor."""
+"""The layers that a task seals, until they are below its floor."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import Protocol
 
+from clonos.core.channels import Inbound, Outbound
+from clonos.core.events import StoreLayer
+from clonos.core.intake import Intake
+from clonos.core.life import Life
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import Dependencies, Layer, LayerAck, LayerRef
+from clonos.core.outbounds import Outbounds
+from clonos.core.plan import Incarnation
+from clonos.core.program import Program
 
 
 class SealState(Enum):
@@ -33,6 +42,26 @@ SEAL = Table(
 )
 
 
+class Task(Protocol):
+    """What is sealed, as far as it matters here."""
+
+    id: int
+    incarnation: Incarnation
+    life: Life
+    program: Program
+    position: int
+    dep: Dependencies
+    clock_ms: int
+    wake_ms: int | None
+    intake: Intake
+    end_is_out: bool
+
+    @property
+    def inputs(self) -> Mapping[int, Inbound]: ...
+    @property
+    def outputs(self) -> Mapping[int, Outbound]: ...
+
+
 class Seal:
     """A layer on its way into the store and from there into a floor."""
 
@@ -46,22 +75,75 @@ class Seal:
         self.machine.on(SealEvent.STORED)
         self._ref = ref
 
-    def acknowledge(self) -> LayerRef:
+    def acknowledge(self) -> LayerAck:
         """What the task delivered before it is durable: it counts."""
         self.machine.on(SealEvent.SETTLED)
-        assert self._ref is not None
-        return self._ref
+        layer, ref = self.layer, self._ref
+        assert ref is not None
+        ins = {channel: seq for channel, (seq, _) in layer.ins.items()}
+        outs = {channel: seq for channel, (seq, _) in layer.outs.items()}
+        return LayerAck(layer.task, layer.incarnation, ref, ins, outs, layer.dep, layer.generation)
 
 
 class Seals:
-    """The seals of one task, by epoch."""
+    """The seals of one task, by their numbers.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    floor
+        The layer that the task begins with, if any.
+
+    Attributes
+    ----------
+    is_due
+        Without markers: a layer should be sealed.
+    """
+
+    def __init__(self, floor: Layer | None) -> None:
+        self.is_due = False
         self._seals: dict[int, Seal] = {}
+        self._newest = (floor.position, floor.generation) if floor else (0, 0)
 
-    def add(self, layer: Layer) -> None:
-        """A layer was sealed."""
-        self._seals[layer.epoch] = Seal(layer)
+    def has_news(self, task: Task) -> bool:
+        """Whether something has happened that no layer has."""
+        return self._newest != (task.position, task.life.generation)
+
+    def may_seal(self, task: Task) -> bool:
+        """Without markers: whether to seal now; one layer after the other.
+
+        Not while an input starts over: where we are on it nobody knows.
+        """
+        is_open = any(s.machine.state is not SealState.ACKNOWLEDGED for s in self._seals.values())
+        return (
+            self.is_due
+            and not is_open
+            and self.has_news(task)
+            and all(end.reset_at is None for end in task.inputs.values())
+        )
+
+    def seal(self, task: Task, epoch: int) -> StoreLayer:
+        """Freeze what has changed since the last seal. No step can tell."""
+        self.is_due = False
+        self._newest = task.position, task.life.generation
+        layer = Layer(
+            task=task.id,
+            incarnation=task.incarnation,
+            epoch=epoch,
+            position=task.position,
+            ins={c: (i.consumed, i.consumed_chain) for c, i in task.inputs.items()},
+            outs={c: (o.log.last, o.log.chain) for c, o in task.outputs.items()},
+            ended=tuple(c for c, i in task.inputs.items() if i.ended),
+            dep=dict(task.dep),
+            clock_ms=task.clock_ms,
+            wake_ms=task.wake_ms,
+            source_rows=task.intake.taken,
+            source_ended=task.intake.ended,
+            delta=b"",
+            end_is_out=task.end_is_out,
+            generation=task.life.generation,
+        )
+        self._seals[epoch] = Seal(layer)
+        return StoreLayer(layer, task.program.delta())
 
     def stored(self, ref: LayerRef) -> None:
         """A layer is in the store; one that a floor has overtaken is nothing to us."""
@@ -69,16 +151,20 @@ class Seals:
         if seal is not None:
             seal.stored(ref)
 
-    def unacknowledged(self) -> list[Seal]:
-        """Seals that are stored, and wait for what was delivered before them."""
-        return [s for s in self._seals.values() if s.machine.state is SealState.STORED]
+    def settled(self, outbounds: Outbounds) -> list[LayerAck]:
+        """A layer counts once it is stored and all that was delivered before it is durable."""
+        acks = []
+        for seal in self._seals.values():
+            if seal.machine.state is SealState.STORED:
+                upto = {channel: seq for channel, (seq, _) in seal.layer.outs.items()}
+                if outbounds.are_settled(upto):
+                    acks.append(seal.acknowledge())
+        return acks
 
-    def floor(self, epoch: int) -> Seal | None:
-        """`epoch` is complete: forget it and all before; return its seal."""
-        seal = self._seals.pop(epoch, None)
-        for passed in [e for e in self._seals if e < epoch]:
+    def floor(self, position: int) -> None:
+        """The floor is there: forget what was sealed there and before."""
+        for passed in [e for e, s in self._seals.items() if s.layer.position <= position]:
             del self._seals[passed]
-        return seal
 
     def get(self, epoch: int) -> Seal | None:
         """The seal of an epoch, if no floor has passed it."""

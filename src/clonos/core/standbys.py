@@ -48,18 +48,19 @@ class Standbys:
         keeper = self._roster.keeper
         for task in cell:
             slot.standbys[task] = -1
-            self._roster.do(Command(slot.id, msg.Follow(task, keeper.epoch, keeper.layers[task])))
+            self._roster.do(Command(slot.id, msg.Follow(task, keeper.layers[task])))
 
     def activated(self, slot: Slot, task: int) -> None:
         """A slot has become `task`: of its copies those of the rest of the cell stay."""
         cell = self._roster.plan.cell_of[task]
         slot.standbys = {t: n for t, n in slot.standbys.items() if t in cell and t != task}
 
-    def floor(self, epoch: int, layers: dict[int, tuple[LayerRef, ...]]) -> None:
-        """`epoch` is complete: every copy applies the new layer of its task."""
+    def floor(self, layers: dict[int, tuple[LayerRef, ...]]) -> None:
+        """These floors have moved: every copy applies the new layers of its task."""
         for slot in self._roster.slots.values():
             for task in slot.standbys:
-                self._roster.do(Command(slot.id, msg.Follow(task, epoch, layers[task])))
+                if task in layers:
+                    self._roster.do(Command(slot.id, msg.Follow(task, layers[task])))
 
     def followed(self, slot: int, report: msg.Followed) -> None:
         """A copy has reached an epoch."""

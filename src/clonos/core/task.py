@@ -129,7 +129,7 @@ class TaskMachine:
         self._asks = program.makes_calls
         self.calls = OpenCalls(program.open_calls() if self._asks else {})
         self.under_way: RunningStep | None = None
-        self.seals = Seals()
+        self.seals = Seals(floor)
         self.ended = self._has_ended()
         self.end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
@@ -154,6 +154,7 @@ class TaskMachine:
             msg.Resolve: self._on_resolve,
             msg.Connect: lambda command: self.outbounds.connect(command.peer),
             msg.Inject: self._on_inject,
+            msg.SealNow: self._on_seal_now,
             msg.Floor: self._on_floor,
             msg.ReadLog: self._on_read_log,
             msg.Throttle: self.intake.throttle,
@@ -358,11 +359,18 @@ class TaskMachine:
 
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
-        seal = self.seals.floor(command.epoch)
+        self.seals.floor(command.positions.get(self.id, 0))
         self.holder.truncate(command.positions, {self.id, *self.plan.distances[self.id]})
-        if seal is not None:
-            for channel, (seq, _) in seal.layer.outs.items():
-                self.outputs[channel].log.truncate(seq)
+        for channel in command.needs.keys() & self.outputs.keys():
+            self.outputs[channel].log.truncate(command.needs[channel])
+
+    def _on_seal_now(self, _: msg.SealNow) -> None:
+        self.seals.is_due = True
+        self._if_seal_is_due()
+
+    def _if_seal_is_due(self) -> None:
+        if self.under_way is None and self.seals.may_seal(self):
+            self._seal(self.epoch + 1)
 
     def _on_layer_stored(self, event: ev.LayerStored) -> None:
         self.seals.stored(event.ref)
@@ -373,13 +381,9 @@ class TaskMachine:
         self._if_finished()
 
     def _if_acknowledged(self) -> None:
-        """A layer counts once it is stored and all the task delivered before it is durable."""
-        for seal in self.seals.unacknowledged():
-            layer = seal.layer
-            if self.outbounds.are_settled({c: seq for c, (seq, _) in layer.outs.items()}):
-                ref = seal.acknowledge()
-                ack = msg.LayerAck(self.id, self.incarnation, ref.epoch, ref, layer.generation)
-                self._do(ev.Tell(ack))
+        for ack in self.seals.settled(self.outbounds):
+            self._do(ev.Tell(ack))
+            self._if_seal_is_due()
 
     def _on_read_log(self, command: msg.ReadLog) -> None:
         pieces = in_pieces(self.book.runs(command.task, command.start)) or [()]
@@ -542,12 +546,15 @@ class TaskMachine:
             dep, born_ms = dict(self.dep), self.born_ms
             self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, ends=self.ended)
         if marker:
+            self.inbounds.next_epoch()
             self._seal(marker)
             for inbound in self.inputs.values():
                 self._credit(inbound)
         elif isinstance(cause, Order):
             self._credit(self.inputs[cause.channel])
         self.outbounds.stepped()
+        if self.seals.is_due:
+            self._if_seal_is_due()
         if self.ended:
             self._if_finished()
         if not step.is_live:
@@ -577,23 +584,4 @@ class TaskMachine:
 
     def _seal(self, epoch: int) -> None:
         self.epoch = epoch
-        self.inbounds.next_epoch()
-        layer = Layer(
-            task=self.id,
-            incarnation=self.incarnation,
-            epoch=epoch,
-            position=self.position,
-            ins={c: (i.consumed, i.consumed_chain) for c, i in self.inputs.items()},
-            outs={c: (o.log.last, o.log.chain) for c, o in self.outputs.items()},
-            ended=tuple(c for c, i in self.inputs.items() if i.ended),
-            dep=dict(self.dep),
-            clock_ms=self.clock_ms,
-            wake_ms=self.wake_ms,
-            source_rows=self.intake.taken,
-            source_ended=self.intake.ended,
-            delta=b"",
-            end_is_out=self.end_is_out,
-            generation=self.life.generation,
-        )
-        self.seals.add(layer)
-        self._do(ev.StoreLayer(layer, self.program.delta()))
+        self._do(self.seals.seal(self, epoch))

@@ -324,6 +324,7 @@ class _Wiring:
             sharing_depth=graph.sharing_depth,
             causal_log=graph.options.guarantee == "exactly_once",
             job_seed=graph.seed,
+            has_markers=graph.options.checkpoints == "marked",
         )
 
     def _with_house_keeper(self, plan: Plan) -> Plan:

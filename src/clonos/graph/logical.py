@@ -53,6 +53,7 @@ class JobOptions:
     """Settings of a job that are not part of its graph; times in ms."""
 
     standbys: int = 1
+    checkpoints: str = "marked"
     checkpoint_interval_ms: int = 1000
     checkpoint_dir: str | None = None
     guarantee: str = "exactly_once"

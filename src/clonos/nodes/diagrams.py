@@ -6,9 +6,9 @@ from typing import Any
 
 from clonos.core.blame import BLAME
 from clonos.core.channels import INBOUND_ITEMS, INBOUND_LINK, OUTBOUND
-from clonos.core.checkpoints import EPOCH
 from clonos.core.life import LIFE
 from clonos.core.machine import Table
+from clonos.core.markers import EPOCH
 from clonos.core.roster import RECOVERY
 from clonos.core.seals import SEAL
 from clonos.nodes.commits import JOURNAL

@@ -377,7 +377,8 @@ class DriverNode:
         self._pending.append(self._layers.merged(event, chain))
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
-        found = left_behind(event.paths, self.keeper.layers, self.coordinator.term)
+        lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
+        found = left_behind(event.paths, self.keeper.layers, lives)
         self._pending.append(Unused(tuple(found)))
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
@@ -457,7 +458,7 @@ class DriverNode:
             self._ports.audience.told(recovery)
         if note.what == "floor":
             self.commits.after_floor()
-            if self.may_delete:
+            if self.may_delete and not self.coordinator.is_restoring:  # it reads what it was told
                 self._layers.clean(self._clock_s)
             self._layers.after_floor(self.keeper.layers, self._clock_s)
             self._ports.audience.floor(self.keeper.layers)

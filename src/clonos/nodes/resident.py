@@ -44,6 +44,8 @@ class Home:
     ----------
     share_s
         Log entries that no batch has carried for this long travel by themselves.
+    seal_s
+        Without markers: how often a task that has done something seals a layer.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
     send
@@ -54,6 +56,7 @@ class Home:
     ports: SlotPorts
     links: Links
     share_s: float
+    seal_s: float
     machines: Callable[..., TaskMachine]
     send: Callable[[Any], None]
 
@@ -103,6 +106,8 @@ class Resident:
         self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
+        self._seal_at: float | None = None  # None: all is sealed, or will be at a marker
+        self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
@@ -278,9 +283,19 @@ class Resident:
         if self._tick_at is not None and now >= self._tick_at:
             self._perform(machine.handle(ev.Tick()))
             self._tick_at = None  # what comes of it will be heard, and that is the next occasion
+        if self._seals_by_itself:
+            self._seal_in_time(machine, now)
         if now >= self._statistics_at:
             self._statistics_at = now + STATISTICS_S
             self.tell_statistics()
+
+    def _seal_in_time(self, machine: TaskMachine, now: float) -> None:
+        """An interval after the first step that no layer has."""
+        if self._seal_at is None and machine.seals.has_news(machine):
+            self._seal_at = now + self._home.seal_s
+        elif self._seal_at is not None and now >= self._seal_at:
+            self._seal_at = None
+            self.hear(msg.SealNow())
 
     def tell_statistics(self) -> None:
         """Report the counters."""
@@ -319,6 +334,8 @@ class Resident:
         until = IDLE_S
         if self._tick_at is not None:
             until = min(until, self._tick_at - self._ports.clock.ticks_s())
+        if self._seal_at is not None:
+            until = min(until, self._seal_at - self._ports.clock.ticks_s())
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)
         return until

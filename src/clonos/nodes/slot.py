@@ -56,6 +56,8 @@ class SlotNode:
         The world.
     share_s
         Log entries that no batch has carried for this long travel by themselves.
+    seal_s
+        Without markers: how often a task that has done something seals a layer.
     unreachable_s
         How long a task tries to connect to a peer before it complains to the coordinator.
     steps_per_turn
@@ -77,6 +79,7 @@ class SlotNode:
         ports: SlotPorts,
         *,
         share_s: float,
+        seal_s: float,
         unreachable_s: float,
         steps_per_turn: int = STEPS_PER_TURN,
         machines: Callable[..., TaskMachine] = TaskMachine,
@@ -90,7 +93,7 @@ class SlotNode:
         self._layers: list[Heard] = []  # for which the track was not free
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
-        self._home = Home(plan, ports, self._links, share_s, machines, self._send)
+        self._home = Home(plan, ports, self._links, share_s, seal_s, machines, self._send)
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)

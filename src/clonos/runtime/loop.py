@@ -214,6 +214,7 @@ class SlotLoop:
             shipment.plan,
             ports,
             share_s=shipment.share_ms / 1000,
+            seal_s=shipment.seal_ms / 1000,
             unreachable_s=shipment.unreachable_s,
         )
 

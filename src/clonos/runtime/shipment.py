@@ -44,6 +44,8 @@ class Shipment:
         How long a task tries to connect to a peer that the coordinator believes to be alive.
     share_ms
         Log entries that no batch has carried for this long travel by themselves.
+    seal_ms
+        Without markers: how often a task that has done something seals a layer.
     """
 
     job_id: str
@@ -64,4 +66,5 @@ class Shipment:
     batch_rows_max: int = 32_768
     linger_ms: float = 10.0
     share_ms: float = 50.0
+    seal_ms: float = 1000.0
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

@@ -219,10 +219,16 @@ class ArrowJob:
         return None
 
 
-def random_arrow_job(random: Random) -> ArrowJob:
+def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""
     depth: Any = random.choice((0, 1, 1, 2, "full"))
-    job = Job("simulated", parallelism=random.choice((1, 2)), sharing_depth=depth, seed=7)
+    job = Job(
+        "simulated",
+        parallelism=random.choice((1, 2)),
+        sharing_depth=depth,
+        checkpoints="marked" if has_markers else "uncoordinated",
+        seed=7,
+    )
     source = sources.from_batches([], schema=SCHEMA)
     stream: Stream = job.source(source, name="rows").with_watermark("at", "5 seconds")
     if random.random() < 0.5:

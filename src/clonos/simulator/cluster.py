@@ -177,8 +177,16 @@ class Cluster:
             listener(slot, duration)
 
     def may_end(self) -> bool:
-        """Sources continue until this many checkpoints have completed after the last fault."""
-        return self.floors_since >= self.options.floors_at_end
+        """Sources continue until this many checkpoints have completed after the last fault.
+
+        Without markers, at the latest when floors have come to where all tasks are, as they have to
+        if nothing happens any more.
+        """
+        if self.floors_since >= self.options.floors_at_end:
+            return True
+        keeper, plan = self.driver.keeper, self.job.plan
+        at = {m.id: m.position for slot in self.alive() for m in slot.machines if m.is_live}
+        return not plan.has_markers and keeper.positions == at
 
     def decode_rows(self, content: bytes) -> Batch:
         return self.job.wrap(self.job.decode(content))
@@ -394,7 +402,9 @@ class Cluster:
     def noted(self, note: co.Note) -> None:
         self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
         if note.what == "floor":
-            self.litter.look(self.scheduler.now, self.recorder.used)
+            sealed = self.driver.coordinator.checkpoints.sealed.values()
+            waiting = {layer.ref.path for layers in sealed for layer in layers}
+            self.litter.look(self.scheduler.now, self.recorder.used | waiting)
         elif note.what == "detected":
             self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:

@@ -45,7 +45,7 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
         )
         remaining.remove(ready)
         log = (msg.Run(ready, first, 1, tuple(histories[ready])),)
-        activate = msg.Activate(ready, first, 0, (), log, (), ())
+        activate = msg.Activate(ready, first, (), log, (), ())
         machine = TaskMachine(job.plan, activate, job.program(ready), (), world)
         for action in machine.start():
             if isinstance(action, ev.NeedRows):

@@ -395,6 +395,36 @@ def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
             )
 
 
+def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
+    nobody is asked for what it cannot make again."""
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
+            continue
+        sent, _ = layers[channel.sender].outs[channel.id]
+        receiver = layers.get(channel.receiver)
+        taken, _ = receiver.ins[channel.id] if receiver else (0, 0)
+        require(
+            sent <= taken,
+            "fitting floors",
+            f"channel {channel.id}: its sender's floor is behind item {sent}, its receiver's has "
+            f"taken {taken}",
+        )
+
+
+def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:
+    """What a floor depends on can never be lost: it is stable, or below another floor."""
+    for task, layer in layers.items():
+        for other, (_, position) in layer.dep.items():
+            safe = max(keeper.stable[other], keeper.positions[other])
+            require(
+                position <= safe,
+                "no orphans",
+                f"the floor of task {task} rests on entry {position} of task {other}, of which "
+                f"{safe} can never be lost",
+            )
+
+
 def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
     """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
     for task, layer in layers.items():
@@ -408,7 +438,7 @@ def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnat
 def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
     """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
     for task in plan.tasks:
-        if task.is_sink:
+        if task.is_sink and task.id in layers:
             due = layers[task.id].outs[task.outputs[-1]][0]
             require(
                 due <= effects[task.id],

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Outbound
-from clonos.core.checkpoints import Checkpoints, EpochState
 from clonos.core.coordinator import Coordinator, Done, TaskState
 from clonos.core.determinants import Clock, Determinant, Outcomes, Timer
 from clonos.core.fences import Fences, Trust, merge
@@ -21,6 +20,7 @@ from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
+from clonos.core.markers import EpochState, Markers
 from clonos.core.messages import Dependencies, Item, Rows
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER, Plan
@@ -103,21 +103,24 @@ def truncate_when_stored(original: Any) -> Any:
 
 
 def nearly_complete(original: Any) -> Any:
-    def complete(self: Checkpoints) -> None:
-        acks, tasks = self.acks.get(self.next_epoch, {}), self._roster.tasks
-        missing = tasks.keys() - acks.keys()
-        if self.pending_epoch and len(missing) == 1 and len(tasks) > 2:
-            (task,) = missing
-            if self._keeper.layers[task]:
-                acks[task] = self._keeper.layers[task][-1]
-        original(self)
+    def complete(self: Markers, sealed: Any) -> Any:
+        there = {
+            t for t, layers in sealed.items() for a in layers if a.ref.epoch == self.next_epoch
+        }
+        missing = sealed.keys() - there
+        if self.pending_epoch and len(missing) == 1 and len(sealed) > 2:
+            return original(self, {t: layers for t, layers in sealed.items() if t in there})
+        return original(self, sealed)
 
     return complete
 
 
 def live_without_inject(original: Any) -> Any:
     def live(self: Coordinator, slot: int, report: msg.Live) -> None:
-        epoch = self.checkpoints.machine
+        if self.checkpoints.markers is None:
+            original(self, slot, report)
+            return
+        epoch = self.checkpoints.markers.machine
         state, epoch.state = epoch.state, EpochState.IDLE
         original(self, slot, report)
         epoch.state = state
@@ -395,8 +398,8 @@ def drop_what_waits(original: Any) -> Any:
 
 
 def truncate_further(original: Any) -> Any:
-    def advance(self: HouseKeeper, epoch: int, positions: dict[int, int], layers: Any) -> None:
-        original(self, epoch, positions, layers)
+    def advance(self: HouseKeeper, epoch: int, positions: dict[int, int], *rest: Any) -> None:
+        original(self, epoch, positions, *rest)
         for task, position in positions.items():
             self.book.truncate(task, position + 1)
 

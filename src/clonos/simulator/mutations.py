@@ -32,6 +32,7 @@ from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
+from clonos.core.markers import Markers
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
@@ -214,10 +215,10 @@ MUTATIONS: dict[str, Mutation] = {
         "no early truncation", (HouseKeeper, "advance", wrong.truncate_further)
     ),
     "a checkpoint lacks one layer": mutation(
-        "consistent floor", (Checkpoints, "_complete", wrong.nearly_complete)
+        "consistent floor", (Markers, "complete", wrong.nearly_complete)
     ),
     "epochs from before and after a reset make a floor": mutation(
-        "consistent floor", (Checkpoints, "_newest_epoch", constant(0)), kind=FORGIVING_EDGE
+        "consistent floor", (Markers, "_newest_epoch", constant(0)), kind=FORGIVING_EDGE
     ),
     "the first marker seals": mutation(
         "consistent floor", (Inbounds, "aligned_epoch", wrong.first_marker_counts)

@@ -373,12 +373,18 @@ class Recorder:
 
     def _new_floor(self, keeper: ClosedKeeper) -> None:
         plan = self.job.plan
-        layers = {t: get_layers(self._store, refs[-1:])[0] for t, refs in keeper.layers.items()}
+        newest = {t: refs[-1:] for t, refs in keeper.layers.items() if refs}
+        layers = {t: get_layers(self._store, refs)[0] for t, refs in newest.items()}
+        moved = {t: layers[t] for t in layers if keeper.positions[t] != self._floors.get(t)}
         self._floors = dict(keeper.positions)
         self._channel_floors = invariants.floors_of_channels(plan, layers)
         invariants.logs_kept(keeper)
-        invariants.floor_of_the_living(layers, self._over)
-        invariants.consistent_floor(plan, layers)
+        invariants.floor_of_the_living(moved, self._over)
+        if plan.has_markers:
+            invariants.consistent_floor(plan, layers)
+        else:
+            invariants.fitting_floors(plan, layers)
+            invariants.no_orphaned_floor(layers, keeper)
         if self._is_exact:
             effects = {task.id: self._effects(task.id) for task in plan.tasks if task.is_sink}
             invariants.floor_has_effect(plan, layers, effects)

@@ -171,6 +171,16 @@ def _with_calls(job: Job, seed: int) -> Job:
     return with_calls(job, Random(f"calls {seed}")) if seed % 7 in (2, 5) else job
 
 
+def _has_markers(seed: int) -> bool:
+    return seed % 5 not in (1, 3)
+
+
+def _in_its_way(job: Job, seed: int) -> Job:
+    """In two of five seeds tasks seal when they like, unless the job has no logs."""
+    has_markers = _has_markers(seed) or not job.plan.causal_log
+    return replace(job, plan=replace(job.plan, has_markers=has_markers))
+
+
 def simulate(
     seed: int,
     *,
@@ -185,7 +195,7 @@ def simulate(
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
-    In a third of the seeds, slots run several tasks each; in two of seven, rows wait for calls.
+    In two of five, tasks seal without markers; in a third of the seeds, slots run several tasks each; in two of seven, rows wait for calls.
     Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
     fifth has tasks that are source and sink at once; in every third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
@@ -206,13 +216,14 @@ def simulate(
     job: AnyJob
     is_poisoned = False
     if arrow:
-        job = random_arrow_job(random)
+        job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2)
         job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
             plan = job.plan
             job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
+        job = _in_its_way(job, seed)
     options = random_options(random, job)
     if is_poisoned or harsh:
         options.availability = False
@@ -239,7 +250,7 @@ def _long_jobs(seed: int) -> float:
 
 def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = _with_calls(_in_cells(chain_job(random), seed), seed)
+    job = _in_its_way(_with_calls(_in_cells(chain_job(random), seed), seed), seed)
     options = Options(
         slots=len(job.plan.cells) + 3,
         standbys=0,
@@ -254,7 +265,7 @@ def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
 
 def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Result:
     random = Random(seed)
-    job = _with_calls(overlap_job(random), seed)
+    job = _in_its_way(_with_calls(overlap_job(random), seed), seed)
     options = Options(
         slots=len(job.plan.tasks) + random.choice((0, 0, 1, 3)),
         standbys=random.choice((0, 0, 1)),

@@ -223,6 +223,7 @@ class Slot:
                 calls=SlotCalls(self),
             ),
             share_s=SHARE_MS / 1000,
+            seal_s=cluster.options.epoch_ms / 1000,
             unreachable_s=UNREACHABLE_S,
             steps_per_turn=cluster.options.steps_per_turn,
             machines=partial(WatchedMachine, cluster.recorder),
