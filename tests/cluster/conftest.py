@@ -230,10 +230,18 @@ class Kit:
         )
 
     def wait_quiet(self, job: RunningJob, floors: int = 1) -> None:
-        """... and so many checkpoints have been taken since."""
+        """... and so many checkpoints have been taken since, or there is nothing to be taken."""
         self.wait_for(lambda: not job.is_running or self.is_quiet(job))
         floor = job.observer.floors + floors
-        self.wait_for(lambda: not job.is_running or job.observer.floors >= floor)
+        before = job.last_progress
+
+        def is_sealed() -> bool:
+            now = job.last_progress
+            if now is None or (before is not None and now.number <= before.number + 1):
+                return False
+            return not any(task.steps_to_replay for task in now.tasks)
+
+        self.wait_for(lambda: not job.is_running or job.observer.floors >= floor or is_sealed())
         if not job.is_running:
             job.wait(0)
         assert job.is_running, "the job ended too soon"

@@ -62,12 +62,13 @@ def test_one_after_the_other(kit, spark, tmp_path):
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
 
 
-@pytest.mark.parametrize("depth", ["full", 0])
-def test_slots_of_several_tasks(kit, spark, tmp_path, depth):
+@pytest.mark.parametrize(("depth", "checkpoints"), [("full", "marked"), (0, "uncoordinated")])
+def test_slots_of_several_tasks(kit, spark, tmp_path, depth, checkpoints):
     """Two slots run six tasks and the source; those of a slot die, and recover, together."""
     rows = 6_000
     source = kit.gated(tmp_path, rows)
-    job = kit.build(source, is_apart=False, sharing_depth=depth).start(spark)
+    settings = {"sharing_depth": depth, "checkpoints": checkpoints}
+    job = kit.build(source, is_apart=False, **settings).start(spark)
     assert job.pool.size == 3  # with one for standbys
     for number, victim in enumerate(("windows[1]", "events[0]", "windows[1]")):
         kit.wait_quiet(job)
@@ -121,23 +122,25 @@ def test_other_threads_read_while_tasks_are_killed(kit, spark, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("depth", "standbys", "victims"),
+    ("depth", "standbys", "checkpoints", "victims"),
     [
-        (0, 1, [["running[0]"], ["events[0]"]]),
+        (0, 1, "uncoordinated", [["running[0]"], ["events[0]"]]),
         pytest.param(
             2,
             2,
+            "uncoordinated",
             [["windows[0]", "running[0]"], ["out[1]", "windows[1]"]],
             marks=pytest.mark.soak,
         ),
-        ("full", 1, [["events[0]", "running[0]", "windows[0]", "out[0]"]]),
-        pytest.param(1, 0, [["windows[1]"], ["events[0]"]], marks=pytest.mark.soak),
+        ("full", 1, "marked", [["events[0]", "running[0]", "windows[0]", "out[0]"]]),
+        ("full", 1, "uncoordinated", [["running[0]", "windows[0]"], ["events[0]", "out[1]"]]),
+        pytest.param(1, 0, "marked", [["windows[1]"], ["events[0]"]], marks=pytest.mark.soak),
     ],
 )
-def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, victims):
+def test_depths_and_standbys(kit, spark, tmp_path, depth, standbys, checkpoints, victims):
     rows = 5_000
-    source = kit.gated(tmp_path, rows)
-    job = kit.build(source, sharing_depth=depth, standbys=standbys).start(spark)
+    source, settings = kit.gated(tmp_path, rows), {"standbys": standbys, "checkpoints": checkpoints}
+    job = kit.build(source, sharing_depth=depth, **settings).start(spark)
     assert job.plan.sharing_depth == (FULL_DEPTH if depth == "full" else depth)
     for group in victims:
         kit.wait_quiet(job)

@@ -35,7 +35,11 @@ folder, rows = Path(sys.argv[2]), int(sys.argv[3])
 kit = Kit()
 spark = get_or_create("local[12]")
 job = kit.build(
-    kit.gated(folder, rows), checkpoint_dir=str(folder / "checkpoint"), rate=1000, parallelism=1
+    kit.gated(folder, rows),
+    checkpoint_dir=str(folder / "checkpoint"),
+    checkpoints=sys.argv[4],
+    rate=1000,
+    parallelism=1,
 )
 running = job.start(spark)
 running.on_event(lambda event: print(event.what, event.value, flush=True))
@@ -43,13 +47,15 @@ print("rows", running.wait().rows["out"], flush=True)
 """
 
 
-def test_a_killed_driver(kit, spark, tmp_path):
+@pytest.mark.parametrize("checkpoints", ["marked", "uncoordinated"])
+def test_a_killed_driver(kit, spark, tmp_path, checkpoints):
     rows = 4_000
-    source = kit.gated(tmp_path, rows)
-    job = kit.build(source, checkpoint_dir=str(tmp_path / "checkpoint"), rate=1000, parallelism=1)
+    source, folder = kit.gated(tmp_path, rows), str(tmp_path / "checkpoint")
+    settings = {"checkpoint_dir": folder, "checkpoints": checkpoints, "parallelism": 1}
+    job = kit.build(source, rate=1000, **settings)
     here = str(Path(__file__).parent)
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, here, str(tmp_path), str(rows)],
+        [sys.executable, "-c", DRIVER, here, str(tmp_path), str(rows), checkpoints],
         stdout=subprocess.PIPE,
         text=True,
     )

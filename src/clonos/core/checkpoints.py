@@ -104,11 +104,11 @@ class Checkpoints:
 
     def tick(self) -> None:
         """Time passes: without markers, floors may have come to move."""
-        now_ms = self._roster.now_ms
-        if self.markers is None and any(self.sealed.values()):
-            if now_ms - self._looked_ms >= FLOORS_MS:
-                self._looked_ms = now_ms
-                self._fit()
+        if self.markers is not None or self._roster.now_ms - self._looked_ms < FLOORS_MS:
+            return
+        self._looked_ms = self._roster.now_ms
+        if any(self.sealed.values()):
+            self._fit()
 
     # --- floors ---------------------------------------------------------------------------------
 

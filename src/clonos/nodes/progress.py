@@ -192,6 +192,7 @@ class Chronicle:
         now, most = counted.now, counted.most
         operators = tuple(_operator(name, counted, seconds) for name in self._operators[task])
         latency_ms, counted.latency_ms = counted.latency_ms, 0
+        floor = self._coordinator.keeper.positions[task]
         rows, entry_bytes = now.get("rows", 0), now.get("entry_bytes", 0)
         return TaskProgress(
             name=self._names[task],
@@ -210,6 +211,7 @@ class Chronicle:
             in_flight_bytes=now.get("inflight_bytes", 0),
             log_bytes=now.get("log_bytes", 0),
             log_bytes_per_row=entry_bytes / rows if rows else None,
+            steps_to_replay=max(now.get("position", 0) - floor, 0),
             state_bytes=sum(ref.nbytes for ref in self._coordinator.keeper.layers[task]),
             standbys=standbys,
             operators=operators,

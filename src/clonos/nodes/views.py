@@ -71,6 +71,8 @@ class TaskProgress(Told):
         Entries of all logs that it holds, its own and others'.
     log_bytes_per_row
         Size of its own log's entries over the rows they are about, in its present life.
+    steps_to_replay
+        What a recovery would repeat: its steps since its floor.
     state_bytes
         What is stored of it, as of the newest checkpoint.
     standbys
@@ -93,6 +95,7 @@ class TaskProgress(Told):
     in_flight_bytes: int
     log_bytes: int
     log_bytes_per_row: float | None
+    steps_to_replay: int
     state_bytes: int
     standbys: int
     operators: tuple[OperatorProgress, ...]

@@ -123,7 +123,7 @@ class Cluster:
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
         self.slots: list[Slot] = []
         self.outcome = Outcome()
-        self.litter = Litter(self.disks.shared.observe(), options.grace_ms)
+        self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
         self.on_note: list[Callable[[co.Note], None]] = []
         self.on_job: list[Callable[[Slot, float], None]] = []
         self.slow: dict[int, float] = {}
@@ -405,7 +405,7 @@ class Cluster:
             sealed = self.driver.coordinator.checkpoints.sealed.values()
             waiting = {layer.ref.path for layers in sealed for layer in layers}
             self.litter.look(self.scheduler.now, self.recorder.used | waiting)
-        elif note.what == "detected":
+        elif note.what in ("detected", "restored"):
             self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1

@@ -26,7 +26,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
-from clonos.core.messages import Item, Kind, Layer, LayerRef
+from clonos.core.messages import Item, Kind, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan, TaskSpec
 from clonos.core.task import TaskMachine
 from clonos.simulator.closed import ClosedKeeper
@@ -382,71 +382,6 @@ def flow_told(machine: TaskMachine) -> None:
 # --- floors and what was acknowledged -------------------------------------------------------------
 
 
-def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
-    """The layers of a floor fit together: what one has sent, the other has taken."""
-    for channel in plan.channels:
-        if channel.receiver != HOUSE_KEEPER:
-            sent, taken = layers[channel.sender].outs, layers[channel.receiver].ins
-            require(
-                sent[channel.id] == taken[channel.id],
-                "consistent floor",
-                f"channel {channel.id} was at {sent[channel.id]} for its sender, at "
-                f"{taken[channel.id]} for its receiver",
-            )
-
-
-def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
-    """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
-    nobody is asked for what it cannot make again."""
-    for channel in plan.channels:
-        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
-            continue
-        sent, _ = layers[channel.sender].outs[channel.id]
-        receiver = layers.get(channel.receiver)
-        taken, _ = receiver.ins[channel.id] if receiver else (0, 0)
-        require(
-            sent <= taken,
-            "fitting floors",
-            f"channel {channel.id}: its sender's floor is behind item {sent}, its receiver's has "
-            f"taken {taken}",
-        )
-
-
-def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:
-    """What a floor depends on can never be lost: it is stable, or below another floor."""
-    for task, layer in layers.items():
-        for other, (_, position) in layer.dep.items():
-            safe = max(keeper.stable[other], keeper.positions[other])
-            require(
-                position <= safe,
-                "no orphans",
-                f"the floor of task {task} rests on entry {position} of task {other}, of which "
-                f"{safe} can never be lost",
-            )
-
-
-def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
-    """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
-    for task, layer in layers.items():
-        require(
-            task not in over or layer.incarnation > over[task],
-            "fencing",
-            f"the floor has a layer of task {task} by {tuple(layer.incarnation)}, which is over",
-        )
-
-
-def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
-    """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
-    for task in plan.tasks:
-        if task.is_sink and task.id in layers:
-            due = layers[task.id].outs[task.outputs[-1]][0]
-            require(
-                due <= effects[task.id],
-                "no early truncation",
-                f"the floor has {due} outputs of {task.name}, {effects[task.id]} have their effect",
-            )
-
-
 def stable_stays(cuts: Iterable[tuple[int, Incarnation, int]], stable: Mapping[int, int]) -> None:
     """What the house-keeper has called stable is never cut."""
     for task, _, length in cuts:
@@ -492,6 +427,11 @@ def nothing_forgotten(keeper: HouseKeeper, outputs: Mapping[Any, Any]) -> None:
             "durable",
             f"output {seq} of task {task} has another digest",
         )
+
+
+def restorable(error: Exception) -> None:
+    """What a task is told to restore is there."""
+    require(not isinstance(error, UnreadableLayer), "durable", f"a layer to restore: {error}")
 
 
 def layers_are_there(store: LayerStore, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
@@ -579,16 +519,3 @@ def cells_together(plan: Plan, slots: Mapping[int, int | None]) -> None:
             assert home is not None
             other = cells.setdefault(home, cell)
             require(other == cell, "placement", f"{cell} and {other} are in one slot")
-
-
-def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:
-    """For each channel: how far the floor of its receiver has consumed it."""
-    result: dict[int, int] = {}
-    for channel in plan.channels:
-        if channel.receiver == HOUSE_KEEPER:
-            layer = layers.get(channel.sender)
-            result[channel.id] = layer.outs[channel.id][0] if layer else 0
-        else:
-            layer = layers.get(channel.receiver)
-            result[channel.id] = layer.ins[channel.id][0] if layer else 0
-    return result

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from clonos.core.plan import Plan
 from clonos.simulator.disk import SimulatedFiles
 from clonos.simulator.disks import LAYERS
 from clonos.simulator.violations import require
 
 FLOORS: Final = 4
-"""A layer that is not part of a floor by then never will be."""
+"""A layer that is not part of a floor by then never will be. Without markers floors move one by
+one: so many of each task."""
 GRACES: Final = 14.0
 """How many times its grace period a file may stay that nobody refers to."""
 
@@ -17,11 +19,12 @@ GRACES: Final = 14.0
 class Litter:
     """Looks at floors what is in the store, and for how long nobody has referred to it.
 
-    Whenever something fails it forgets what it has seen: then there may be reasons.
+    Whenever something fails or is restored it forgets what it has seen: then there may be reasons.
     """
 
-    def __init__(self, files: SimulatedFiles, grace_ms: float) -> None:
+    def __init__(self, files: SimulatedFiles, grace_ms: float, plan: Plan) -> None:
         self._files, self._limit_ms = files, GRACES * grace_ms
+        self._floors_max = FLOORS if plan.has_markers else FLOORS * len(plan.tasks)
         self._floors = 0
         self._looked_ms = 0.0
         self._seen: dict[str, tuple[float, int]] = {}
@@ -42,14 +45,15 @@ class Litter:
             if info.is_folder or path in used:
                 continue
             since_ms, floors = seen[path] = self._seen.get(path, (now_ms, self._floors))
-            no_litter(path, now_ms - since_ms, self._limit_ms, self._floors - floors)
+            is_new = self._floors - floors < self._floors_max
+            no_litter(path, now_ms - since_ms, self._limit_ms, is_new=is_new)
         self._seen = seen
 
 
-def no_litter(path: str, unused_ms: float, limit_ms: float, floors: int) -> None:
-    """What nobody refers to is deleted some time."""
+def no_litter(path: str, unused_ms: float, limit_ms: float, *, is_new: bool) -> None:
+    """What nobody refers to is deleted some time; `is_new`: floors may yet come to it."""
     require(
-        unused_ms < limit_ms or floors < FLOORS,
+        unused_ms < limit_ms or is_new,
         "no litter",
-        f"for {unused_ms:.0f} ms and {floors} floors nobody has referred to {path}",
+        f"for {unused_ms:.0f} ms and several floors nobody has referred to {path}",
     )

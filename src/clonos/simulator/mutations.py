@@ -16,6 +16,7 @@ from typing import Any
 
 from clonos.cluster.durable import DeliveredOutputs
 from clonos.cluster.lookout import Lookout
+from clonos.core import checkpoints as checkpoints_module
 from clonos.core import fences as fences_module
 from clonos.core import log as log_module
 from clonos.core import recovery as recovery_module
@@ -38,6 +39,7 @@ from clonos.core.placement import Slot
 from clonos.core.plan import Plan
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import Roster
+from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
@@ -50,6 +52,7 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
+from clonos.simulator import wrong_floors as floors
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy
@@ -222,6 +225,28 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "the first marker seals": mutation(
         "consistent floor", (Inbounds, "aligned_epoch", wrong.first_marker_counts)
+    ),
+    "a floor rests on entries that may be lost": mutation(
+        "no orphans", (checkpoints_module, "newest_fitting", floors.whatever_it_rests_on)
+    ),
+    "a floor has sent what its receiver's has not taken": mutation(
+        "fitting floors", (checkpoints_module, "newest_fitting", floors.whatever_receivers_have)
+    ),
+    "a receiver's layer counts before it is a floor": mutation(
+        "fitting floors", (Checkpoints, "acknowledged", floors.needs_of_the_newest)
+    ),
+    "layers of two generations make floors": mutation(
+        "fitting floors",
+        (Checkpoints, "_fit", floors.of_any_generation),
+        kind=FORGIVING_EDGE,
+    ),
+    "a task seals while an input starts over": mutation(
+        "fitting floors",
+        (Seals, "may_seal", floors.while_starting_over),
+        kind=FORGIVING_EDGE,
+    ),
+    "layers are deleted while somebody reads them": mutation(
+        "durable", (Coordinator, "is_restoring", wrong.never_full)
     ),
     "items behind a marker are taken": mutation(
         "consistent floor", (Inbounds, "available", wrong.past_the_marker)

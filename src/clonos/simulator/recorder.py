@@ -18,6 +18,7 @@ from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator import endings, invariants
+from clonos.simulator import floor_invariants as floors
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disks import LAYERS, Disks, stored
 from clonos.simulator.invariants import Cuts
@@ -77,7 +78,7 @@ class Recorder:
         self._covered: dict[int, int] = {}
         self._floor_epoch = 0
         self._floors: dict[int, int] = {}
-        self._channel_floors = invariants.floors_of_channels(job.plan, {})
+        self._channel_floors = floors.floors_of_channels(job.plan, {})
         self._shared = invariants.shared_logs(job.plan)
 
     @property
@@ -210,6 +211,16 @@ class Recorder:
         """A task has heard something, or done a step."""
         if not self._is_over(machine) and machine.phase is not Phase.FENCED:
             invariants.flow_told(machine)
+
+    def acts(self, machine: TaskMachine, actions: list[ev.Action]) -> None:
+        """What a task does."""
+        for action in actions:
+            if isinstance(action, ev.Send):
+                self.sends(machine, action.data)
+            elif isinstance(action, ev.StoreLayer):
+                floors.knows_where_it_is(machine)
+            elif isinstance(action, ev.Tell) and isinstance(action.report, msg.Live):
+                self.live(machine)
 
     def kept(self, machine: TaskMachine) -> None:
         """A task may have dropped something: not for what it receives, nor in a step."""
@@ -377,17 +388,17 @@ class Recorder:
         layers = {t: get_layers(self._store, refs)[0] for t, refs in newest.items()}
         moved = {t: layers[t] for t in layers if keeper.positions[t] != self._floors.get(t)}
         self._floors = dict(keeper.positions)
-        self._channel_floors = invariants.floors_of_channels(plan, layers)
+        self._channel_floors = floors.floors_of_channels(plan, layers)
         invariants.logs_kept(keeper)
-        invariants.floor_of_the_living(moved, self._over)
+        floors.floor_of_the_living(moved, self._over)
         if plan.has_markers:
-            invariants.consistent_floor(plan, layers)
+            floors.consistent_floor(plan, layers)
         else:
-            invariants.fitting_floors(plan, layers)
-            invariants.no_orphaned_floor(layers, keeper)
+            floors.fitting_floors(plan, layers)
+            floors.no_orphaned_floor(layers, keeper)
         if self._is_exact:
             effects = {task.id: self._effects(task.id) for task in plan.tasks if task.is_sink}
-            invariants.floor_has_effect(plan, layers, effects)
+            floors.floor_has_effect(plan, layers, effects)
 
     def _effects(self, task: int) -> int:
         """How many outputs of a sink have their effect in the world."""

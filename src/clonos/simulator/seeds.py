@@ -195,9 +195,10 @@ def simulate(
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
-    In two of five, tasks seal without markers; in a third of the seeds, slots run several tasks each; in two of seven, rows wait for calls.
-    Every 50th seed runs a real job of Arrow operators, if `arrow` does not say otherwise; every
-    fifth has tasks that are source and sink at once; in every third user code takes its time.
+    In two of five seeds tasks seal without markers; in a third, slots run several tasks each; in
+    two of seven, rows wait for calls. Every 50th seed runs a real job of Arrow operators, if
+    `arrow` does not say otherwise; every fifth has tasks that are source and sink at once; in every
+    third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).

@@ -23,15 +23,16 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
+from clonos.simulator import invariants
 from clonos.simulator.calls import SlotCalls
 from clonos.simulator.durable import SlotStore
-from clonos.simulator.invariants import backlogs as backlogs_of
 from clonos.simulator.invariants import (
     bounded_calls,
     is_full,
     log_leaves,
     nothing_lost_held,
     promise_kept,
+    restorable,
     right_place,
     timer_in_time,
 )
@@ -108,8 +109,7 @@ class WatchedMachine(TaskMachine):
                 nothing_lost_held(self.book, task, self._cuts.get(task, ()), self.spec.name)
 
     def _check_after(self, event: ev.Event | msg.TaskCommand) -> None:
-        """The whole task now and then, and after what makes its machines move; else what was
-        touched."""
+        """The whole task now and then, and after what moves its machines; else what was touched."""
         self._events += 1
         if not isinstance(event, OFTEN) or self._events % CHECK_EVERY == 0:
             self._recorder.kept(self)
@@ -119,7 +119,7 @@ class WatchedMachine(TaskMachine):
             check_state(self.inputs[event.channel])
 
     def begin(self) -> Job | None:
-        self._backlogs, self._was_full = backlogs_of(self), is_full(self)
+        self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
         return super().begin()
 
     def flush(self) -> list[ev.Action]:
@@ -145,11 +145,7 @@ class WatchedMachine(TaskMachine):
         return self._watch(actions)
 
     def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
-        for action in actions:
-            if isinstance(action, ev.Send):
-                self._recorder.sends(self, action.data)
-            elif isinstance(action, ev.Tell) and isinstance(action.report, msg.Live):
-                self._recorder.live(self)
+        self._recorder.acts(self, actions)
         return actions
 
 
@@ -174,6 +170,7 @@ class WatchedNode(SlotNode):
 
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not isinstance(error, PoisonRecord):
+            restorable(error)
             raise error
         super()._failed(resident, error)
 

@@ -1,0 +1,104 @@
+"""What must hold of floors, and of the layers that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clonos.core.messages import Layer
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.task import TaskMachine
+from clonos.simulator.closed import ClosedKeeper
+from clonos.simulator.violations import require
+
+
+def knows_where_it_is(machine: TaskMachine) -> None:
+    """A task seals only where it knows how far it is on each channel: not while one starts over."""
+    for channel, end in machine.inputs.items():
+        require(
+            end.reset_at is None,
+            "fitting floors",
+            f"{machine.spec.name} seals while channel {channel} starts over",
+        )
+
+
+def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """The layers of a floor fit together: what one has sent, the other has taken."""
+    for channel in plan.channels:
+        if channel.receiver != HOUSE_KEEPER:
+            sent, taken = layers[channel.sender].outs, layers[channel.receiver].ins
+            require(
+                sent[channel.id] == taken[channel.id],
+                "consistent floor",
+                f"channel {channel.id} was at {sent[channel.id]} for its sender, at "
+                f"{taken[channel.id]} for its receiver",
+            )
+
+
+def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
+    nobody is asked for what it cannot make again. Both count the items of one generation."""
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
+            continue
+        sent = layers[channel.sender].outs[channel.id]
+        receiver = layers.get(channel.receiver)
+        taken = receiver.ins[channel.id] if receiver else (0, 0)
+        generations = [floor.generation for floor in (layers[channel.sender], receiver) if floor]
+        require(
+            len(set(generations)) == 1,
+            "fitting floors",
+            f"channel {channel.id}: the floors at its ends are of generations {generations}",
+        )
+        require(
+            sent[0] < taken[0] or sent == taken,
+            "fitting floors",
+            f"channel {channel.id}: its sender's floor is at {sent}, its receiver's at {taken}",
+        )
+
+
+def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:
+    """What a floor depends on can never be lost: it is stable, or below another floor."""
+    for task, layer in layers.items():
+        for other, (_, position) in layer.dep.items():
+            safe = max(keeper.stable[other], keeper.positions[other])
+            require(
+                position <= safe,
+                "no orphans",
+                f"the floor of task {task} rests on entry {position} of task {other}, of which "
+                f"{safe} can never be lost",
+            )
+
+
+def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
+    """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
+    for task, layer in layers.items():
+        require(
+            task not in over or layer.incarnation > over[task],
+            "fencing",
+            f"the floor has a layer of task {task} by {tuple(layer.incarnation)}, which is over",
+        )
+
+
+def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
+    """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
+    for task in plan.tasks:
+        if task.is_sink and task.id in layers:
+            due = layers[task.id].outs[task.outputs[-1]][0]
+            require(
+                due <= effects[task.id],
+                "no early truncation",
+                f"the floor has {due} outputs of {task.name}, {effects[task.id]} have their effect",
+            )
+
+
+def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:
+    """For each channel: how far the floor of its receiver has consumed it."""
+    result: dict[int, int] = {}
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER:
+            layer = layers.get(channel.sender)
+            result[channel.id] = layer.outs[channel.id][0] if layer else 0
+        else:
+            layer = layers.get(channel.receiver)
+            result[channel.id] = layer.ins[channel.id][0] if layer else 0
+    return result
