@@ -10,7 +10,18 @@ from types import ModuleType
 from rich.console import Console
 
 from clonos.errors import ClonosError
-from clonos_bench import calls, causal, edges, latency, overhead, recovery, run, shuffle, spark
+from clonos_bench import (
+    calls,
+    causal,
+    edges,
+    latency,
+    layers,
+    overhead,
+    recovery,
+    run,
+    shuffle,
+    spark,
+)
 from clonos_bench.nexmark import measurement as nexmark
 from clonos_bench.soak import run as soak
 
@@ -21,6 +32,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "overhead": (overhead, "what protection costs"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
+    "layers": (layers, "checkpoints with markers and without: stalls and cost"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
     "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),

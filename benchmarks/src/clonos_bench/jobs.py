@@ -128,6 +128,7 @@ def stateful(
     standbys: int = 1,
     protected: bool = True,
     checkpoint_ms: int | None = 500,
+    checkpoints: Any = "marked",
     is_apart: bool = False,
     job: clonos.Job | None = None,
 ) -> clonos.Job:
@@ -139,6 +140,8 @@ def stateful(
         With causal logs.
     checkpoint_ms
         None: no checkpoints.
+    checkpoints
+        "marked" or "uncoordinated".
     is_apart
         Each task has a slot of its own, and can die alone.
     job
@@ -149,6 +152,7 @@ def stateful(
         parallelism=parallelism,
         standbys=standbys,
         checkpoint_interval="1 day" if checkpoint_ms is None else f"{checkpoint_ms} ms",
+        checkpoints=checkpoints,
         guarantee="exactly_once" if protected else "at_least_once",
         on_orphan="consistency" if protected else "availability",
     )

@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--executor-kills", type=int, default=20, help="executors to kill")
     add("--pause", type=float, default=2.5, help="seconds of normal work before each kill")
     add("--standbys", type=int, default=1)
+    add("--checkpoints", choices=("marked", "uncoordinated"), default="marked")
     add("--executor-master", default=None, help="default: local-cluster of two executors")
 
 
@@ -115,6 +116,7 @@ def _run(arguments: argparse.Namespace, kind: str, count: int) -> Run:
             parallelism=arguments.parallelism,
             standbys=arguments.standbys,
             checkpoint_ms=arguments.checkpoint_ms,
+            checkpoints=arguments.checkpoints,
             is_apart=True,
         )
         victims = [f"state[{i}]" for i in range(arguments.parallelism)]

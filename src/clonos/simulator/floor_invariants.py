@@ -25,12 +25,13 @@ def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
     """The layers of a floor fit together: what one has sent, the other has taken."""
     for channel in plan.channels:
         if channel.receiver != HOUSE_KEEPER:
-            sent, taken = layers[channel.sender].outs, layers[channel.receiver].ins
+            sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
+            sent = sender.outs[channel.id] if sender else (0, 0)
+            taken = receiver.ins[channel.id] if receiver else (0, 0)
             require(
-                sent[channel.id] == taken[channel.id],
+                sent == taken,
                 "consistent floor",
-                f"channel {channel.id} was at {sent[channel.id]} for its sender, at "
-                f"{taken[channel.id]} for its receiver",
+                f"channel {channel.id} was at {sent} for its sender, at {taken} for its receiver",
             )
 
 
