@@ -10,7 +10,18 @@ from types import ModuleType
 from rich.console import Console
 
 from clonos.errors import ClonosError
-from clonos_bench import calls, causal, edges, latency, overhead, recovery, run, shuffle, spark
+from clonos_bench import (
+    calls,
+    causal,
+    edges,
+    latency,
+    overhead,
+    recovery,
+    run,
+    seals,
+    shuffle,
+    spark,
+)
 from clonos_bench.nexmark import measurement as nexmark
 from clonos_bench.soak import run as soak
 
@@ -19,6 +30,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "soak": (soak, "kills, freezes and a fickle service for as long as you like, and a verdict"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
+    "seals": (seals, "what layers cost that hold a few changes of much state"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
