@@ -19,6 +19,7 @@ from clonos_bench import (
     overhead,
     recovery,
     run,
+    seals,
     shuffle,
     spark,
 )
@@ -30,6 +31,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "soak": (soak, "kills, freezes and a fickle service for as long as you like, and a verdict"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
+    "seals": (seals, "what layers cost that hold a few changes of much state"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
     "layers": (layers, "checkpoints with markers and without: stalls and cost"),

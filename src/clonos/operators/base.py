@@ -11,7 +11,7 @@ import pyarrow as pa
 from clonos.columns.rows import describe, short
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import Divergence, OperatorError, ProtocolError
-from clonos.state.deltas import Changes, Frozen
+from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ class Operator:
         """No more rows will come; of those that wait for calls, :meth:`on_outcomes` will hear."""
         return None
 
-    def changes(self) -> Changes | Frozen:
+    def changes(self) -> Frozen:
         """Keyed state that changed since the last call, as it is now."""
-        return Changes([], [], [])
+        return tuple  # of nothing
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take keyed state from a delta; deltas come oldest first."""

@@ -24,7 +24,7 @@ from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy
 from clonos.operators.with_column import with_values, without
-from clonos.state.deltas import Frozen
+from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import groups_of
 from clonos.state.row_store import RowStore
 from clonos.state.stores import KeyedStore
@@ -140,8 +140,7 @@ class CallOperator(Operator):
         return self._store.nbytes
 
     def changes(self) -> Frozen:
-        rows, answers = self._store.changes(), self._answers.changes()
-        return lambda: [*rows(), answers]
+        return both(self._store.changes(), self._answers.changes())
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         is_row = pc.equal(pc.binary_length(keys), _ADDRESS_BYTES)

@@ -235,8 +235,9 @@ class ChainProgram:
     def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()
         for i, operator in enumerate(self._operators):
+            changes = operator.changes()  # first: it may change a fact
             yield i, operator.facts.changes()
-            yield i, operator.changes()
+            yield i, changes
 
     def _push(self, start: int, batch: pa.RecordBatch | None) -> None:
         """Send rows through the operators from number `start` on."""

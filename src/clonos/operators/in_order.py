@@ -42,8 +42,8 @@ class InOrderOperator(Operator):
         self.schema = schema
         self._time = time
         self._ties = tuple(ties)
-        self._store = PieceStore(_Rows(schema, keys))
-        self._earliest = FOR_EVER
+        self._store = PieceStore(_Rows(schema, keys), self.facts)
+        self._earliest: int | None = None  # not known
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         times = event_ms(batch.column(self._time))
@@ -57,22 +57,23 @@ class InOrderOperator(Operator):
             self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))
             batch, at = batch.filter(pa.array(~is_late)), at[~is_late]
         if batch.num_rows:
-            self._earliest = min(self._earliest, int(at.min()))
-            order = self.facts.get("order", 0)
-            self.facts.set("order", order + batch.num_rows)
+            if self._earliest is not None:
+                self._earliest = min(self._earliest, int(at.min()))
             names = [*self.schema.names, START, END]
             columns = [*batch.columns, pa.array(at), pa.array(at)]
-            self._store.append(pa.RecordBatch.from_arrays(columns, names), order)
+            self._store.append(pa.RecordBatch.from_arrays(columns, names))
         return None
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        if self._earliest is None:
+            self._earliest = int(numbers(self._store.all(), START).min(initial=FOR_EVER))
         if self._earliest > watermark_ms:
             return None
         pieces = self._store.all()
         is_due = numbers(pieces, START) <= watermark_ms
         due = pieces.filter(pa.array(is_due))
         self._store.remove(is_due)
-        self._look_ahead()
+        self._earliest = None
         keys: list[Any] = [(name, "ascending") for name in (START, *self._ties, ORDER)]
         ranked = due.take(pc.sort_indices(due, sort_keys=keys))
         return pa.RecordBatch.from_arrays(ranked.columns[: len(self.schema)], schema=self.schema)
@@ -85,8 +86,4 @@ class InOrderOperator(Operator):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        starts = numbers(self._store.all(), START)
-        self._earliest = int(starts.min(initial=FOR_EVER))
+        self._earliest = None

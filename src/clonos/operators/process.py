@@ -22,7 +22,7 @@ from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
-from clonos.state.deltas import Changes
+from clonos.state.deltas import Frozen
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 
@@ -267,7 +267,7 @@ class ProcessOperator(Operator):
         # Event time has reached its end; processing time has not, those timers are void.
         return self._fire(EVENT_TIME, None)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         return self.store.changes()
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:

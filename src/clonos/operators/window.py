@@ -75,7 +75,7 @@ class WindowOperator(_Windowing):
         super().__init__(content, window)
         self._is_final = is_final
         self._in_event_time = is_event_time(window)
-        self._store = PieceStore(content)
+        self._store = PieceStore(content, self.facts)
         self._next_end: int | None = None
         self._is_restored = False
 
@@ -94,9 +94,7 @@ class WindowOperator(_Windowing):
         if self._in_event_time and self.watermark_ms is not None:
             pieces = self._without_late(pieces, self.watermark_ms)
         if pieces.num_rows:
-            order = self.facts.get("order", 0)
-            self.facts.set("order", order + pieces.num_rows)
-            self._store.append(pieces, order)
+            self._store.append(pieces)
             self._look_ahead(pieces)
         return None
 

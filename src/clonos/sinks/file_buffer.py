@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat, from_bytes, to_bytes
 from clonos.operators.base import Operator
-from clonos.state.deltas import WHOLE_TASK, Changes
+from clonos.state.deltas import WHOLE_TASK, Changes, Frozen
 
 _NUMBER_BYTES = 8
 
@@ -53,14 +53,15 @@ class FileBufferOperator(Operator):
         # There is no later step: what is left leaves as one batch, even if it is a large one.
         return self._take(self._rows, 0) if self._pieces else None
 
-    def changes(self) -> Changes:
-        numbers, self._dirty = list(self._dirty), {}
-        pieces = [self._pieces.get(number) for number in numbers]
-        return Changes(
-            [WHOLE_TASK] * len(numbers),
-            [number.to_bytes(_NUMBER_BYTES, "big") for number in numbers],
-            [None if piece is None else to_bytes(piece) for piece in pieces],
-        )
+    def changes(self) -> Frozen:
+        pieces, self._dirty = [(number, self._pieces.get(number)) for number in self._dirty], {}
+
+        def work_out() -> list[Changes]:
+            keys = [number.to_bytes(_NUMBER_BYTES, "big") for number, _ in pieces]
+            values = [None if piece is None else to_bytes(piece) for _, piece in pieces]
+            return [Changes([WHOLE_TASK] * len(pieces), keys, values)]
+
+        return work_out
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         for key, value in zip(keys, values, strict=True):

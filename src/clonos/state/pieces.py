@@ -3,7 +3,8 @@
 A piece has the columns of its content, ``~start`` and ``~end`` in ms, and ``~order``, which counts
 pieces as they come. Pieces are appended; those that belong together are combined now and then,
 and always before something is seen of them, so that nobody can tell when it was. A combined
-piece keeps the order of its first part, which is its address in layers.
+piece keeps the order of its first part, which is its address in layers. Layers hold pieces as
+they are: which were combined by then is a fact.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from clonos.columns.batches import concat, empty
 from clonos.columns.keys import KEY_GROUPS, hash_columns, key_columns
 from clonos.columns.row_codec import RowCodec
 from clonos.state.deltas import WHOLE_TASK, Changes, Frozen
+from clonos.state.stores import Facts
 
 START: Final = "~start"
 END: Final = "~end"
 ORDER: Final = "~order"
 INTERVAL: Final = [pa.field(START, pa.int64()), pa.field(END, pa.int64())]
 
-_DIRTY: Final = 1
-_STORED: Final = 2
 _APPENDED_MIN: Final = 4096
 _ADDRESS: Final = np.dtype(">u8")
 
@@ -66,113 +66,156 @@ def numbers(batch: pa.RecordBatch, name: str) -> Int64:
 
 
 class PieceStore:
-    """All pieces of a task."""
+    """All pieces of a task.
 
-    def __init__(self, combiner: Combiner) -> None:
+    Parameters
+    ----------
+    facts
+        Of the operator: ``order`` counts its pieces; those below ``combined`` have been combined.
+    """
+
+    def __init__(self, combiner: Combiner, facts: Facts) -> None:
         self._combiner = combiner
+        self._facts = facts
         self._schema = combiner.schema.append(pa.field(ORDER, pa.int64()))
         self._codec = RowCodec(self._schema)
         self._batches: list[pa.RecordBatch] = []
-        self._flags: list[npt.NDArray[np.uint8]] = []
-        self._appended = 0
-        self._gone: list[tuple[Int64, Int64]] = []
-        self.rows = 0
+        self._rows = 0
+        self._appended = 0  # the last so many pieces are not combined
+        self._sealed = 0  # pieces below are in a layer ...
+        self._rewritten = np.empty(0, np.int64)  # ... as they were: places in the first batch
+        self._gone: list[pa.RecordBatch] = []
+        self._layers: list[tuple[pa.Array, pa.Array]] = []  # restored, not yet taken in, ...
+        self._waiting = 0  # ... with so many rows
+        self._is_restored = False
 
-    def append(self, pieces: pa.RecordBatch, first_order: int) -> None:
-        """Take new pieces, numbered from `first_order` on."""
-        rows = pieces.num_rows
-        order = pa.array(np.arange(first_order, first_order + rows))
+    def append(self, pieces: pa.RecordBatch) -> None:
+        """Take new pieces."""
+        if self._is_restored:
+            self._settle()
+        rows, first = pieces.num_rows, self._facts.get("order", 0)
+        self._facts.set("order", first + rows)
+        order = pa.array(np.arange(first, first + rows))
         self._batches.append(
             pa.RecordBatch.from_arrays([*pieces.columns, order], schema=self._schema)
         )
-        self._flags.append(np.full(rows, _DIRTY, np.uint8))
         self._appended += rows
-        self.rows += rows
-        if self._appended > _APPENDED_MIN and 2 * self._appended > self.rows:
-            self.combine()
+        self._rows += rows
+        if self._appended > _APPENDED_MIN:
+            self._combine_many()
 
     def all(self) -> pa.RecordBatch:
         """All pieces, in their order, not combined."""
+        if self._is_restored:
+            self._settle()
         if len(self._batches) != 1:
             self._batches = [concat(self._batches) if self._batches else empty(self._schema)]
-            self._flags = [np.concatenate(self._flags or [np.empty(0, np.uint8)])]
         return self._batches[0]
 
     def combine(self) -> pa.RecordBatch:
         """All pieces, in their order, combined."""
-        if not self._appended:
-            return self.all()
         old = self.all()
-        combined = self._combiner.combine(old.select(self._combiner.schema.names))
-        flags = np.zeros(len(combined.firsts), np.uint8)
-        kept = combined.codes >= 0
-        np.bitwise_or.at(flags, combined.codes[kept], self._flags[0][kept])
-        flags &= self._flags[0][combined.firsts] | np.uint8(_DIRTY)
-        is_gone = np.ones(old.num_rows, bool)
-        is_gone[combined.firsts] = False
-        self._bury(old, self._flags[0], is_gone)
-        order = old.column(ORDER).take(pa.array(combined.firsts))
-        columns = [*combined.pieces.columns, order]
-        self._batches = [pa.RecordBatch.from_arrays(columns, schema=self._schema)]
-        self._flags = [flags]
-        self.rows = len(flags)
-        self._appended = 0
+        if self._appended:
+            combined = self._combiner.combine(old.select(self._combiner.schema.names))
+            if len(combined.firsts) < self._rows:
+                self._replace(old, combined)
+            self._appended = 0
+            self._facts.set("combined", self._facts.get("order"))
         return self._batches[0]
 
     def remove(self, is_gone: Mask) -> None:
         """Remove some of :meth:`all`."""
         old = self.all()
-        self._bury(old, self._flags[0], is_gone)
-        self._batches = [old.filter(pa.array(~is_gone))]
-        self._flags = [self._flags[0][~is_gone]]
-        self.rows = len(self._flags[0])
-        self._appended = min(self._appended, self.rows)
+        self._bury(old, is_gone)
+        rewritten = self._rewritten[~is_gone[self._rewritten]]
+        self._rewritten = rewritten - is_gone.nonzero()[0].searchsorted(rewritten)
+        self._appended -= int(is_gone[self._rows - self._appended :].sum())
+        self._keep(old.filter(pa.array(~is_gone)))
 
     def changes(self) -> Frozen:
-        """What changed since the last call, gone pieces first."""
-        pieces = self.combine()
-        flags = self._flags[0]
-        dirty = np.flatnonzero((flags & _DIRTY) != 0)
-        flags[:] = _STORED
+        """What changed since the last call, gone pieces first.
+
+        Few new pieces beside many are not combined for a layer: that would cost what there is.
+        """
+        if self._is_restored:
+            self._settle()
+        self._combine_many()
+        fresh = []
+        for batch in reversed(self._batches):
+            start = int(numbers(batch, ORDER).searchsorted(self._sealed))
+            if start == batch.num_rows:
+                break
+            fresh.append((batch, np.arange(start, batch.num_rows)))
+        fresh += [(batch, self._rewritten) for batch in self._batches[:1]]
         gone, self._gone = self._gone, []
-
-        def work_out() -> list[Changes]:
-            nothing = np.empty(0, np.int64)
-            gone_orders = np.concatenate([nothing, *(order for order, _ in gone)])
-            gone_groups = np.concatenate([nothing, *(group for _, group in gone)])
-            by_order = np.argsort(gone_orders)
-            rows = pieces.take(pa.array(dirty))
-            orders = np.concatenate([gone_orders[by_order], numbers(rows, ORDER)])
-            groups = np.concatenate([gone_groups[by_order], self._groups(rows)])
-            return columns_of(orders, groups, rows, self._codec)
-
-        return work_out
+        self._rewritten = np.empty(0, np.int64)
+        self._sealed = self._facts.get("order", 0)
+        return changed_rows(gone, fresh, self._combiner.keys, self._codec)
 
     def restore(self, keys: pa.Array, values: pa.Array) -> None:
-        """Take pieces from a delta."""
-        orders = orders_of(keys)
-        old = self.all()
-        is_old = np.isin(numbers(old, ORDER), orders)
-        valid = values.is_valid()
-        parts = [old.filter(pa.array(~is_old))]
-        if len(values) > values.null_count:
-            columns = self._codec.decode(values.filter(valid))
-            parts.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        batch = concat(parts)
-        batch = batch.take(pa.array(np.argsort(numbers(batch, ORDER), kind="stable")))
-        self._batches = [batch]
-        self._flags = [np.full(batch.num_rows, _STORED, np.uint8)]
-        self.rows = batch.num_rows
+        """Take pieces from a delta; not before there are many, or somebody looks at them."""
+        self._is_restored = True
+        self._layers.append((keys, values))
+        self._waiting += len(keys)
+        if self._waiting > max(self._rows, _APPENDED_MIN):
+            self._take_in()
 
-    def _bury(self, old: pa.RecordBatch, flags: npt.NDArray[np.uint8], is_gone: Mask) -> None:
+    def _combine_many(self) -> None:
+        """Combine if as many pieces have come as there were: at a cost in proportion to them."""
+        if 2 * self._appended > self._rows:
+            self.combine()
+
+    def _replace(self, old: pa.RecordBatch, combined: Combined) -> None:
+        """Put combined pieces in the place of those that they are made of."""
+        is_gone = np.ones(self._rows, bool)
+        is_gone[combined.firsts] = False
+        self._bury(old, is_gone)
+        codes, rewritten = combined.codes, combined.codes[self._rewritten]
+        is_other = np.bincount(codes[codes >= 0]) > 1
+        is_other[rewritten[rewritten >= 0]] = True
+        orders = numbers(old, ORDER)[combined.firsts]
+        (self._rewritten,) = (is_other & (orders < self._sealed)).nonzero()
+        columns = [*combined.pieces.columns, pa.array(orders)]
+        self._keep(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def _keep(self, pieces: pa.RecordBatch) -> None:
+        self._batches = [pieces]
+        self._rows = pieces.num_rows
+
+    def _bury(self, old: pa.RecordBatch, is_gone: Mask) -> None:
         """Layers have to be told of stored pieces that are gone."""
-        chosen = np.flatnonzero(is_gone & ((flags & _STORED) != 0))
+        stored = numbers(old, ORDER).searchsorted(self._sealed)
+        (chosen,) = is_gone[:stored].nonzero()
         if len(chosen):
-            rows = old.take(pa.array(chosen))
-            self._gone.append((numbers(rows, ORDER), self._groups(rows)))
+            names = dict.fromkeys([*self._combiner.keys, ORDER])
+            self._gone.append(old.select(list(names)).take(pa.array(chosen)))
 
-    def _groups(self, pieces: pa.RecordBatch) -> Int64:
-        return groups_of(pieces, self._combiner.keys)
+    def _settle(self) -> None:
+        """After all layers are restored: the last of them has the facts that count."""
+        self._is_restored = False
+        if self._layers:
+            self._take_in()
+        orders = numbers(self._batches[0], ORDER)
+        self._sealed = self._facts.get("order", 0)
+        combined = self._facts.get("combined", 0)
+        self._appended = self._rows - int(orders.searchsorted(combined))
+
+    def _take_in(self) -> None:
+        """Put the layers on top of the pieces, the newest value of each."""
+        keys, values = (pa.concat_arrays(parts) for parts in zip(*self._layers, strict=True))
+        self._layers, self._waiting = [], 0
+        orders = orders_of(keys)
+        _, newest = np.unique(orders[::-1], return_index=True)
+        values = values.take(pa.array(len(orders) - 1 - newest)).drop_null()
+        parts = self._batches or [empty(self._schema)]
+        if len(values):
+            columns = self._codec.decode(values)
+            parts = [*parts, pa.RecordBatch.from_arrays(columns, schema=self._schema)]
+        both = concat(parts)
+        at = numbers(both, ORDER)
+        is_old = np.isin(at[: self._rows], orders)
+        alive = np.concatenate([np.flatnonzero(~is_old), np.arange(self._rows, len(at))])
+        self._keep(both.take(pa.array(alive[np.argsort(at[alive], kind="stable")])))
 
 
 def groups_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Int64:
@@ -184,18 +227,30 @@ def groups_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Int64:
     return groups
 
 
-def columns_of(
-    orders: Int64, groups: Int64, rows: pa.RecordBatch, codec: RowCodec
-) -> list[Changes]:
-    """Changes by number: `rows` are the last ones, those before are gone."""
-    gone, keys = len(orders) - rows.num_rows, addresses(orders)
-    parts = []
-    if gone:
-        nothing = pa.nulls(gone, pa.large_binary())
-        parts.append(Changes(groups[:gone], keys.slice(0, gone), nothing))
-    if rows.num_rows:
-        parts.append(Changes(groups[gone:], keys.slice(gone), codec.encode(rows.columns)))
-    return parts
+def changed_rows(
+    gone: Sequence[pa.RecordBatch],
+    fresh: Sequence[tuple[pa.RecordBatch, Int64]],
+    keys: Sequence[str],
+    codec: RowCodec,
+) -> Frozen:
+    """Changes by number: rows that are gone, and the places of those that are new or changed."""
+
+    def work_out() -> list[Changes]:
+        changes = []
+        if gone:
+            rows = concat(gone)
+            rows = rows.take(pa.array(np.argsort(numbers(rows, ORDER))))
+            nothing = pa.nulls(rows.num_rows, pa.large_binary())
+            orders = addresses(numbers(rows, ORDER))
+            changes.append(Changes(groups_of(rows, keys), orders, nothing))
+        chosen = [batch.take(pa.array(places)) for batch, places in fresh if len(places)]
+        if chosen:
+            rows = concat(chosen)
+            orders = addresses(numbers(rows, ORDER))
+            changes.append(Changes(groups_of(rows, keys), orders, codec.encode(rows.columns)))
+        return changes
+
+    return work_out
 
 
 def addresses(orders: Int64) -> pa.Array:

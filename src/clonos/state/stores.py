@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from clonos.core.canonical import decode, encode
-from clonos.state.deltas import FACTS, Changes
+from clonos.state.deltas import FACTS, Changes, Frozen
 
 _INT_BITS = 64
 
@@ -57,7 +57,7 @@ class KeyedStore:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}  # bytes: encoded
-        self._dirty: dict[bytes, int] = {}
+        self._dirty: dict[bytes, tuple[int, Any]] = {}  # with what is kept now, or None
         self._undo: list[tuple[bytes, int, Any]] | None = None
 
     def __contains__(self, key: bytes) -> bool:
@@ -81,7 +81,7 @@ class KeyedStore:
         """As :meth:`put`, of what :func:`kept_as` made."""
         if self._undo is not None:
             self._undo.append((key, group, self._kept.get(key)))
-        self._dirty[key] = group
+        self._dirty[key] = group, kept
         if kept is None:
             self._kept.pop(key, None)
         else:
@@ -101,13 +101,16 @@ class KeyedStore:
         for key, group, kept in reversed(undo):
             self.put_kept(key, group, kept)
 
-    def changes(self) -> Changes:
+    def changes(self) -> Frozen:
         """What changed since the last call."""
         dirty, self._dirty = self._dirty, {}
-        values = [
-            encode(kept) if type(kept) in PLAIN else kept for kept in map(self._kept.get, dirty)
-        ]
-        return Changes(list(dirty.values()), list(dirty), values)
+
+        def work_out() -> list[Changes]:
+            groups, kept = zip(*dirty.values(), strict=True) if dirty else ((), ())
+            values = [encode(value) if type(value) in PLAIN else value for value in kept]
+            return [Changes(groups, list(dirty), values)]
+
+        return work_out
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take values from a delta."""

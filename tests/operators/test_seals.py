@@ -1,0 +1,219 @@
+"""Sealing is invisible in what comes out, and costs what changed, not what there is."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clonos
+from clonos.columns.schema import parse_schema
+from clonos.state import pieces, row_store
+from clonos.state.deltas import merge_deltas
+from clonos.testing import Batches, End, StepHarness, Tick, Watermark
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+SCHEMAS = [
+    parse_schema("k long, x double, t timestamp"),
+    parse_schema("m long, y double, v timestamp"),
+]
+HUGE = 1e16
+"""Added to 1 it swallows it: sums tell in which order they were made."""
+
+
+class Count(clonos.Process):
+    def on_row(self, row, ctx):
+        state = ctx.state("sum", "double")
+        state.set((state.get() or 0.0) + row.x)
+        yield (row.k, state.get())
+
+
+# The tasks behind the shuffle take rows: sums of floats are not folded before, and rows that
+# were filtered are not ranked before.
+
+
+def windowed(window, rows, _):
+    return rows.window(window).agg(n=clonos.count(), s=clonos.sum("x"), hi=clonos.max("x"))
+
+
+def ranked(rows):
+    return rows.window(clonos.tumbling("10 ms", on="t")).top(2, "x", ties=True)
+
+
+KINDS: dict[str, Any] = {
+    "tumbling": partial(windowed, clonos.tumbling("10 ms", on="t")),
+    "sliding": partial(windowed, clonos.sliding("20 ms", "5 ms", on="t")),
+    "session": partial(windowed, clonos.session("4 ms", on="t")),
+    "session in processing time": partial(windowed, clonos.session("12 ms")),
+    "top": lambda rows, _: ranked(rows.filter(lambda row: True)),
+    "rows": lambda rows, _: rows.window(clonos.session("4 ms", on="t")).rows(),
+    "in_order": lambda rows, _: rows.in_order("t", "x"),
+    "deduplicate": lambda rows, _: rows.deduplicate("10 ms", on="t"),
+    "last": lambda rows, _: rows.last(2, s=clonos.sum("x")),
+    "join": lambda rows, others: rows.join(others, keep="10 ms", on=("t", "v")),
+    "process": lambda rows, _: rows.process(Count(), "k long, sum double"),
+}
+
+
+def program_of(kind):
+    job = clonos.Job(parallelism=1)
+    sides = [
+        job.source(clonos.sources.from_batches([], schema))
+        .with_watermark(schema.names[2], "0 ms")
+        .key_by(schema.names[0])
+        for schema in SCHEMAS
+    ]
+    KINDS[kind](*sides).sink(clonos.sinks.collect())
+    return job.compile().codes[-1].program
+
+
+def batches(port, rows):
+    schema = SCHEMAS[port]
+    keys, values, times = zip(*rows, strict=True)
+    instants = [EPOCH + timedelta(milliseconds=ms) for ms in times]
+    columns = [pa.array(keys), pa.array(values), pa.array(instants, schema.field(2).type)]
+    return Batches(port, (pa.RecordBatch.from_arrays(columns, schema=schema),))
+
+
+class Seal(NamedTuple):
+    """... and perhaps go on from layers, the first so many of them merged."""
+
+    is_restored: bool
+    merged: int
+
+
+rows_in_time = st.lists(
+    st.tuples(st.integers(0, 6), st.sampled_from([HUGE, -HUGE, 1.0, 0.1]), st.integers(0, 60)),
+    min_size=1,
+    max_size=8,
+)
+scripts = st.lists(
+    st.builds(batches, st.integers(0, 1), rows_in_time)
+    | st.builds(batches, st.integers(0, 1), rows_in_time)
+    | st.builds(Watermark, st.integers(0, 1), st.integers(0, 70))
+    | st.builds(Tick, st.integers(1_000_000, 1_000_080))
+    | st.builds(Seal, st.booleans(), st.integers(0, 5)),
+    max_size=20,
+)
+
+
+@pytest.fixture(params=[1, 10, 10_000])
+def _thresholds(request, monkeypatch):
+    """What happens to thousands of rows happens to a few, or does not happen to any."""
+    monkeypatch.setattr(pieces, "_APPENDED_MIN", request.param)
+    monkeypatch.setattr(row_store, "_MERGED", 2 if request.param == 1 else 8)
+    monkeypatch.setattr(row_store, "_INDEX_SLACK", 0)
+
+
+@pytest.mark.usefixtures("_thresholds")
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=25)
+@given(scripts)
+def test_nobody_can_tell_when_layers_were_sealed_merged_or_restored(kind, script):
+    make, inputs = program_of(kind), range(2 if kind == "join" else 1)
+    events = [e for e in script if getattr(e, "channel", 0) in inputs] + [End(i) for i in inputs]
+    reference, harness = StepHarness(make()), StepHarness(make())
+    deltas: list[Any] = []
+    written: list[bytes] = []
+    for event in events:
+        if isinstance(event, Seal):
+            deltas.append(harness.program.delta())
+            written.append(bytes(deltas[-1]))
+            if event.is_restored:
+                base = merge_deltas(written[: event.merged], is_base=True)
+                layers = [base, *written[event.merged :]]
+                harness = restored(make(), layers, harness)
+        else:
+            assert harness.feed(event).seen == reference.feed(event).seen
+    assert [bytes(delta) for delta in deltas] == written, "a layer changes after its seal"
+
+
+def restored(program, layers, before):
+    for layer in layers:
+        program.apply(layer)
+    assert not bytes(program.delta()), "a restored program has changed nothing yet"
+    after = StepHarness(program, position=before.position, now_ms=before.now_ms)
+    after.wake_ms = before.wake_ms
+    return after
+
+
+POOLS: list[pa.MemoryPool] = []
+"""They must outlive what was allocated from them."""
+
+
+class Cost(NamedTuple):
+    """Bytes that were allocated at the same time, and calls."""
+
+    heap: int
+    arrow: int
+    calls: int
+
+
+def cost_of(do):
+    """What `do` returns, and what it costs."""
+    usual, counted = pa.default_memory_pool(), 0
+    pool = pa.proxy_memory_pool(usual)
+    POOLS.append(pool)
+
+    def profile(frame, event, argument):
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    sys.setprofile(profile)
+    try:
+        result = do()
+    finally:
+        sys.setprofile(None)
+        heap = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+    return result, Cost(heap, pool.max_memory(), counted)
+
+
+def costs_of_a_change(kind, size):
+    """Of 100 changed rows beside `size`: of seal, encoding and a standby that applies them."""
+    make = program_of(kind)
+    program, standby = make(), make()
+    harness = StepHarness(program)
+    change = batches(0, [(key, 1.0, 5) for key in range(100)])
+
+    def settled():
+        standby.apply(bytes(program.delta()))
+
+    harness.feed(batches(0, [(key, 1.0, 5) for key in range(size)]))
+    settled()
+    for _ in range(size // 2000):
+        harness.feed(change)
+    settled()
+    harness.feed(change)
+    delta, seal = cost_of(program.delta)
+    layer, encoding = cost_of(lambda: bytes(delta))
+    _, application = cost_of(lambda: standby.apply(layer))
+    return {"seal": seal, "encoding": encoding, "application": application}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_costs_the_same_beside_much_state(kind):
+    costs_of_a_change(kind, 2000)  # what is done once only
+    little, much = (costs_of_a_change(kind, size) for size in (2000, 64_000))
+    for what, cost in much.items():
+        for name, here, there in zip(cost._fields, cost, little[what], strict=True):
+            assert here <= 1.2 * there + 1000, (what, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seal_allocates_next_to_nothing(kind):
+    costs_of_a_change(kind, 2000)
+    cost = costs_of_a_change(kind, 64_000)["seal"]
+    assert cost.heap < 300_000  # of which 262,144 are a buffer that encodes facts
+    assert cost.arrow < 1000
+    assert cost.calls < 100
