@@ -47,6 +47,12 @@ class FeedView:
     is_ended: bool
 
 
+LOOK_S: Final = 0.2
+"""Time between two looks at floors: each reads layers."""
+AGAIN_S: Final = 1.0
+"""The same after an error."""
+
+
 class Feeds:
     """All sources of a job that are fed while it runs.
 
@@ -79,6 +85,10 @@ class Feeds:
         self._tasks: dict[str, list[TaskCode]] = {}
         self._working: list[FeedingQuery | Refresher] = []
         self._looking: threading.Thread | None = None
+        self._lock = threading.Lock()  # of the next two
+        self._newest: dict[int, tuple[LayerRef, ...]] | None = None  # floors to look at
+        self._is_looking = False
+        self._is_closed = threading.Event()
         for code in fed(compiled):
             self._tasks.setdefault(code.source_name, []).append(code)
         for operator, codes in self._tasks.items():
@@ -168,22 +178,42 @@ class Feeds:
 
     def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
         """A floor is complete with these layers: rows below it may be deleted."""
-        is_busy = self._looking is not None and self._looking.is_alive()
-        if self._spools and not is_busy:
-            self._looking = threading.Thread(
-                target=self._look, args=(dict(layers),), name="clonos-feeds", daemon=True
-            )
-            self._looking.start()
+        if not self._spools:
+            return
+        with self._lock:
+            self._newest = dict(layers)
+            if self._is_looking:
+                return
+            self._is_looking = True
+        self._looking = threading.Thread(target=self._look_on, name="clonos-feeds", daemon=True)
+        self._looking.start()
 
-    def _look(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    def _look_on(self) -> None:
+        """Look at the newest floors, until there are no newer ones: these may be the last."""
+        while True:
+            with self._lock:
+                layers, self._newest = self._newest, None
+                if layers is None:
+                    self._is_looking = False
+                    return
+            is_done = self._look(layers)
+            if self._is_closed.wait(LOOK_S if is_done else AGAIN_S):
+                return
+            with self._lock:
+                if not is_done and self._newest is None:
+                    self._newest = layers
+
+    def _look(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> bool:
         try:
             for operator, spool in self._spools.items():
                 floors = self._floors(layers, self._tasks[operator]) if spool.backlog_bytes else []
                 if floors:
                     spool.truncate([floor.source_rows for floor in floors])
             self._end_tables(layers)
-        except Exception as error:  # noqa: BLE001 - the next floor's turn; a thread tells nobody
+        except Exception as error:  # noqa: BLE001 - tried again; a thread tells nobody
             LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
+            return False
+        return True
 
     def _floors(
         self, layers: Mapping[int, tuple[LayerRef, ...]], codes: list[TaskCode]
@@ -216,6 +246,7 @@ class Feeds:
             feed.close(until)
         for spool in self._spools.values():
             spool.close()
+        self._is_closed.set()
         if self._looking is not None:
             self._looking.join(max(0.0, until - time.monotonic()))
             if self._looking.is_alive():

@@ -22,7 +22,9 @@ from clonos.core.roster import ACTIVE, Roster, TaskState
 from clonos.core.standbys import Standbys
 
 FLOORS_MS: Final = 20
-"""Without markers, floors are looked for this often: layers come one by one."""
+"""Without markers, floors are looked for this often: layers come one by one ..."""
+TASK_MS: Final = 0.5
+"""... and no more often than so much per task: to look costs time, and to tell all of them, too."""
 
 
 class Checkpoints:
@@ -43,7 +45,10 @@ class Checkpoints:
         self._standbys = standbys
         self.markers = Markers(roster) if roster.plan.has_markers else None
         self.sealed: dict[int, list[LayerAck]] = {task: [] for task in roster.tasks}
+        self._look_ms = max(FLOORS_MS, int(TASK_MS * len(roster.tasks)))
         self._looked_ms = 0
+        self._came = 0  # so many layers
+        self._seen = 0, 0  # at the last look: how many had come, and what was stable
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
 
     @property
@@ -66,7 +71,7 @@ class Checkpoints:
             self.markers.begin()
             return
         for task in self._roster.active() if hurry else ():
-            if task.id not in self._hurried:
+            if task.id not in self._hurried and not self.sealed[task.id]:
                 self._hurried.add(task.id)
                 self._roster.command(task.id, msg.SealNow())
 
@@ -97,6 +102,7 @@ class Checkpoints:
         of_task = self.sealed[task.id]
         of_task.append(report)
         of_task.sort(key=lambda layer: layer.ref.epoch)
+        self._came += 1
         self._hurried.discard(task.id)
         if self.markers is not None:
             self.markers.acknowledged(report)
@@ -104,10 +110,12 @@ class Checkpoints:
 
     def tick(self) -> None:
         """Time passes: without markers, floors may have come to move."""
-        if self.markers is not None or self._roster.now_ms - self._looked_ms < FLOORS_MS:
+        if self.markers is not None or self._roster.now_ms - self._looked_ms < self._look_ms:
             return
         self._looked_ms = self._roster.now_ms
-        if any(self.sealed.values()):
+        seen = self._came, sum(self._keeper.stable.values())
+        if seen != self._seen and any(self.sealed.values()):
+            self._seen = seen
             self._fit()
 
     # --- floors ---------------------------------------------------------------------------------
@@ -145,14 +153,24 @@ class Checkpoints:
             needs.update(out)  # it was acknowledged when that was settled
         keeper.advance(epoch, positions, layers, needs)
         roster.do(Note("floor", value=epoch))
+        tasks = roster.plan.tasks
         for active in roster.active():
-            roster.command(active.id, msg.Floor(positions, needs))
+            of_task = {c: needs[c] for c in tasks[active.id].outputs if c in needs}
+            roster.command(active.id, msg.Floor(positions, of_task))
         self._standbys.floor(layers)
 
     def reset(self) -> None:
         """A loss was forgiven: layers from before and after it do not fit together."""
         if self.markers is not None:
             self.markers.reset(self.sealed)
+
+    @property
+    def needs_rest(self) -> bool:
+        """Whether sources have to wait for floors: after a loss was forgiven, all of them move at
+        once. While rows flow, there may never be a moment that suits everybody.
+        """
+        keeper = self._keeper
+        return self.markers is None and keeper.floor_generation < keeper.generation
 
     def compacted(self, event: Compacted) -> None:
         """Some layers of a task were merged, if they are still there."""
@@ -161,7 +179,7 @@ class Checkpoints:
         start = chain.index(event.replaced[0]) if event.replaced[0] in chain else len(chain)
         if chain[start : start + count] == event.replaced:
             shorter = (*chain[:start], event.merged, *chain[start + count :])
-            keeper.advance(keeper.epoch, {}, {task: shorter}, {})
+            keeper.shorten(task, shorter)
 
     def check(self) -> None:
         """Assertions over the whole state."""

@@ -225,6 +225,8 @@ class Coordinator:
         for slot in self.reach.due():
             self._expel(slot)
         self.checkpoints.tick()
+        self.throttle.hold(is_held=self.checkpoints.needs_rest)
+        self.standbys.tick()
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:

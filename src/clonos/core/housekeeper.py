@@ -398,6 +398,11 @@ class HouseKeeper:
         self._stand_on(epoch, self.generation, positions, layers, needs)
         self._write_floor(positions, layers, needs)
 
+    def shorten(self, task: int, chain: tuple[LayerRef, ...]) -> None:
+        """Layers of a task were merged: its floor is where it was."""
+        self._stand_on(self.epoch, self.floor_generation, {}, {task: chain}, {})
+        self._write_floor({}, {task: chain}, {})
+
     def _write_floor(self, positions: Positions, layers: Chains, needs: Positions) -> None:
         refs = {t: [_ref_fields(r) for r in chain] for t, chain in layers.items()}
         self._write("floor", self.epoch, self.floor_generation, positions, refs, needs)

@@ -102,6 +102,7 @@ class Seals:
     def __init__(self, floor: Layer | None) -> None:
         self.is_due = False
         self._seals: dict[int, Seal] = {}
+        self._open: dict[int, Seal] = {}  # those that are not acknowledged
         self._newest = (floor.position, floor.generation) if floor else (0, 0)
 
     def has_news(self, task: Task) -> bool:
@@ -113,10 +114,9 @@ class Seals:
 
         Not while an input starts over: where we are on it nobody knows.
         """
-        is_open = any(s.machine.state is not SealState.ACKNOWLEDGED for s in self._seals.values())
         return (
             self.is_due
-            and not is_open
+            and not self._open
             and self.has_news(task)
             and all(end.reset_at is None for end in task.inputs.values())
         )
@@ -142,7 +142,7 @@ class Seals:
             end_is_out=task.end_is_out,
             generation=task.life.generation,
         )
-        self._seals[epoch] = Seal(layer)
+        self._seals[epoch] = self._open[epoch] = Seal(layer)
         return StoreLayer(layer, task.program.delta())
 
     def stored(self, ref: LayerRef) -> None:
@@ -154,17 +154,24 @@ class Seals:
     def settled(self, outbounds: Outbounds) -> list[LayerAck]:
         """A layer counts once it is stored and all that was delivered before it is durable."""
         acks = []
-        for seal in self._seals.values():
+        for number, seal in list(self._open.items()) if self._open else ():
             if seal.machine.state is SealState.STORED:
                 upto = {channel: seq for channel, (seq, _) in seal.layer.outs.items()}
                 if outbounds.are_settled(upto):
                     acks.append(seal.acknowledge())
+                    del self._open[number]
         return acks
+
+    @property
+    def beyond_floor(self) -> int:
+        """How many layers have been sealed since the floor."""
+        return len(self._seals)
 
     def floor(self, position: int) -> None:
         """The floor is there: forget what was sealed there and before."""
         for passed in [e for e, s in self._seals.items() if s.layer.position <= position]:
             del self._seals[passed]
+            self._open.pop(passed, None)
 
     def get(self, epoch: int) -> Seal | None:
         """The seal of an epoch, if no floor has passed it."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from clonos.core import messages as msg
 from clonos.core.decisions import Command, Note
 from clonos.core.messages import LayerRef
 from clonos.core.placement import Slot, misplaced_standby, place_standbys
 from clonos.core.plan import Cell
 from clonos.core.roster import Roster
+
+AGAIN_MS: Final = 1000
+"""When a copy that could not be filled is tried again."""
 
 
 class Standbys:
@@ -25,6 +30,7 @@ class Standbys:
         self._roster = roster
         self._copies = copies
         self._bound = bound
+        self._failed: dict[tuple[int, int], int] = {}  # (slot, task): when
 
     def fill(self) -> None:
         """Give every cell its passive copies again, away from the executor it runs on.
@@ -62,9 +68,20 @@ class Standbys:
                 if task in layers:
                     self._roster.do(Command(slot.id, msg.Follow(task, layers[task])))
 
+    def tick(self) -> None:
+        """Copies that could not be filled are tried again: no floor need come that would."""
+        roster = self._roster
+        for (slot, task), since_ms in list(self._failed.items()):
+            if roster.now_ms - since_ms >= AGAIN_MS:
+                del self._failed[slot, task]
+                if slot in roster.slots and roster.slots[slot].standbys.get(task) == -1:
+                    roster.do(Command(slot, msg.Follow(task, roster.keeper.layers[task])))
+
     def followed(self, slot: int, report: msg.Followed) -> None:
         """A copy has reached an epoch."""
         standbys = self._roster.slots[slot].standbys
         if report.task in standbys:
             standbys[report.task] = report.epoch
+            if report.epoch < 0:
+                self._failed[slot, report.task] = self._roster.now_ms
             self._roster.do(Note("standby", report.task, value=report.epoch))

@@ -359,7 +359,8 @@ class TaskMachine:
 
     def _on_floor(self, command: msg.Floor) -> None:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
-        self.seals.floor(command.positions.get(self.id, 0))
+        if self.id in command.positions:
+            self.seals.floor(command.positions[self.id])
         self.holder.truncate(command.positions, {self.id, *self.plan.distances[self.id]})
         for channel in command.needs.keys() & self.outputs.keys():
             self.outputs[channel].log.truncate(command.needs[channel])

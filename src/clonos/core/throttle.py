@@ -26,7 +26,7 @@ class Throttle:
         self._roster = roster
         self._inflight_bytes: dict[int, int] = {}  # by task
         self._log_bytes: dict[int, int] = {}
-        self._is_closed = False
+        self._is_closed = self._is_held = False
 
     @property
     def _fullness(self) -> float:
@@ -55,7 +55,16 @@ class Throttle:
         """A task reports how much it keeps for its receivers, and how much of the logs it holds."""
         self._inflight_bytes[task] = inflight_bytes
         self._log_bytes[task] = log_bytes
-        closed = self._fullness > (RELIEVED if self._is_closed else 1.0)
+        self._decide()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Whether sources wait for something else than memory."""
+        if is_held is not self._is_held:
+            self._is_held = is_held
+            self._decide()
+
+    def _decide(self) -> None:
+        closed = self._is_held or self._fullness > (RELIEVED if self._is_closed else 1.0)
         if closed is not self._is_closed:
             self._is_closed = closed
             for source in self._roster.plan.tasks:

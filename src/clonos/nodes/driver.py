@@ -277,7 +277,8 @@ class DriverNode:
     def _begin_epoch(self, now_s: float) -> None:
         if actions := self.coordinator.begin_epoch():
             self._next_epoch_s = now_s + self._settings.checkpoint_interval_s
-            self._chronicle.epoch_began(self._looked_s)
+            if self.plan.has_markers:
+                self._chronicle.epoch_began(self._looked_s)
             self._pending += actions
 
     def _check_silence(self, now_s: float) -> None:

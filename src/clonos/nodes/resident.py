@@ -32,6 +32,9 @@ STATISTICS_S: Final = 0.25
 """How often a running task reports its statistics."""
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
+SEALS_MANY: Final = 4
+"""A task with more layers beyond its floor than this seals half as often for each further one:
+floors hang, and layers that make none are of no use."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
 
@@ -292,7 +295,8 @@ class Resident:
     def _seal_in_time(self, machine: TaskMachine, now: float) -> None:
         """An interval after the first step that no layer has."""
         if self._seal_at is None and machine.seals.has_news(machine):
-            self._seal_at = now + self._home.seal_s
+            excess = min(max(machine.seals.beyond_floor - SEALS_MANY, 0), 16)
+            self._seal_at = now + self._home.seal_s * 2**excess
         elif self._seal_at is not None and now >= self._seal_at:
             self._seal_at = None
             self.hear(msg.SealNow())
