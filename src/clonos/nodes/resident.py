@@ -33,8 +33,8 @@ STATISTICS_S: Final = 0.25
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
 SEALS_MANY: Final = 4
-"""A task with more layers beyond its floor than this seals half as often for each further one:
-floors hang, and layers that make none are of no use."""
+"""A task with more layers beyond its floor than this seals half as often for each further one, down
+to a sixteenth: floors hang, and layers that make none are of no use."""
 IDLE_S: Final = 0.25
 """Longest time between two turns."""
 
@@ -109,7 +109,7 @@ class Resident:
         self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
-        self._seal_at: float | None = None  # None: all is sealed, or will be at a marker
+        self._news_since: float | None = None  # None: all is sealed, or will be at a marker
         self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
         links = home.links
@@ -294,12 +294,15 @@ class Resident:
 
     def _seal_in_time(self, machine: TaskMachine, now: float) -> None:
         """An interval after the first step that no layer has."""
-        if self._seal_at is None and machine.seals.has_news(machine):
-            excess = min(max(machine.seals.beyond_floor - SEALS_MANY, 0), 16)
-            self._seal_at = now + self._home.seal_s * 2**excess
-        elif self._seal_at is not None and now >= self._seal_at:
-            self._seal_at = None
+        if self._news_since is None:
+            self._news_since = now if machine.seals.has_news(machine) else None
+        elif now >= self._seal_at(machine, self._news_since):
+            self._news_since = None
             self.hear(msg.SealNow())
+
+    def _seal_at(self, machine: TaskMachine, since: float) -> float:
+        excess = min(max(machine.seals.beyond_floor - SEALS_MANY, 0), SEALS_MANY)
+        return since + self._home.seal_s * 2.0**excess
 
     def tell_statistics(self) -> None:
         """Report the counters."""
@@ -338,8 +341,9 @@ class Resident:
         until = IDLE_S
         if self._tick_at is not None:
             until = min(until, self._tick_at - self._ports.clock.ticks_s())
-        if self._seal_at is not None:
-            until = min(until, self._seal_at - self._ports.clock.ticks_s())
+        if self._news_since is not None:
+            seal_at = self._seal_at(machine, self._news_since)
+            until = min(until, seal_at - self._ports.clock.ticks_s())
         if (wait_ms := machine.wait_ms) is not None:
             until = min(until, wait_ms / 1000)
         return until
