@@ -160,7 +160,7 @@ def _cost(arguments: argparse.Namespace) -> Report:
         ratio = paired_ratio([(getattr(a, seconds), getattr(b, seconds)) for a, b in pairs])
         value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
         cells = (f"{value:+.1f}", f"{low:+.1f}", f"{high:+.1f}")
-        report.add(f"{what} (%)", *cells, f"{COST}: {COST.judge(low)}")
+        report.add(f"{what} (%)", *cells, f"{COST}: {COST.judge(value)}")
     report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, bootstrap over pairs")
     report.data = {"used": used}
     return report
