@@ -12,10 +12,13 @@ from clonos.simulator.violations import require
 
 
 def knows_where_it_is(machine: TaskMachine) -> None:
-    """A task seals only where it knows how far it is on each channel: not while one starts over."""
+    """A task seals only where it knows how far it is on each channel: not while one starts over.
+
+    At a marker it has no choice; no floor is made of what was sealed around a reset.
+    """
     for channel, end in machine.inputs.items():
         require(
-            end.reset_at is None,
+            machine.plan.has_markers or end.reset_at is None,
             "fitting floors",
             f"{machine.spec.name} seals while channel {channel} starts over",
         )
