@@ -20,13 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 import clonos
-from clonos.errors import ClonosError
 from clonos_bench import jobs, run
 from clonos_bench.kills import kill_repeatedly
 from clonos_bench.recovery import FILL_S
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import mean, paired_ratio, summarize
-from clonos_bench.watch import Watch
 
 COST: Final = Aim(40.0)
 """Microseconds of CPU per call."""
@@ -147,25 +145,15 @@ def _cost(arguments: argparse.Namespace) -> Report:
     micros = each / arguments.rows * 1e6
     cost = mean(micros.tolist())
     aim = f"{COST}: {COST.judge(cost.value)}"
-    report.add(
-        "a call, beside the same job without (us)", *_cells(cost.value, cost.low, cost.high), aim
-    )
+    cells = (f"{micros:.1f}" for micros in (cost.value, cost.low, cost.high))
+    report.add("a call, beside the same job without (us)", *cells, aim)
     ratio = paired_ratio(list(zip(used["calls"], used["no log"], strict=True)))
-    value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
-    report.add(
-        "log, standby (% of the slots' CPU)",
-        *_cells(value, low, high),
-        f"{LOG}: {LOG.judge(value)}",
-    )
+    report.ratio("log, standby (% of the slots' CPU)", ratio, LOG)
     report.notes.append(
         f"{arguments.pairs} runs of each kind in turn, {arguments.rows:,} rows each"
     )
     report.data = {"cpu_s": used}
     return report
-
-
-def _cells(*values: float) -> tuple[str, ...]:
-    return tuple(f"{value:.1f}" for value in values)
 
 
 def _paced_job(arguments: argparse.Namespace, fn: Any, *, protected: bool = True) -> clonos.Job:
@@ -179,13 +167,8 @@ def _cpu_s(arguments: argparse.Namespace, spark: Any, fn: Any, *, protected: boo
     job = _paced_job(arguments, fn, protected=protected)
     with run.running(job, spark) as (started, watch):
         used = run.time_all(started, watch, lambda: watch.ledger.rows, arguments.rows, RUN_S)
-    _require_right(watch, arguments)
+    watch.require_right(arguments.parallelism)
     return used.cpu_s
-
-
-def _require_right(watch: Watch, arguments: argparse.Namespace) -> None:
-    if faults := watch.ledger.faults(arguments.parallelism):
-        raise ClonosError(f"wrong output: {'; '.join(faults)}")
 
 
 def _latency(arguments: argparse.Namespace) -> Report:
@@ -219,7 +202,7 @@ def _latency(arguments: argparse.Namespace) -> Report:
             report.summary(
                 f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE
             )
-            _require_right(watch, arguments)
+            watch.require_right(arguments.parallelism)
     report.notes.append("from the read of the oldest row of an output to its durable delivery")
     return report
 
@@ -243,7 +226,7 @@ def _kills(arguments: argparse.Namespace) -> Report:
             started.wait(120)
             watch.drain()
             gaps = [r.milliseconds()["live"] for r in started.observer.recoveries if r.finished]
-        _require_right(watch, arguments)
+        watch.require_right(arguments.parallelism)
         asked, unanswered, again = _repeated(_events(stop.parent), [kill.pid for kill in done])
     report.add("calls asked", f"{asked:,}", "")
     report.add("open at the kills", f"{unanswered:,}", "")

@@ -19,11 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 import clonos
-from clonos.errors import ClonosError
 from clonos_bench import jobs, run
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import paired_ratio, summarize
-from clonos_bench.watch import Watch
 
 KINDS: Final = ("marked", "uncoordinated")
 LATE: Final = {"p99": Aim(20.0)}
@@ -138,7 +136,7 @@ def _fast_rows(arguments: argparse.Namespace, kind: str) -> tuple[np.ndarray[Any
             stop.touch()
             started.wait(120)
             watch.drain()
-        _require_right(watch, parallelism=1)
+        watch.require_right(parallelism=1)
         times, ms = watch.series(task)
     return ms[(times >= began) & (times < ended)], moved
 
@@ -158,10 +156,8 @@ def _cost(arguments: argparse.Namespace) -> Report:
     pairs = list(zip(used["uncoordinated"], used["marked"], strict=True))
     for what, seconds in (("wall time", "wall_s"), ("CPU time of the slots", "cpu_s")):
         ratio = paired_ratio([(getattr(a, seconds), getattr(b, seconds)) for a, b in pairs])
-        value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
-        cells = (f"{value:+.1f}", f"{low:+.1f}", f"{high:+.1f}")
-        report.add(f"{what} (%)", *cells, f"{COST}: {COST.judge(value)}")
-    report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, bootstrap over pairs")
+        report.ratio(f"{what} (%)", ratio, COST)
+    report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, Student's, of the logarithms")
     report.data = {"used": used}
     return report
 
@@ -180,10 +176,5 @@ def _keyed(arguments: argparse.Namespace, kind: str) -> clonos.Job:
 def _time(arguments: argparse.Namespace, spark: Any, kind: str) -> run.Used:
     with run.running(_keyed(arguments, kind), spark) as (started, watch):
         used = run.time_all(started, watch, lambda: watch.ledger.rows, arguments.rows, 600.0)
-    _require_right(watch, arguments.parallelism)
+    watch.require_right(arguments.parallelism)
     return used
-
-
-def _require_right(watch: Watch, parallelism: int) -> None:
-    if faults := watch.ledger.faults(parallelism):
-        raise ClonosError(f"wrong output: {'; '.join(faults)}")

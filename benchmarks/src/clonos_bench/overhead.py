@@ -17,10 +17,9 @@ import os
 from typing import Any, Final
 
 from clonos.cluster.driver import RunningJob
-from clonos.errors import ClonosError
 from clonos_bench import jobs, plots, run
 from clonos_bench.report import Aim, Report
-from clonos_bench.statistics import Interval, paired_ratio
+from clonos_bench.statistics import paired_ratio
 
 AIM: Final = Aim(5.0)
 """Percent."""
@@ -58,15 +57,15 @@ def measure(arguments: argparse.Namespace) -> Report:
     rates = [(arguments.rows / on.wall_s, arguments.rows / off.wall_s) for on, off in pairs]
     means = [sum(each) / len(pairs) for each in zip(*rates, strict=True)]
     report.notes.append(f"rows/s: {means[0]:,.0f} protected, {means[1]:,.0f} unprotected")
-    _line(report, "wall time (%)", wall, AIM)
-    _line(report, "CPU time of the slots (%)", cpu, AIM)
-    _line(report, "CPU time of the driver's Python (%)", driver, None)
+    report.ratio("wall time (%)", wall, AIM)
+    report.ratio("CPU time of the slots (%)", cpu, AIM)
+    report.ratio("CPU time of the driver's Python (%)", driver, None)
     logs = _logs(kept)
     for operator, (entries, nbytes) in logs.items():
         per_row, rows = nbytes / arguments.rows, arguments.rows / entries
         report.add(f"logs held by {operator} (bytes per row)", f"{per_row:.3f}", "", "", "")
         report.add(f"rows per log entry of {operator}", f"{rows:,.0f}", "", "", "")
-    report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, bootstrap over pairs")
+    report.notes.append(f"{len(pairs)} pairs; intervals of 95 %, Student's, of the logarithms")
     report.data = {"pairs": pairs, "wall": wall, "cpu": cpu, "driver_cpu": driver, "logs": logs}
     seconds = {}
     for i, (on, off) in enumerate(pairs):
@@ -74,12 +73,6 @@ def measure(arguments: argparse.Namespace) -> Report:
         seconds[f"{i + 1} unprotected"] = off.cpu_s / arguments.rows * 1e6
     plots.bars(out / "cpu.png", seconds, "CPU seconds per million rows", report.title)
     return report
-
-
-def _line(report: Report, what: str, ratio: Interval, aim: Aim | None) -> None:
-    value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
-    judged = f"{aim}: {aim.judge(value)}" if aim else ""
-    report.add(what, f"{value:+.1f}", f"{low:+.1f}", f"{high:+.1f}", judged)
 
 
 def _job(arguments: argparse.Namespace, *, protected: bool, checkpoint_ms: int | None) -> Any:
@@ -101,9 +94,7 @@ def _run(
     rows: int = arguments.rows
     with run.running(job, spark, linger_ms=arguments.linger_ms) as (started, watch):
         used = run.time_all(started, watch, lambda: watch.ledger.rows, rows, RUN_S)
-    faults = watch.ledger.faults(arguments.parallelism)
-    if faults:
-        raise ClonosError(f"wrong output: {'; '.join(faults)}")
+    watch.require_right(arguments.parallelism)
     return used, started
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import clonos
-from clonos_bench.statistics import Summary
+from clonos_bench.statistics import Interval, Summary
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,12 @@ class Report:
         judged = [f"{k} {aim}: {aim.judge(values[k])}" for k, aim in aims.items()]
         numbers = [f"{values[k]:,.1f}" for k in ("p50", "p90", "p99", "max")]
         self.add(what, str(summary.count), *numbers, ", ".join(judged))
+
+    def ratio(self, what: str, ratio: Interval, aim: Aim | None) -> None:
+        """A line for a ratio, in percent on top; `aim` is for them."""
+        more = ratio.percent_more()
+        judged = f"{aim}: {aim.judge(more.value)}" if aim else ""
+        self.add(what, *(f"{x:+.1f}" for x in (more.value, more.low, more.high)), judged)
 
     def show(self, console: Console) -> None:
         table = Table(title=self.title, title_justify="left")

@@ -195,6 +195,16 @@ class Interval:
     low: float
     high: float
 
+    def percent_more(self) -> Interval:
+        """Of a ratio: by how many percent it is larger than 1.
+
+        Examples
+        --------
+        >>> Interval(1.5, 1.0, 2.0).percent_more()
+        Interval(value=50.0, low=0.0, high=100.0)
+        """
+        return Interval(*(100 * (x - 1) for x in (self.value, self.low, self.high)))
+
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
     """How many times larger the first of each pair is: geometric mean, 95 % interval.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from clonos.cluster.driver import RunningJob
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
+from clonos.errors import ClonosError
 from clonos_bench.statistics import Series
 
 _GROWTH: Final = 1 << 16
@@ -115,6 +116,11 @@ class Watch:
                 self.ledger.add(*(column.to_numpy() for column in batch.payload.columns))
             elif batch.payload.schema.names == ["key", "rows"]:
                 self.counted += int(batch.payload.column(1).to_numpy().sum())
+
+    def require_right(self, parallelism: int) -> None:
+        """Raise a `ClonosError` unless every row was delivered once and counted right."""
+        if faults := self.ledger.faults(parallelism):
+            raise ClonosError(f"wrong output: {'; '.join(faults)}")
 
     def series(self, task: int) -> tuple[Series, Series]:
         """When a sink task's outputs were delivered (s, monotonic), and how late (ms)."""
