@@ -199,6 +199,14 @@ def test_floors_of_others_forget_no_layer(task):
     assert isinstance(told.report, msg.LayerAck)
 
 
+def test_a_position_may_be_sealed_once_more(task):
+    """In another generation: a floor there is that of the layer before."""
+    sealed = task.seal()
+    assert sealed is not None
+    task.machine.handle(msg.Floor({0: 0}, {}))
+    assert [a for a in task.stored(sealed) if isinstance(a, ev.Tell)]
+
+
 def test_one_layer_after_the_other_and_none_without_news(task):
     first = task.seal()
     assert first is not None

@@ -168,10 +168,13 @@ class Seals:
         return len(self._seals)
 
     def floor(self, position: int) -> None:
-        """The floor is there: forget what was sealed there and before."""
-        for passed in [e for e, s in self._seals.items() if s.layer.position <= position]:
-            del self._seals[passed]
-            self._open.pop(passed, None)
+        """The floor is there: forget what was sealed there and before.
+
+        What is not acknowledged is in no floor: after a reset, the same position is sealed again.
+        """
+        passed = [e for e, s in self._seals.items() if s.layer.position <= position]
+        for number in set(passed) - self._open.keys():
+            del self._seals[number]
 
     def get(self, epoch: int) -> Seal | None:
         """The seal of an epoch, if no floor has passed it."""
