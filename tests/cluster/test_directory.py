@@ -15,8 +15,10 @@ from clonos.graph.compile import CompiledJob
 from clonos.storage.terms import OtherJournal
 
 
-def compiled(*, name="count", depth=1, size="5 seconds", path=None) -> CompiledJob:
-    job = clonos.Job("words", sharing_depth=depth)
+def compiled(
+    *, name="count", depth=1, size="5 seconds", path=None, checkpoints="marked"
+) -> CompiledJob:
+    job = clonos.Job("words", sharing_depth=depth, checkpoints=checkpoints)
     source = (
         clonos.sources.from_batches([], schema="word string")
         if path is None
@@ -43,6 +45,7 @@ def test_the_same_graph_is_welcome(tmp_path):
     ("other", "told"),
     [
         ({"depth": 0}, "sharing_depth was 1, is 0"),
+        ({"checkpoints": "uncoordinated"}, "has_markers was true, is false"),
         ({"size": "6 seconds"}, r"operators.* was 5000, is 6000"),
         ({"name": "n"}, 'was "count_partial", is "n_partial"'),
     ],

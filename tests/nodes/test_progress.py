@@ -73,11 +73,13 @@ def test_a_progress_says_all_of_it(job):
     seen.progress(100.0, 0.0)
     assert not seen.is_due(100.9, 1.0)
     counters = report(50, batches_in=5, batches_out=4, entry_bytes=400, inflight_bytes=7)
+    counters["position"] = 9
     job.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 12})
     job.heard(0, {**counters, "words: bad_records": 2, "latency_ms": 3})
     ref = LayerRef(0, 1, Incarnation(1, 0), 5, "0/1", 1000, 0)
     seen.epoch_began(100.95)
     job.keeper.layers[0] = (ref, ref)
+    job.keeper.positions[0] = 5
     job.keeper.epoch = 1
     seen.noted(co.Note("floor", value=1), 101.0)
     progress = seen.progress(102.0, 1.5)
@@ -94,6 +96,7 @@ def test_a_progress_says_all_of_it(job):
     assert (task.rows_in, task.rows_out, task.batches_in, task.batches_out) == (50, 150, 5, 4)
     assert (task.rows_per_s, task.latency_ms, task.in_flight_bytes) == (0.0, 12, 7)
     assert (task.log_bytes_per_row, task.state_bytes) == (8.0, 2000)
+    assert task.steps_to_replay == 4
     assert progress.tasks[1].slot is None
     words = next(o for o in progress.operators if o.name == "words")
     assert (words.rows_in, words.rows_out, words.dropped) == (50, 200, {"bad_records": 2})
