@@ -11,9 +11,9 @@ found out afterwards. A layer may become its task's floor if
 * it is of the newest generation, and so are all others: channels may have started over in between.
 
 If two vectors of layers fit, so does their maximum. There is one greatest, and it never goes back.
-The field calls checkpoints of this kind uncoordinated (or communication-free) and fears a domino
-effect: a failure that rolls back one task after another. Here there is none: nobody rolls back, and
-a floor only says from where a lost task is replayed.
+The field calls checkpoints of this kind uncoordinated, and fears a domino effect: a failure that
+rolls back one task after another. Here there is none: nobody rolls back, and a floor only says from
+where a lost task is replayed.
 """
 
 from __future__ import annotations

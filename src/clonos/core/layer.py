@@ -100,7 +100,8 @@ def left_behind(
         name = _PATH.fullmatch(path)
         if name is None or path in used:
             continue
-        task, number, chain = int(name[1]), int(name[2]), chains.get(int(name[1]), ())
+        task, number = int(name[1]), int(name[2])
+        chain = chains.get(task, ())
         newest = lives.get(task, Incarnation(0, 0))
         maker = Incarnation(int(name[3]), int(name[4]))
         if name[5]:  # by a driver, of layers that are in the chain

@@ -480,8 +480,9 @@ ChannelMessage = Data | Hello | Welcome | Credit
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A task's state changes between two floors, and where the task stood when it was sealed.
+    """A task's state changes since the layer before, and where the task stood when it was sealed.
 
+    ``epoch``: its number; without markers each task counts for itself.
     ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
     produced. ``ended``: the inputs that have; ``end_is_out``: all had, once (availability: one may
     have begun again). ``generation``: that was known then. ``delta`` is the program's.
