@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pyspark.sql import functions as sf
 import clonos
 from clonos.errors import SourceError, WrongType
 from clonos.sources.errors import FeedFailed
+from clonos.sources.spool import Spool
 from clonos.spark.session import get_or_create
 
 pytestmark = [
@@ -145,12 +147,20 @@ def test_the_driver_is_killed(kit, cluster, tmp_path):
     assert again.table().equals(result.table())
 
 
-def test_a_bounded_input_and_a_full_spool(kit, cluster, tmp_path):
+def test_a_bounded_input_and_a_full_spool(kit, cluster, tmp_path, monkeypatch):
+    truncate, has_waited = Spool.truncate, threading.Event()
+
+    def late(spool, floors):  # no batch makes room before the next one has asked for it
+        has_waited.wait(600)
+        truncate(spool, floors)
+
+    monkeypatch.setattr(Spool, "truncate", late)
     add_files(kit, tmp_path, range(4))
     frame = stream(kit, cluster, tmp_path)
     source = clonos.sources.stream(frame, available_now=True, backlog_bytes=1)
     job = kit.build(source, rate=1_000, parallelism=1).start(cluster)
     kit.wait_for(lambda: job.feeds()[0].is_waiting)
+    has_waited.set()
     result = job.wait(600)
     kit.check(result.table(), 4 * ROWS)
     assert not cluster.streams.active
