@@ -150,7 +150,7 @@ def test_a_copy_is_made_when_nobody_imports(tmp_path, monkeypatch):
     importing.start()
     assert gate.begun.wait(60)
     assert trial._others_import()
-    threading.Timer(0.2, gate.go.set).start()
+    threading.Timer(2.0, gate.go.set).start()
 
     def use() -> None:
         importlib.import_module("slow_module")

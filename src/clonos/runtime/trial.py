@@ -37,8 +37,6 @@ from clonos.core.events import Trial
 
 LIMIT_S: Final = 10.0
 """A trial that takes longer says nothing. The whole slot waits for it, fences included."""
-_IMPORTS_S: Final = 1.0
-"""So long other threads may take to end what they import, before the copy is made all the same."""
 _IMPORT_CODE: Final = ModuleSpec.__init__.__code__.co_filename
 """What Python's own code for imports calls its file."""
 _STANDARD_FILES: Final = 3
@@ -56,7 +54,7 @@ def attempt(do: Callable[[], None], limit_s: float = LIMIT_S) -> Trial:
     for stream in (sys.stdout, sys.stderr):  # else what they hold is written twice
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    _wait_for_imports()
+    _wait_for_imports(limit_s)
     told, tell = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -116,9 +114,10 @@ def _disconnect(tell: int) -> None:
                 os.dup2(ours.fileno(), number)
 
 
-def _wait_for_imports() -> None:
-    """Let other threads end what they import: its lock would stay locked in the copy."""
-    until_s = time.monotonic() + _IMPORTS_S
+def _wait_for_imports(limit_s: float) -> None:
+    """Let other threads end what they import: its lock would stay locked in the copy. On a busy
+    machine a large library takes seconds."""
+    until_s = time.monotonic() + limit_s
     while _others_import() and time.monotonic() < until_s:
         time.sleep(0.001)
 
