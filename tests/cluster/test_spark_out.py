@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+STARTING = {"Initializing StreamExecution", "Initializing sources"}
+
 QUERY = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -38,7 +42,19 @@ def follow(spark: Any, table: str, out: str, checkpoint: str) -> Any:
     """A query that writes a table to Parquet, three files at a time."""
     rows = spark.readStream.format("clonos").option("maxFilesPerTrigger", 3).load(table)
     writer = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-    return writer.start(out)
+    return begun(lambda: writer.start(out))
+
+
+def begun(start: Callable[[], Any]) -> Any:
+    """A query whose source is there. Spark gives the source's process ten seconds to start, which
+    no setting changes and a busy machine may exceed; the query has done nothing then."""
+    while True:
+        query = start()
+        while query.isActive and query.status["message"] in STARTING:
+            time.sleep(0.01)
+        error = query.exception()
+        if error is None or "failed to connect back" not in str(error):
+            return query
 
 
 def counted(path: Path, folder: str | None = None, batches: Any = (), **settings: Any) -> Any:
@@ -111,7 +127,7 @@ def test_kills_on_both_sides(kit, spark, tmp_path):
         .load(table)
         .writeStream.foreachBatch(lambda batch, _: here.extend(map(tuple, batch.collect())))
     )
-    query = mine.start()
+    query = begun(mine.start)
     driver = subprocess.Popen(command)
     try:
         kit.wait_quiet(running)
