@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clonos.errors import ClonosError
     from clonos.nodes.views import Recovery
     from clonos.operators.context import Context
+    from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
     from clonos.operators.process import Process, ProcessContext
     from clonos.operators.service import Service
 
@@ -32,9 +33,13 @@ __version__ = VERSION
 _HOMES = {
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
+    "Effect": "clonos.operators.effects",
+    "EffectCall": "clonos.operators.effects",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.keyed",
     "Listener": "clonos.cluster.listener",
+    "Made": "clonos.operators.effects",
+    "NotMade": "clonos.operators.effects",
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Recovery": "clonos.nodes.views",
@@ -44,6 +49,7 @@ _HOMES = {
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",
     "count": "clonos.api.aggregates",
+    "effect": "clonos.operators.effects",
     "max": "clonos.api.aggregates",
     "min": "clonos.api.aggregates",
     "sum": "clonos.api.aggregates",
@@ -61,9 +67,13 @@ _MODULES = {
 __all__ = [
     "ClonosError",
     "Context",
+    "Effect",
+    "EffectCall",
     "Job",
     "KeyedStream",
     "Listener",
+    "Made",
+    "NotMade",
     "Process",
     "ProcessContext",
     "Recovery",
@@ -77,6 +87,7 @@ __all__ = [
     "causal",
     "count",
     "desc",
+    "effect",
     "errors",
     "max",
     "min",

@@ -139,6 +139,10 @@ class UnencodableValue(ClonosError):
     """A value cannot be kept in state or in the log."""
 
 
+class EffectUnknown(ClonosError):
+    """An effect was perhaps made, and nobody can tell."""
+
+
 class CallError(ClonosError):
     """Stands for an exception raised in ``ctx.call`` that cannot itself be kept in the log.
 

@@ -30,13 +30,13 @@ def calls():
 
 
 def test_what_is_asked_is_open_until_its_outcome_is_taken(calls):
-    assert [call for call, _ in calls.requests()] == [FIRST, SECOND, THIRD]
+    assert list(calls._open) == [FIRST, SECOND, THIRD]
     calls.heard([outcome(SECOND), outcome(FIRST)])
     assert len(calls) == 3
     chosen = calls.choose(9)
     assert [o.id for o in chosen] == [SECOND, FIRST]
     calls.take(chosen, "task")
-    assert [call for call, _ in calls.requests()] == [THIRD]
+    assert list(calls._open) == [THIRD]
     assert not calls.came
     calls.check()
 
@@ -67,6 +67,33 @@ def test_the_age_of_what_goes_on_is_that_of_its_oldest_row(calls):
 def test_an_answer_to_another_question_is_a_divergence(calls, wrong):
     with pytest.raises(Divergence, match=r"task: the log has an answer to call 1 of operator"):
         calls.take([wrong], "task")
+
+
+def named(calls):
+    return [call for call, _ in calls]
+
+
+def test_an_effect_waits_until_its_log_is_safe(calls):
+    pay, send = CallId(0, 4), CallId(0, 5)
+    asked = [(pay, request(7)._replace(key="a")), (CallId(0, 6), request(7))]
+    calls.asked([*asked, (send, request(7)._replace(key="b"))], born_ms=30)
+    assert named(calls.to_make(asked, 11)) == [CallId(0, 6)], "a read waits for nothing"
+    calls.to_make([(send, request(7)._replace(key="b"))], 12)
+    calls.check()
+    assert calls.holds
+    assert not calls.released(10)
+    assert calls.released(11) == ((pay, request(7)._replace(key="a")),)
+    assert not calls.released(11), "once"
+    assert named(calls.released(99)) == [send]
+    assert not calls.holds
+
+
+def test_an_effect_of_an_earlier_life_is_in_doubt():
+    effect = request(7)._replace(key="a")
+    calls = OpenCalls({FIRST: request(7), SECOND: effect})
+    assert calls.begun(8) == ((FIRST, request(7)),)
+    assert not calls.released(7)
+    assert calls.released(8) == ((SECOND, effect._replace(in_doubt=True)),)
 
 
 def test_outcomes_in_the_log():

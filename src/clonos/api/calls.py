@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clonos.columns.schema import require_columns
+from clonos.errors import WrongType
+from clonos.operators.effects import Effect
 from clonos.operators.service import (
     Policy,
     PolicyOptions,
@@ -14,6 +17,7 @@ from clonos.operators.service import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Unpack
 
 
@@ -23,16 +27,19 @@ class CallOptions(PolicyOptions, total=False):
     in_flight: int
     ordered: bool
     on_error: Callable[..., Any] | None
+    identity: str | Sequence[str] | None
 
 
 def call_policy(
-    fn: Callable[..., Any] | Service,
+    fn: Callable[..., Any] | Service | Effect,
     where: str,
     values: Sequence[str],
+    columns: pa.Schema,
     *,
     in_flight: int = 100,
     ordered: bool = True,
     on_error: Callable[..., Any] | None = None,
+    identity: str | Sequence[str] | None = None,
     **how: Unpack[PolicyOptions],
 ) -> tuple[Policy, dict[str, Any]]:
     """How calls are made, and what the operator does with their outcomes.
@@ -48,6 +55,10 @@ def call_policy(
         ``on_error(row, error)`` (or ``on_error(value, ..., error)``) makes what the call should
         have answered. By default an error is that of a bad record: the job fails, or with
         ``on_bad_record="drop"`` the row is dropped and counted.
+    identity
+        Of an effect: the columns that name what it is about, such as the number of an order. Rows
+        with the same values ask for the *same* effect, also in another run of the same
+        ``Job(lineage=...)``. By default each row has an effect of its own.
     how
         See :func:`clonos.operators.service.policy_of`.
 
@@ -60,4 +71,12 @@ def call_policy(
     require_arguments(fn, where, values)
     if on_error is not None:
         require_arguments(on_error, f"{where}: on_error", (*values, "error"))
-    return policy, {"ordered": bool(ordered), "on_error": on_error}
+    names = (identity,) if isinstance(identity, str) else tuple(identity or ())
+    if names and policy.effect is None:
+        raise WrongType(
+            "identity= names effects, and this function is none",
+            where=where,
+            remedy="declare it with @clonos.effect",
+        )
+    require_columns(columns, names, where)
+    return policy, {"ordered": bool(ordered), "on_error": on_error, "identity": names}

@@ -198,12 +198,14 @@ class KeyedStream(Stream):
         schema: Any,
         *,
         in_flight: int = 100,
+        effects: bool = False,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
 
-        ``in_flight``: so many calls of its services are open in a task before its input waits.
+        ``in_flight``: so many calls of its services are open in a task before its input waits;
+        ``effects``: some of its services are effects (:func:`clonos.effect`).
         """
         if not isinstance(process, Process):
             raise WrongType(
@@ -212,8 +214,9 @@ class KeyedStream(Stream):
                 remedy="derive a class from clonos.Process and give an object of it",
             )
         parsed = parse_schema(schema)
-        make = partial(ProcessOperator, process, self.keys, parsed, in_flight)
-        return Stream(self._job, self._add("process", name, parsed, parallelism, make))
+        make = partial(ProcessOperator, process, self.keys, parsed, in_flight, effects=effects)
+        known = {"has_effects": effects}
+        return Stream(self._job, self._add("process", name, parsed, parallelism, make, **known))
 
     def _like_this(self, vertex: Vertex) -> KeyedStream:
         for key in self.keys:

@@ -167,10 +167,11 @@ class Stream(Placed):
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
         """
-        policy, then = call_policy(fn, name or "map_async", ("row",), **how)
+        policy, then = call_policy(fn, name or "map_async", ("row",), self.schema, **how)
         parsed = parse_schema(schema)
         make = partial(MapAsyncOperator, policy, self.schema, parsed, keys=self._edge.keys, **then)
-        return Stream(self._job, self._add("map_async", name, parsed, parallelism, make))
+        known = {"has_effects": policy.effect is not None}
+        return Stream(self._job, self._add("map_async", name, parsed, parallelism, make, **known))
 
     def with_column_async(
         self,
@@ -196,11 +197,12 @@ class Stream(Placed):
         """
         where = name or "with_column_async"
         require_columns(self.schema, of, where)
-        policy, then = call_policy(fn, where, of, **how)
+        policy, then = call_policy(fn, where, of, self.schema, **how)
         field, schema = self._with_field(column, where)
         then["keys"] = self._edge.keys
         make = partial(WithColumnAsyncOperator, policy, self.schema, of, field.name, schema, **then)
-        vertex = self._add("with_column_async", name, schema, parallelism, make)
+        known = {"has_effects": policy.effect is not None}
+        vertex = self._add("with_column_async", name, schema, parallelism, make, **known)
         return self._with_changed(field, vertex)
 
     def map_batches(

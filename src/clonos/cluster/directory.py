@@ -37,7 +37,7 @@ from clonos.storage.files import LocalFiles, files_of
 from clonos.storage.folder import Folder
 from clonos.storage.terms import Term, Terms
 
-_FORMAT: Final = 5
+_FORMAT: Final = 6
 """Of all that is below the folders: names and places of files, too."""
 _PLAIN: Final = (str, int, float, bool, type(None))
 
@@ -268,7 +268,13 @@ def _task(code: TaskCode) -> dict[str, Any]:
         "parallelism": code.parallelism,
         "inputs": task.inputs,
         "outputs": task.outputs,
-        "flags": [task.is_source, task.is_sink, task.is_gated, task.writes_itself],
+        "flags": [
+            task.is_source,
+            task.is_sink,
+            task.is_gated,
+            task.writes_itself,
+            task.has_effects,
+        ],
         "bad_records": "drop" if code.drop_bad_records else "fail",
         "operators": [
             [name, type(make()).__name__, *_plain(make)] for name, make in code.operators

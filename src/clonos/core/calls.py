@@ -7,11 +7,16 @@ one step after it came, also while a receiver is too slow for new input.
 
 A call is asked by a program, which keeps it in its state until it is answered. This is the
 automaton's side of it: which calls are open, which of them this life has made, what has come.
+
+*Effects* are calls that must not be made twice, nor by a history that is then forgotten. One is
+made once the log entries that led to it cannot be lost any more (output commit); then every life
+that still asks it does so under the same name. One that an earlier life may have made is *in
+doubt*: it is handed out as such, for the adapter to find out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from clonos.errors import Divergence
@@ -30,11 +35,17 @@ class CallId(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked. Only `digest`, of the arguments, means anything to the core."""
+    """What is asked. Only `digest`, of the arguments, means anything to the core; and that `key`,
+    the name of an effect, is empty for other calls.
+
+    ``in_doubt``: an earlier life may have made this effect; said when it is handed out.
+    """
 
     service: Any
     arguments: Any
     digest: int
+    key: str = ""
+    in_doubt: bool = False
 
 
 class Outcome(NamedTuple):
@@ -76,19 +87,48 @@ class OpenCalls:
     def __init__(self, requests: Mapping[CallId, Request]) -> None:
         self._open = dict(requests)
         self._born_ms: dict[CallId, int] = {}  # for display: those that this life has asked
+        self._held: dict[CallId, tuple[int, Request]] = {}  # effects, and behind which step
         self.came: dict[CallId, Outcome] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def requests(self) -> tuple[tuple[CallId, Request], ...]:
-        """All that are open, in the order in which they were asked."""
-        return tuple(self._open.items())
-
     def asked(self, requests: Iterable[tuple[CallId, Request]], born_ms: int) -> None:
         """A step has asked these; `born_ms`: when the oldest row of it was read."""
         self._open.update(requests)
         self._born_ms.update((call, born_ms) for call, _ in requests)
+
+    def begun(self, position: int) -> tuple[tuple[CallId, Request], ...]:
+        """A life is live at `position`: the calls to be made at once.
+
+        All effects that are open are in doubt. It does not matter which of them were made: that
+        the others were not is what the adapter will find out.
+        """
+        doubtful = [(call, r._replace(in_doubt=True)) for call, r in self._open.items() if r.key]
+        self._hold(doubtful, position)
+        return tuple((call, request) for call, request in self._open.items() if not request.key)
+
+    def to_make(
+        self, requests: Sequence[tuple[CallId, Request]], position: int
+    ) -> tuple[tuple[CallId, Request], ...]:
+        """Of the calls that the live step `position` has asked, those to be made at once."""
+        self._hold([asked for asked in requests if asked[1].key], position)
+        return tuple(asked for asked in requests if not asked[1].key)
+
+    def _hold(self, effects: Iterable[tuple[CallId, Request]], position: int) -> None:
+        self._held.update((call, (position, request)) for call, request in effects)
+
+    @property
+    def holds(self) -> bool:
+        """Whether effects wait for the log entries behind them to be safe."""
+        return bool(self._held)
+
+    def released(self, stable: int) -> tuple[tuple[CallId, Request], ...]:
+        """The effects to be made now that the log is safe up to the entry `stable`."""
+        due = {call: request for call, (at, request) in self._held.items() if at <= stable}
+        for call in due:
+            del self._held[call]
+        return tuple(due.items())
 
     def heard(self, outcomes: Iterable[Outcome]) -> None:
         """Calls that this life has made are over. The first outcome counts."""
@@ -138,3 +178,4 @@ class OpenCalls:
     def check(self) -> None:
         """Assertions over the whole state."""
         assert self.came.keys() <= self._open.keys()
+        assert self._held.keys() <= self._open.keys() - self.came.keys()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from clonos.errors import CallError, ClonosError, ProtocolError, UnencodableValue
+from clonos.errors import CallError, ClonosError, EffectUnknown, ProtocolError, UnencodableValue
 
 
 class _Code(IntEnum):
@@ -108,6 +108,8 @@ def encode_error(error: BaseException) -> bytes:
     """Encode what a call raised, so that :func:`decode_error` can raise the like of it again."""
     if isinstance(error, CallError):
         return encode([None, error.type_name, error.message])
+    if isinstance(error, EffectUnknown):
+        return encode([None, _type_name(error), error.what])
     name = type(error).__name__
     if getattr(builtins, name, None) is type(error):
         try:
@@ -122,6 +124,8 @@ def encode_error(error: BaseException) -> bytes:
 def decode_error(data: bytes) -> Exception:
     """Rebuild an exception: the same builtin class, or a :class:`CallError` that describes it."""
     match decode(data):
+        case [None, "clonos.errors.EffectUnknown", str(message)]:
+            return EffectUnknown(message)
         case [None, str(type_name), str(message)]:
             return CallError(type_name, message)
         case [str(name), list(args)]:

@@ -103,6 +103,13 @@ class HouseKeeper:
         self.inputs = self.inbounds.ends
         self._credit_due: set[int] = set()
         self._unstable = set(self.stable)
+        # What tasks with effects wait for, by their channels to us: their own logs' stable part.
+        self._waited_for = {
+            channel: self.plan.channels[channel].sender
+            for channel in self.inputs
+            if self.plan.tasks[self.plan.channels[channel].sender].has_effects
+        }
+        self._told: dict[int, int] = {}  # by channel: of that, what its last credit has said
 
     # --- the journal ------------------------------------------------------------------------
 
@@ -117,12 +124,17 @@ class HouseKeeper:
     def committed(self) -> tuple[list[ev.Action], list[Deliver]]:
         """Everything taken so far is durable: acknowledge it, let it out."""
         self._advance_stable()
+        for channel, task in self._waited_for.items():
+            if self._told.get(channel) != self.stable[task]:
+                self._credit_due.add(channel)
         for channel in sorted(self._credit_due):
             inbound = self.inputs[channel]
             credit = inbound.credit(relaxed=False, force=True)
             if credit is not None and inbound.conn is not None:
                 stable = {t: self.stable[t] for t in inbound.logs}
                 message = msg.Credit(channel, credit.processed, stable=stable)
+                if channel in self._waited_for:
+                    self._told[channel] = stable[self._waited_for[channel]]
                 self._actions.append(ev.Reply(inbound.conn, message))
         self._credit_due.clear()
         actions = self._actions.copy()

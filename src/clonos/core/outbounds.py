@@ -55,11 +55,12 @@ class Outbounds:
         self._do = do
         self._settled = settled
         self._is_gated = life.spec.is_gated and life.plan.causal_log
+        tells_all = self._is_gated or life.spec.has_effects
         self._item_ends = [end for end in self.ends.values() if end.carries_items]
         self._log_ends = [
             end
             for end in self.ends.values()
-            if end.to_world and (self._is_gated or not end.carries_items)
+            if end.to_world and (tells_all or not end.carries_items)
         ]
         self._sink_end = next((end for end in self._item_ends if end.to_world), None)
 

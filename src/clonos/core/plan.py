@@ -36,8 +36,9 @@ class TaskSpec:
     waits until the house-keeper holds the log entries that made it (sources that cannot replay
     put their content there). ``sink``: the name of the sink that its last operator is; its last
     channel leads to the house-keeper then. ``writes_itself``: a sink whose outputs take effect
-    where it runs, after the house-keeper has acknowledged them. ``cell``: which tasks share its
-    slot, those with the same number; None: it has a slot of its own.
+    where it runs, after the house-keeper has acknowledged them. ``has_effects``: some of its calls
+    must be made once; they are made when the house-keeper holds the log entries that led to them.
+    ``cell``: which tasks share its slot, those with the same number; None: it has its own.
     """
 
     id: int
@@ -50,6 +51,7 @@ class TaskSpec:
     sink: str | None = None
     is_gated: bool = False
     writes_itself: bool = False
+    has_effects: bool = False
     cell: int | None = None
 
     @property
@@ -158,7 +160,7 @@ class Plan:
         if channel.receiver != HOUSE_KEEPER:
             return tuple(t for t, hops in held.items() if hops < self.sharing_depth)
         sender = self.tasks[channel.sender]
-        if sender.is_sink:
+        if sender.is_sink or sender.has_effects:
             return tuple(held)
         boundary = tuple(t for t, hops in held.items() if hops == self.sharing_depth)
         return tuple(sorted({*boundary, sender.id} if sender.is_gated else boundary))

@@ -142,7 +142,7 @@ class TaskMachine:
             ev.Opened: self._on_opened,
             ev.Received: self._on_received,
             ev.InputClosed: self.inbounds.closed,
-            ev.Answered: self.outbounds.answered,
+            ev.Answered: self._on_answered,
             ev.OutputClosed: self.outbounds.closed,
             ev.SourceRows: self.intake.offer,
             ev.SourceEnded: lambda _: self.intake.over(),
@@ -264,7 +264,8 @@ class TaskMachine:
         self._future = {}
         self._do(ev.Tell(msg.Live(self.id, self.incarnation, self.position)))
         if self.calls:
-            self._do(ev.MakeCalls(self.calls.requests()))
+            self._do(ev.MakeCalls(self.calls.begun(self.position)))
+            self._make_effects()
         for inbound in self.inputs.values():
             self._credit(inbound, force=True)
         self._if_finished()
@@ -320,6 +321,15 @@ class TaskMachine:
         credit = inbound.credit(relaxed=relaxed, force=force)
         if credit is not None and inbound.conn is not None:
             self._do(ev.Reply(inbound.conn, credit))
+
+    def _on_answered(self, event: ev.Answered) -> None:
+        self.outbounds.answered(event)
+        self._make_effects()
+
+    def _make_effects(self) -> None:
+        """Make the effects that no failure can make unasked any more."""
+        if self.calls.holds and (due := self.calls.released(self.holder.stable.get(self.id, 0))):
+            self._do(ev.MakeCalls(due))
 
     def _on_fence(self, command: msg.Fence) -> None:
         task, incarnation = command.task, command.incarnation
@@ -567,7 +577,8 @@ class TaskMachine:
         if step.asked:
             self.calls.asked(step.asked, self.born_ms)
             if step.is_live:
-                self._do(ev.MakeCalls(tuple(step.asked)))
+                self._do(ev.MakeCalls(self.calls.to_make(step.asked, self.position)))
+                self._make_effects()
         if isinstance(cause, Outcomes):
             self.ended = self._has_ended()
             self.outbounds.share_soon()

@@ -150,6 +150,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             remedy="end a stream with .sink(...)",
         )
     _require_own_folders(vertices)
+    _require_effects_can_be_made(graph, vertices)
     groups = slot_groups(vertices)
     chains = fuse(without_unread_columns(vertices), groups)
     return _Wiring(graph, chains, cells(chains, groups)).compile()
@@ -237,6 +238,26 @@ def _require_own_folders(vertices: Sequence[Vertex]) -> None:
             )
 
 
+def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) -> None:
+    """Nothing is silently left out that should be done, or done twice."""
+    for vertex in graph.vertices:
+        if not vertex.has_effects:
+            continue
+        if vertex not in needed:
+            raise BadGraph(
+                "its effects would never be made: it leads to no sink",
+                where=vertex.name,
+                remedy="end the stream with .sink(...), clonos.sinks.collect() for instance",
+            )
+        if (graph.options.guarantee, graph.options.on_orphan) != ("exactly_once", "consistency"):
+            raise BadGraph(
+                "an effect needs guarantee='exactly_once' and on_orphan='consistency': otherwise "
+                "rows may be counted twice after a failure, and their effects be made twice",
+                where=vertex.name,
+                remedy="leave both at their defaults, or make a plain call of it",
+            )
+
+
 class _Wiring:
     """Numbers tasks and channels, chain by chain."""
 
@@ -311,6 +332,7 @@ class _Wiring:
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
                     writes_itself=sink is not None and sink.path is not None,
+                    has_effects=any(vertex.has_effects for vertex in chain.vertices),
                     cell=self._cells[chain] + i,
                 )
             )

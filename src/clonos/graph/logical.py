@@ -18,7 +18,8 @@ class Vertex:
 
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
     apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
-    known; ``passes_on``: it gives the rows that it is given, all columns.
+    known; ``passes_on``: it gives the rows that it is given, all columns. ``has_effects``: it makes
+    calls that change something.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Vertex:
     sink: SinkSpec | None = None
     reads: tuple[str, ...] | None = None
     passes_on: bool = False
+    has_effects: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
 from clonos.errors import WrongType
+from clonos.operators.base import OperatorInfo
 from clonos.operators.service import Policy
 from clonos.state.stores import KeyedStore
 
@@ -107,11 +108,23 @@ class CallTable:
 
     def __init__(self, store: KeyedStore) -> None:
         self.policies: dict[str, Policy] = {}
+        self._info: OperatorInfo
         self._store = store
         self._open: dict[int, Call] = {}
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def declare(self, name: str, policy: Policy, info: OperatorInfo) -> None:
+        """A service that may be asked, by this operator."""
+        self.policies[name], self._info = policy, info
+
+    def require_known(self, outcome: Outcome) -> None:
+        """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""
+        if not outcome.ok:
+            error = decode_error(outcome.answer)
+            if self.policies[self._open[outcome.number].service].is_fatal(error):
+                raise error
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +149,7 @@ class CallTable:
         now is nothing to the call."""
         call = self._open[number] = Call.of(kept)
         self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
-        return self._request(call)
+        return self._request(number, call)
 
     def take(self, number: int) -> Call:
         """It is over."""
@@ -146,7 +159,7 @@ class CallTable:
 
     def requests(self) -> dict[int, Request]:
         """All of them, in their order."""
-        return {number: self._request(self._open[number]) for number in sorted(self._open)}
+        return {number: self._request(number, self._open[number]) for number in sorted(self._open)}
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """The store took a delta: note the calls in it."""
@@ -158,9 +171,11 @@ class CallTable:
                 else:
                     self._open[number] = Call.of(value)
 
-    def _request(self, call: Call) -> Request:
+    def _request(self, number: int, call: Call) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})
-        return Request(self.policies[call.service], call.arguments, digest)
+        policy = self.policies[call.service]
+        key = self._info.effect_key([self._info.index, number]) if policy.effect else ""
+        return Request(policy, call.arguments, digest, key)
 
 
 def method_of(process: object, name: str, where: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from clonos.columns.rows import describe, short
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import Divergence, OperatorError, ProtocolError
+from clonos.operators.effects import effect_key
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
 
@@ -35,6 +36,10 @@ class OperatorInfo:
     seed: int = 0
     drop_bad_records: bool = False
     lineage: str = ""
+
+    def effect_key(self, identity: Any, ordinal: int = 0) -> str:
+        """The name of an effect of this operator."""
+        return effect_key(self.lineage or self.job, self.operator, identity, ordinal)
 
     @property
     def where(self) -> str:

@@ -19,7 +19,7 @@ from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
-from clonos.errors import OperatorError
+from clonos.errors import EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy
@@ -53,6 +53,8 @@ class CallOperator(Operator):
     on_error
         Makes of a row's arguments and an error what the call should have answered; None: the
         error is that of a bad record.
+    identity
+        Columns that name what an effect is about; none: the row's number among those of its task.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class CallOperator(Operator):
         *,
         ordered: bool,
         on_error: OnError | None,
+        identity: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._policy = policy
+        self._identity = tuple(identity)
         self._ordered = ordered
         self._on_error = on_error
         self._keys = tuple(keys)
@@ -118,11 +122,21 @@ class CallOperator(Operator):
     def _requests(self, orders: np.ndarray[Any, Any]) -> dict[int, Request]:
         if not len(orders):
             return {}
-        arguments = self.arguments_of(self._store.at(orders))
+        rows = self._store.at(orders)
+        keys = self._keys_of_effects(orders, rows) if self._policy.effect else [""] * len(orders)
         return {
-            number: Request(self._policy, given, arguments_digest(given, {}))
-            for number, given in zip(orders.tolist(), arguments, strict=True)
+            number: Request(self._policy, given, arguments_digest(given, {}), key)
+            for number, given, key in zip(
+                orders.tolist(), self.arguments_of(rows), keys, strict=True
+            )
         }
+
+    def _keys_of_effects(self, orders: np.ndarray[Any, Any], rows: pa.RecordBatch) -> list[str]:
+        """The names of the effects that these rows ask for."""
+        if self._identity:
+            columns = [values_of(rows.column(name)) for name in self._identity]
+            return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
+        return [self.info.effect_key([self.info.index, n]) for n in orders.tolist()]
 
     @property
     def makes_calls(self) -> bool:
@@ -233,11 +247,20 @@ class CallOperator(Operator):
 
     def _fail_at_once(self, outcomes: Sequence[Outcome]) -> None:
         """An error that ends the job ends it before it is logged: the next start asks again."""
-        failed = next((outcome for outcome in outcomes if not outcome.ok), None)
-        if failed is None or not self._policy.tells_trace:
+        errors = ((o, decode_error(o.answer)) for o in outcomes if not o.ok)
+        ends = ((o, e) for o, e in errors if self._policy.tells_trace or self._policy.is_fatal(e))
+        failed, error = next(ends, (None, None))
+        if failed is None or error is None:
             return
-        error = decode_error(failed.answer)
         row = rows_of(self._store.at(np.array([failed.number], np.int64)))[0]
+        if isinstance(error, EffectUnknown):
+            raise EffectUnknown(
+                f"{error.what} (for {short(row)})",
+                where=self.info.where,
+                remedy="find out by its key, or by what it was asked; give check=, a function that "
+                "does so, or idempotent=True if the service deduplicates by key",
+                trace=failed.trace,
+            )
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         raise OperatorError(
             f"{describe(error)}{times} (for {short(row)})",

@@ -6,16 +6,13 @@ Everything here gives the same answers when a step is replayed.
 from __future__ import annotations
 
 import inspect
-from base64 import b32encode
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from clonos.columns.instants import from_ms
-from clonos.core.canonical import encode
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
 
@@ -90,26 +87,13 @@ class Context:
         UnencodableValue
             The identity is no plain value.
         """
-        info = self._operator.info
-        return effect_key(info.lineage or info.job, info.operator, identity, ordinal)
+        return self._operator.info.effect_key(identity, ordinal)
 
     @property
     def watermark(self) -> datetime | None:
         """Event time has come this far; None before the first watermark."""
         ms = self._operator.watermark_ms
         return None if ms is None else from_ms(ms)
-
-
-def effect_key(lineage: str, scope: str, identity: Any, ordinal: int) -> str:
-    """The name of an effect: equal for equal arguments, on every machine.
-
-    Examples
-    --------
-    >>> effect_key("invoices-2026", "charge", 17, 0)
-    'v52g4ekdfyc7edpc636kgnlh'
-    """
-    named = encode([lineage, scope, identity, ordinal])
-    return b32encode(blake2b(named, digest_size=15).digest()).decode().lower()
 
 
 def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("row",)) -> bool:

@@ -20,6 +20,7 @@ from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
+from clonos.operators.effects import Effect
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
 from clonos.state.deltas import Frozen
@@ -174,7 +175,7 @@ class ProcessContext(Context):
     def service(
         self,
         name: str,
-        fn: Callable[..., Any] | Service,
+        fn: Callable[..., Any] | Service | Effect,
         **how: Unpack[PolicyOptions],
     ) -> Asked:
         """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
@@ -184,7 +185,8 @@ class ProcessContext(Context):
         name
             Of the service in state: keep it as long as calls may be open.
         fn
-            What is asked: a coroutine function, a plain one, or a :class:`clonos.Service`.
+            What is asked: a coroutine function, a plain one, a :class:`clonos.Service`, or a
+            :func:`clonos.effect`, if the stream's ``process(..., effects=True)`` says so.
         how
             ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``: see
             :func:`clonos.operators.service.policy_of`.
@@ -200,14 +202,22 @@ class ProcessContext(Context):
 class ProcessOperator(Operator):
     """Runs a :class:`Process` row by row.
 
-    ``in_flight``: calls that may be open before its input waits.
+    ``in_flight``: calls that may be open before its input waits; ``effects``: some of its services
+    may be effects.
     """
 
     def __init__(
-        self, process: Process, keys: Sequence[str], schema: pa.Schema, in_flight: int = 100
+        self,
+        process: Process,
+        keys: Sequence[str],
+        schema: pa.Schema,
+        in_flight: int = 100,
+        *,
+        effects: bool = False,
     ) -> None:
         super().__init__()
         self._in_flight = in_flight
+        self._may_have_effects = effects
         # Programs are made several times from one definition; each has an object of its own.
         self._process = copy.deepcopy(process)
         self._keys = tuple(keys)
@@ -277,11 +287,20 @@ class ProcessOperator(Operator):
 
     # --- calls --------------------------------------------------------------------------------
 
-    def declare(self, name: str, fn: Callable[..., Any] | Service, how: PolicyOptions) -> Asked:
+    def declare(
+        self, name: str, fn: Callable[..., Any] | Service | Effect, how: PolicyOptions
+    ) -> Asked:
         """A service that may be asked."""
+        if isinstance(fn, Effect) and not self._may_have_effects:
+            raise WrongType(
+                f"the service {name!r} is an effect",
+                where=self.info.where,
+                remedy="say process(..., effects=True): then the log that leads to an effect is "
+                "made safe before",
+            )
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
         policy = policy.of_task(self.info.parallelism, tells_trace=False)
-        self._calls.policies[name] = policy
+        self._calls.declare(name, policy, self.info)
         return Asked(policy, self.ask)
 
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
@@ -317,6 +336,7 @@ class ProcessOperator(Operator):
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
         for outcome in outcomes:
+            self._calls.require_known(outcome)
             call = self._calls.take(outcome.number)
             self._encoded_key, self.key_group = call.encoded_key, call.group
             self.key = _decode_key(call.encoded_key)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
 from clonos.columns.durations import parse_duration
-from clonos.errors import WrongType
+from clonos.errors import EffectUnknown, WrongType
+from clonos.operators.effects import Effect
 
 Duration = str | timedelta
 
@@ -64,6 +66,8 @@ class Policy:
         Calls under way at most.
     tells_trace
         An error ends the job: then the user's lines are told with it.
+    effect
+        What it means to make such a call, if it changes something.
     """
 
     fn: Callable[..., Any] | Service
@@ -75,11 +79,35 @@ class Policy:
     hedge_s: float | None
     in_flight: int
     tells_trace: bool = True
+    effect: Effect | None = None
 
     def of_task(self, parallelism: int, *, tells_trace: bool) -> Policy:
         """The same for one of so many tasks, which share the rate."""
         per_second = self.per_second and self.per_second / parallelism
         return replace(self, per_second=per_second, tells_trace=tells_trace)
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether it ends the job, whatever is said of other errors."""
+        effect = self.effect
+        return (
+            isinstance(error, EffectUnknown)
+            and effect is not None
+            and (effect.on_unknown != "on_error")
+        )
+
+    def pause_s(self, attempts: int) -> float:
+        """After so many attempts, until the next one."""
+        first, most = self.backoff_s
+        pause_s: float = min(most, first * 2 ** (attempts - 1))
+        return pause_s * random.uniform(0.5, 1.0)
+
+    @property
+    def checking(self) -> Policy:
+        """How the check of an effect is asked."""
+        assert self.effect is not None
+        assert self.effect.check is not None
+        name = f"check of {self.name}"
+        return replace(self, fn=self.effect.check, name=name, per_second=None, effect=None)
 
     @property
     def is_async(self) -> bool:
@@ -104,7 +132,7 @@ class PolicyOptions(TypedDict, total=False):
 
 
 def policy_of(
-    fn: Callable[..., Any] | Service,
+    fn: Callable[..., Any] | Service | Effect,
     where: str,
     *,
     in_flight: int,
@@ -147,9 +175,16 @@ def policy_of(
         raise WrongType(
             f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
         )
+    effect = fn if isinstance(fn, Effect) else None
+    if effect is not None and hedge is not None and not effect.idempotent:
+        raise WrongType(
+            "a second attempt beside the first would make the effect twice",
+            where=where,
+            remedy="leave hedge= out, or say idempotent=True if the service deduplicates by key",
+        )
     first, most = backoff
     return Policy(
-        fn=fn,
+        fn=fn if effect is None else effect.fn,
         name=where,
         timeout_s=parse_duration(timeout) / 1000,
         attempts=attempts,
@@ -157,10 +192,13 @@ def policy_of(
         per_second=per_second,
         hedge_s=None if hedge is None else parse_duration(hedge) / 1000,
         in_flight=in_flight,
+        effect=effect,
     )
 
 
-def require_arguments(fn: Callable[..., Any] | Service, where: str, values: Sequence[str]) -> None:
+def require_arguments(
+    fn: Callable[..., Any] | Service | Effect, where: str, values: Sequence[str]
+) -> None:
     """A function can be called with these arguments, and nothing else.
 
     Raises
@@ -168,12 +206,25 @@ def require_arguments(fn: Callable[..., Any] | Service, where: str, values: Sequ
     WrongType
         It cannot.
     """
+    named: dict[str, Any] = {}
+    if isinstance(fn, Effect):
+        if fn.check is not None:
+            named = {"call": None} if fn.check_wants_call else {}
+            _require_arguments(fn.check, f"{where}: check", values, named)
+        named = {"call": None} if fn.wants_call else {}
+        fn = fn.fn
+    _require_arguments(fn.call if isinstance(fn, Service) else fn, where, values, named)
+
+
+def _require_arguments(
+    fn: Callable[..., Any], where: str, values: Sequence[str], named: dict[str, Any]
+) -> None:
     try:
-        signature = inspect.signature(fn.call if isinstance(fn, Service) else fn)
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return  # builtins without a signature
     try:
-        signature.bind(*values)
+        signature.bind(*values, **named)
     except TypeError as error:
         raise WrongType(
             f"the function cannot be called with ({', '.join(values)}): {error}",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import random
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from clonos.blame import in_short, users_traceback
@@ -24,6 +24,7 @@ from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
+from clonos.runtime.effects import EffectRun, Pulse
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -32,6 +33,9 @@ ERROR_BYTES_MAX: Final = 16 << 10
 CLOSE_S: Final = 2.0
 """Time for services to close when the slot ends."""
 
+
+Named = Mapping[str, Any]
+NOTHING: Final[Named] = {}
 
 _timeout: Any = getattr(asyncio, "timeout", None)  # from Python 3.11 on
 
@@ -52,6 +56,7 @@ class CallRunner:
         self._lives: dict[int, _Life] = {}  # the loop's own, as is all below
         self._over: dict[int, list[Outcome]] = defaultdict(list)
         self._closing: set[asyncio.Future[None]] = set()
+        self._pulse: Pulse | None = None
         self._is_closed = False
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
@@ -93,7 +98,7 @@ class CallRunner:
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
-            self._lives[life] = _Life()
+            self._lives[life] = _Life(self._beating)
         ours = self._lives[life]
         for call, request in calls:
             ours.begin(self._make(life, ours, call, request))
@@ -115,6 +120,12 @@ class CallRunner:
         for life, outcomes in over.items():
             self._put(CallsOver(life, tuple(outcomes)))
 
+    def _beating(self) -> Pulse:
+        """That of the loop; it begins with the first effect."""
+        if self._pulse is None:
+            self._pulse = Pulse()
+        return self._pulse
+
     def _end(self, life: int) -> None:
         if (ours := self._lives.pop(life, None)) is not None:
             closing = asyncio.ensure_future(ours.end())
@@ -124,6 +135,23 @@ class CallRunner:
 
 async def _all(closing: Sequence[Awaitable[None]]) -> None:
     await asyncio.gather(*closing, return_exceptions=True)
+
+
+def encoded(answer: Any) -> bytes:
+    """An answer as it is logged.
+
+    Raises
+    ------
+    AnswerTooLarge, UnencodableValue
+        It cannot be.
+    """
+    encoded = encode(answer)
+    if len(encoded) > ANSWER_BYTES_MAX:
+        raise AnswerTooLarge(
+            f"an answer of {len(encoded)} bytes; at most {ANSWER_BYTES_MAX} are logged",
+            remedy="keep large values in a store and answer with their names",
+        )
+    return encoded
 
 
 def _failed(
@@ -149,8 +177,9 @@ class _Life:
         What is cancelled now, we have cancelled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: Callable[[], Pulse]) -> None:
         self.is_over = False
+        self._pulse = pulse
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
 
@@ -162,7 +191,7 @@ class _Life:
     def asker(self, policy: Policy) -> _Asker:
         """Who asks a service for this life."""
         if policy not in self._askers:
-            self._askers[policy] = _Asker(policy)
+            self._askers[policy] = _Asker(policy, self._pulse)
         return self._askers[policy]
 
     async def end(self) -> None:
@@ -176,15 +205,17 @@ class _Life:
 class _Asker:
     """Asks one service, as its policy says."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, pulse: Callable[[], Pulse]) -> None:
+        self._policy, self._pulse = policy, pulse
+        self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
         self._opened: asyncio.Future[None] | None = None
         self._free_s = 0.0  # when the next attempt may begin
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
-        self._may_repeat = policy.attempts > 1 or policy.hedge_s is not None
+        is_effect = policy.effect is not None
+        self._may_repeat = is_effect or policy.attempts > 1 or policy.hedge_s is not None
         if isinstance(policy.fn, Service):
             self._service = copy.copy(policy.fn)
             self._fn = self._service.call
@@ -197,41 +228,48 @@ class _Asker:
         """Make attempts until one succeeds, or there were enough."""
         policy, clock = self._policy, asyncio.get_running_loop().time
         began_s, attempts = clock(), 0
+        if policy.effect is not None:
+            return await self._make(call, request, began_s)
         while True:
             attempts += 1
             try:
-                answer = encode(await self._attempt(request.arguments))
-                if len(answer) > ANSWER_BYTES_MAX:
-                    raise AnswerTooLarge(
-                        f"an answer of {len(answer)} bytes; at most {ANSWER_BYTES_MAX} are logged",
-                        remedy="keep large values in a store and answer with their names",
-                    )
+                answer = encoded(await self.attempt(request.arguments))
             except Exception as error:  # noqa: BLE001 - user code
                 if attempts < policy.attempts and not isinstance(error, ClonosError):
-                    await asyncio.sleep(self._pause_s(attempts))
+                    await asyncio.sleep(policy.pause_s(attempts))
                     continue
                 return _failed(call, request, error, attempts, round(1000 * (clock() - began_s)))
             ms = round(1000 * (clock() - began_s))
             return Outcome(*call, request.digest, True, answer, attempts, ms)
 
-    def _pause_s(self, attempts: int) -> float:
-        first, most = self._policy.backoff_s
-        pause_s: float = min(most, first * 2 ** (attempts - 1))
-        return pause_s * random.uniform(0.5, 1.0)
+    async def _make(self, call: CallId, request: Request, began_s: float) -> Outcome:
+        """Make an effect."""
+        clock = asyncio.get_running_loop().time
+        if self._checker is None and self._policy.effect and self._policy.effect.check:
+            self._checker = _Asker(self._policy.checking, self._pulse)
+        check = self.attempt if self._checker is None else self._checker.attempt
+        run = EffectRun(self._policy, request, self.attempt, check)
+        try:
+            answer = encoded(await run.run())
+        except Exception as error:  # noqa: BLE001 - user code
+            ms = round(1000 * (clock() - began_s))
+            return _failed(call, request, error, max(run.attempts, 1), ms)
+        ms = round(1000 * (clock() - began_s))
+        return Outcome(*call, request.digest, True, answer, max(run.attempts, 1), ms)
 
-    async def _attempt(self, arguments: Sequence[Any]) -> Any:
-        """An answer within the time there is."""
+    async def attempt(self, arguments: Sequence[Any], named: Named = NOTHING) -> Any:
+        """An answer within the time there is; `named`: more arguments."""
         policy, clock = self._policy, asyncio.get_running_loop().time
         await self._turn()
         if policy.hedge_s is None and _timeout is not None:
-            return await self._alone(arguments)
+            return await self._alone(arguments, named)
         until_s = clock() + policy.timeout_s
-        calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(arguments))}
+        calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(arguments, named))}
         try:
             if (hedge_s := policy.hedge_s) is not None and hedge_s < policy.timeout_s:
                 done, _ = await asyncio.wait(calls, timeout=hedge_s)
                 if not done:
-                    calls.add(asyncio.ensure_future(self._call_in_turn(arguments)))
+                    calls.add(asyncio.ensure_future(self._call_in_turn(arguments, named)))
             return await _first(calls, until_s)
         except NoAnswer:
             raise TimeoutError(f"no answer within {policy.timeout_s:g} s") from None
@@ -239,11 +277,11 @@ class _Asker:
             for call in calls:
                 call.cancel()
 
-    async def _alone(self, arguments: Sequence[Any]) -> Any:
+    async def _alone(self, arguments: Sequence[Any], named: Named) -> Any:
         """... by one call, without a task of its own: each costs."""
         try:
             async with _timeout(self._policy.timeout_s) as limit:
-                return await self._call(arguments)
+                return await self._call(arguments, named)
         except TimeoutError:
             if limit.expired():
                 raise TimeoutError(f"no answer within {self._policy.timeout_s:g} s") from None
@@ -259,17 +297,19 @@ class _Asker:
         if self._threads is not None:
             await self._threads.place()
 
-    async def _call_in_turn(self, arguments: Sequence[Any]) -> Any:
+    async def _call_in_turn(self, arguments: Sequence[Any], named: Named) -> Any:
         await self._turn()
-        return await self._call(arguments)
+        return await self._call(arguments, named)
 
-    async def _call(self, arguments: Sequence[Any]) -> Any:
+    async def _call(self, arguments: Sequence[Any], named: Named) -> Any:
+        if self._policy.effect is not None:
+            await self._pulse().steady()
         given = copy.deepcopy(arguments) if self._may_repeat else arguments
         if self._threads is not None:
-            return await self._threads.run(self._fn, given)
+            return await self._threads.run(partial(self._fn, **named), given)
         if self._service is not None:
             await self._open(self._service)
-        return await _guarded(self._fn(*given))
+        return await _guarded(self._fn(*given, **named))
 
     async def _open(self, service: Service) -> None:
         """Once; if that fails, or takes too long, the next call tries again."""
@@ -281,6 +321,8 @@ class _Asker:
 
     async def close(self) -> None:
         """The life is over."""
+        if self._checker is not None:
+            await self._checker.close()
         if self._threads is not None:
             self._threads.close()
         if self._opened is not None and self._service is not None:

@@ -1,0 +1,191 @@
+"""Effects: calls that must not be made twice, or that a service must know again.
+
+An effect is made once the log that leads to it cannot be lost (:mod:`clonos.core.calls`), so every
+recovery arrives at it again under the same name. What is left is *doubt*: an effect was begun, and
+nobody knows what became of it. A service that deduplicates is asked again under the same name;
+another one is asked whether it was made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from base64 import b32encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, Final, Literal
+
+from clonos.columns.durations import parse_duration
+from clonos.core.canonical import encode
+from clonos.errors import WrongType
+
+OnUnknown = Literal["fail", "on_error", "retry"]
+_POLICIES: Final = ("fail", "on_error", "retry")
+
+
+@dataclass(frozen=True)
+class EffectCall:
+    """What a function of an effect learns as ``call``.
+
+    Attributes
+    ----------
+    key
+        The name of this effect, 24 lower-case letters and digits: the same in all attempts, after
+        all failures, and of no other effect.
+    attempt
+        1 for the first attempt of this life of the task.
+    """
+
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A check has found that the effect was made, and what it answered."""
+
+    answer: Any = None
+
+
+class NotMade(Exception):
+    """Surely not made: raised by an effect's function, or raised or returned by its check."""
+
+
+class Effect:
+    """A function that changes something out there: what :func:`effect` makes of it.
+
+    Attributes
+    ----------
+    fn, check
+        As given; ``check`` is None if the service deduplicates, or cannot be asked.
+    idempotent
+        The service takes a second attempt with the same key for the first one.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        idempotent: bool,
+        check: Callable[..., Any] | None,
+        check_for: str | timedelta,
+        on_unknown: OnUnknown,
+        refused: tuple[type[Exception], ...],
+    ) -> None:
+        self.fn, self.idempotent, self.check = fn, idempotent, check
+        self.check_for_s = parse_duration(check_for) / 1000
+        self.on_unknown = on_unknown
+        self.refused: tuple[type[Exception], ...] = (NotMade, *refused)
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__doc__ = fn.__doc__
+        self.wants_call = _wants_call(getattr(fn, "call", fn))
+        self.check_wants_call = check is not None and _wants_call(check)
+        self._require_sense()
+
+    def _require_sense(self) -> None:
+        where = self.__name__
+        for fn in (getattr(self.fn, "call", self.fn), self.check):
+            if fn is not None and not callable(fn):
+                raise WrongType(f"{fn!r} is not a function", where=where)
+        if self.on_unknown not in _POLICIES:
+            raise WrongType(
+                f"on_unknown={self.on_unknown!r}",
+                where=where,
+                remedy=f"give one of {', '.join(map(repr, _POLICIES))}",
+            )
+        if self.idempotent and not self.wants_call:
+            raise WrongType(
+                "an idempotent effect does not take its key",
+                where=where,
+                remedy="write it as fn(..., *, call), and send call.key to the service",
+            )
+        if self.idempotent and self.check is not None:
+            raise WrongType(
+                "an idempotent effect has a check",
+                where=where,
+                remedy="it is made again with the same key instead; leave check= out",
+            )
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function, as if it were no effect: for your tests."""
+        return self.fn(*arguments, **named)
+
+
+def effect(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    idempotent: bool = False,
+    check: Callable[..., Any] | None = None,
+    check_for: str | timedelta = "5 minutes",
+    on_unknown: OnUnknown = "fail",
+    refused: tuple[type[Exception], ...] = (),
+) -> Any:
+    """Declare that a function changes something: pays, sends, books.
+
+    ``map_async`` and ``with_column_async`` then make it once: not before the log that leads to it
+    is safe, and never again in silence. (Output commit, and what payment interfaces call an
+    idempotency key.)
+
+    Parameters
+    ----------
+    fn
+        A function or coroutine function, or a :class:`clonos.Service`; if it has a keyword argument
+        ``call``, it gets an :class:`EffectCall`. It raises :class:`NotMade` where it is sure that
+        nothing was done; after any other exception, or a timeout, it is in doubt.
+    idempotent
+        The service deduplicates by ``call.key``: doubts are resolved by asking again.
+    check
+        ``check(...)`` with the same arguments finds out about an effect in doubt. It returns
+        :class:`Made` with the answer, or :class:`NotMade`. If it returns anything else or raises,
+        it does not know yet, and is asked again, with pauses.
+    check_for
+        Time after which a check that does not know is given up.
+    on_unknown
+        What follows if nobody knows: ``"fail"`` ends the job with
+        :class:`~clonos.errors.EffectUnknown`, and its next start checks again; ``"on_error"``
+        treats that as an error of the row; ``"retry"`` makes it again, perhaps a second time.
+    refused
+        Exceptions that say, as ``NotMade`` does, that nothing was done.
+
+    Examples
+    --------
+    >>> @effect(idempotent=True)
+    ... async def charge(order_id, cents, *, call):
+    ...     return await bank.charge(order_id, cents, idempotency_key=call.key)
+    >>> charge.__name__, charge.idempotent
+    ('charge', True)
+    """
+
+    def declare(fn: Callable[..., Any]) -> Effect:
+        return Effect(
+            fn,
+            idempotent=idempotent,
+            check=check,
+            check_for=check_for,
+            on_unknown=on_unknown,
+            refused=refused,
+        )
+
+    return declare if fn is None else declare(fn)
+
+
+def _wants_call(fn: Callable[..., Any]) -> bool:
+    try:
+        parameter = inspect.signature(fn).parameters.get("call")
+    except (TypeError, ValueError):
+        return False  # builtins without a signature
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+
+
+def effect_key(lineage: str, scope: str, identity: Any, ordinal: int) -> str:
+    """The name of an effect: equal for equal arguments, on every machine.
+
+    Examples
+    --------
+    >>> effect_key("invoices-2026", "charge", 17, 0)
+    'v52g4ekdfyc7edpc636kgnlh'
+    """
+    named = encode([lineage, scope, identity, ordinal])
+    return b32encode(blake2b(named, digest_size=15).digest()).decode().lower()
