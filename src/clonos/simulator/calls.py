@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 HANG_MS = 20.0
 """Those that hang look so often whether all faults have healed."""
+QUIET_MS = 250.0
+"""By then nothing of an earlier life begins an effect any more: a process that was given up, but
+lives, has ended."""
 
 
 class SlotCalls:
@@ -32,7 +35,7 @@ class SlotCalls:
         task, incarnation = self._slot.node.who(life)
         scheduler, random = self._slot.cluster.scheduler, self._slot.cluster.call_random
         for call, request in calls:
-            delay = random.choice((0.0, 1.0, 5.0)) * random.random()
+            delay = random.choice((0.0, 1.0, 5.0)) * random.random() + QUIET_MS * request.in_doubt
             scheduler.after(delay, self._ask, life, task, incarnation, call, request)
 
     def withdraw(self, life: int) -> None:
@@ -46,8 +49,12 @@ class SlotCalls:
             return
         random = cluster.call_random
         try:
-            named = (task, *call, request.digest)  # equal rows are other calls
-            answer = cluster.service.ask_slowly(task, incarnation, named)
+            if request.key:
+                key, digest, in_doubt = request.key, request.digest, request.in_doubt
+                answer = cluster.service.make(task, incarnation, key, digest, in_doubt=in_doubt)
+            else:
+                named = (task, *call, request.digest)  # equal rows are other calls
+                answer = cluster.service.ask_slowly(task, incarnation, named)
         except ValueError as error:
             ok, encoded = False, encode_error(error)
         else:

@@ -150,6 +150,7 @@ def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
             (writer, encoded)
             for writer, record in recorder.entries(task.id)
             for determinant in decode_record(record)
+            if not (task.has_effects and isinstance(determinant, Outcomes))
             for encoded in _answers(determinant)
         ]
         asked = {a.answer: a for a in service.journal if a.task == task.id}
@@ -160,6 +161,27 @@ def calls_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
             require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
             later = [a for a in service.by_arguments[known.arguments] if a.incarnation > writer]
             require(not later, "calls", f"{known} was asked again: {later}")
+
+
+def effects_once(job: AnyJob, recorder: Recorder, service: Service) -> None:
+    """Every effect was made for what the history has asked, and the history knows its answer."""
+    for task in job.plan.tasks:
+        if not task.has_effects:
+            continue
+        known = {
+            str(outcome.number): (outcome.digest, recorder.decode_answer(outcome.answer))
+            for _, record in recorder.entries(task.id)
+            for determinant in decode_record(record)
+            if isinstance(determinant, Outcomes)
+            for outcome in determinant.outcomes
+            if outcome.ok
+        }
+        made = {
+            key: (effect.digest, effect.answer)
+            for (owner, key), effect in service.effects.items()
+            if owner == task.id
+        }
+        require(known == made, "effects", f"{task.name} knows {known}, what was made is {made}")
 
 
 def _answers(determinant: Determinant) -> list[bytes]:

@@ -67,6 +67,15 @@ def gated_source(machine: TaskMachine, channel: int, item: Item, durable: dict[i
         )
 
 
+def log_before_effects(machine: TaskMachine, asked_at: int, durable: dict[int, int]) -> None:
+    """Invariant 1 for effects: what led to them is in the journal before they are made."""
+    require(
+        asked_at <= durable.get(machine.id, 0),
+        "log before effect",
+        f"{machine.spec.name} makes what step {asked_at} has asked, the journal has {durable}",
+    )
+
+
 def log_leaves(machine: TaskMachine) -> None:
     """Invariant 1 in time: what a live task has written down is on its way after each tick."""
     for channel, output in machine.outputs.items():

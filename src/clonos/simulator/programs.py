@@ -39,6 +39,8 @@ class Behaviour:
     in_flight: int = 0
     """Each row waits for a call of its own, so many at a time."""
     ordered: bool = False
+    has_effects: bool = False
+    """... which is an effect."""
 
 
 class Waiting:
@@ -67,7 +69,8 @@ class Waiting:
 
     def request(self, number: int) -> tuple[CallId, Request]:
         arguments = (self._task, number, *self.rows[number])
-        return CallId(0, number), Request(None, arguments, arguments_digest(arguments, {}))
+        key = str(number) if self._behaviour.has_effects else ""
+        return CallId(0, number), Request(None, arguments, arguments_digest(arguments, {}), key)
 
     def open(self) -> dict[CallId, Request]:
         numbers = [n for n in self.rows if n <= self.asked and n not in self.answers]
@@ -432,6 +435,21 @@ def with_calls(job: Job, random: Random) -> Job:
 
     stages = tuple(replace(stage, behaviour=changed(stage.behaviour)) for stage in job.stages)
     return replace(job, stages=stages)
+
+
+def with_effects(job: Job, random: Random) -> Job:
+    """The same job, in which some of these calls are effects."""
+    stages = tuple(
+        replace(stage, behaviour=replace(stage.behaviour, has_effects=True))
+        if stage.behaviour.in_flight and random.random() < 0.7
+        else stage
+        for stage in job.stages
+    )
+    tasks = tuple(
+        replace(task, has_effects=stages[job.stage_of[task.id]].behaviour.has_effects)
+        for task in job.plan.tasks
+    )
+    return replace(job, stages=stages, plan=replace(job.plan, tasks=tasks))
 
 
 def random_behaviour(random: Random, *, is_source: bool) -> Behaviour:

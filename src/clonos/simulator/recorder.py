@@ -275,6 +275,9 @@ class Recorder:
         invariants.log_before_effect(machine, self._durable, self._shared)
         invariants.bounded_memory(machine, backlogs)
 
+    def makes(self, machine: TaskMachine, asked_at: int) -> None:
+        invariants.log_before_effects(machine, asked_at, self._durable)
+
     def sends(self, machine: TaskMachine, data: msg.Data | msg.Welcome) -> None:
         if isinstance(data, msg.Data) and data.item is not None:
             self.digest.add(data.channel, data.item.seq, data.item.chain)
@@ -452,6 +455,7 @@ class Recorder:
         if self._is_exact:
             endings.equivalence(self.job, self)
             endings.calls_once(self.job, self, service)
+            endings.effects_once(self.job, self, service)
             endings.clock_goes_on(self.job, self)
             endings.written_once(self.job, self)
         endings.conservation(self.job, self, at_least=not self._is_exact)

@@ -28,6 +28,7 @@ from clonos.simulator.programs import (
     overlap_job,
     random_job,
     with_calls,
+    with_effects,
 )
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
@@ -167,8 +168,11 @@ def _in_cells(job: Job, seed: int) -> Job:
 
 
 def _with_calls(job: Job, seed: int) -> Job:
-    """Drawn by itself, too."""
-    return with_calls(job, Random(f"calls {seed}")) if seed % 7 in (2, 5) else job
+    """Drawn by itself, too; in half of these, some calls are effects."""
+    if seed % 7 not in (2, 5):
+        return job
+    job = with_calls(job, Random(f"calls {seed}"))
+    return with_effects(job, Random(f"effects {seed}")) if seed % 2 and job.plan.causal_log else job
 
 
 def _has_markers(seed: int) -> bool:
@@ -196,9 +200,9 @@ def simulate(
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
     In two of five seeds tasks seal without markers; in a third, slots run several tasks each; in
-    two of seven, rows wait for calls. Every 50th seed runs a real job of Arrow operators, if
-    `arrow` does not say otherwise; every fifth has tasks that are source and sink at once; in every
-    third user code takes its time.
+    two of seven, rows wait for calls, half of them for effects. Every 50th seed runs a real job of
+    Arrow operators, if `arrow` does not say otherwise; every fifth has tasks that are source and
+    sink at once; in every third user code takes its time.
     `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
     `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).

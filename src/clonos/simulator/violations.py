@@ -25,6 +25,7 @@ INVARIANTS = {
     "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
     "conservation": "rows in are rows out",
     "calls": "no call is made again whose answer was used",
+    "effects": "an effect is made once, and by a history that stays",
     "monotonic clock": "the time that a task sees never goes back",
     "bounded memory": "who is far ahead of a live receiver waits",
     "open flow": "who replays or aligns holds up nobody",

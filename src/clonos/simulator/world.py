@@ -17,7 +17,7 @@ from clonos.core.digest import content_digest
 from clonos.core.events import Trial
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch, Program
-from clonos.simulator.violations import Violation
+from clonos.simulator.violations import Violation, require
 
 EPOCH_MS = 1_700_000_000_000
 """Processing time at the start of every simulation."""
@@ -89,13 +89,28 @@ class Asked(NamedTuple):
     answer: int | None
 
 
+class Effect(NamedTuple):
+    """One effect as it was made, by which life of the task that asks it."""
+
+    incarnation: Incarnation
+    digest: int
+    answer: int
+
+
 class Service:
-    """An external service: every answer is new; it keeps a journal of its own."""
+    """An external service: every answer is new; it keeps a journal of its own.
+
+    Attributes
+    ----------
+    effects
+        Those that were made, by task and name.
+    """
 
     def __init__(self, random: Random) -> None:
         self._random, self._slow_random = random, Random(0)
         self.journal: list[Asked] = []
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
+        self.effects: dict[tuple[int, str], Effect] = {}
 
     def ask(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
         return self._ask(self._random, task, incarnation, arguments)
@@ -103,6 +118,23 @@ class Service:
     def ask_slowly(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
         """A call that does not block: drawn by itself, all else in a seed stays as it was."""
         return self._ask(self._slow_random, task, incarnation, arguments)
+
+    def make(
+        self, task: int, incarnation: Incarnation, key: str, digest: int, *, in_doubt: bool
+    ) -> int:
+        """Make an effect, unless (`in_doubt`) it is asked for first and found. It may be refused.
+
+        A service that knows no names: whoever asks twice gets it twice.
+        """
+        known = self.effects.get((task, key))
+        if in_doubt and known is not None:
+            return known.answer
+        if self._slow_random.random() < 0.1:
+            raise ValueError("refused")
+        require(known is None, "effects", f"{key} of task {task} was made: {known}; and is again")
+        made = Effect(incarnation, digest, self._slow_random.getrandbits(48))
+        self.effects[task, key] = made
+        return made.answer
 
     def _ask(
         self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
