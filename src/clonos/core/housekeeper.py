@@ -124,9 +124,7 @@ class HouseKeeper:
     def committed(self) -> tuple[list[ev.Action], list[Deliver]]:
         """Everything taken so far is durable: acknowledge it, let it out."""
         self._advance_stable()
-        for channel, task in self._waited_for.items():
-            if self._told.get(channel) != self.stable[task]:
-                self._credit_due.add(channel)
+        self._tell_what_is_safe()
         for channel in sorted(self._credit_due):
             inbound = self.inputs[channel]
             credit = inbound.credit(relaxed=False, force=True)
@@ -141,6 +139,12 @@ class HouseKeeper:
         self._actions.clear()
         delivered, self._delivered = self._delivered, []
         return actions, delivered
+
+    def _tell_what_is_safe(self) -> None:
+        """Tasks with effects hear it also where nothing else of theirs has come."""
+        for channel, task in self._waited_for.items():
+            if self._told.get(channel) != self.stable[task]:
+                self._credit_due.add(channel)
 
     def _advance_stable(self) -> None:
         """How much of each log can never be cut any more: all that it rests on is held, too.

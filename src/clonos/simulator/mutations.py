@@ -52,10 +52,11 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
+from clonos.simulator import wrong_effects
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
-from clonos.simulator.programs import Job, Toy
+from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
@@ -329,6 +330,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "calls that were open are forgotten": mutation(
         "equivalence", (Toy, "open_calls", constant({}))
+    ),
+    "effects do not wait for their log": mutation(
+        "log before effect", (OpenCalls, "released", wrong_effects.release_at_once)
+    ),
+    "who has effects is not told what is safe": mutation(
+        "liveness", (HouseKeeper, "_tell_what_is_safe", constant(None)), kind=EDGE
+    ),
+    "an effect of an earlier life is no doubt": mutation(
+        "effects", (OpenCalls, "_hold", wrong_effects.without_doubt)
+    ),
+    "an effect has another name in another life": mutation(
+        "effects", (Waiting, "request", wrong_effects.name_of_a_life)
     ),
     "a full task takes more": mutation(
         "bounded memory", (TaskMachine, "_is_full", wrong.never_full)

@@ -17,6 +17,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.effects import EffectCall
 from clonos.operators.service import Policy, Service
 
 
@@ -202,21 +203,24 @@ def answered(call: CallId, request: Request) -> Outcome:
     """What comes of a call that is made now, once, whatever its policy says."""
     policy: Policy = request.service
     try:
-        answer = asyncio.run(_ask(policy, request.arguments))
+        answer = asyncio.run(_ask(policy, request))
     except Exception as error:  # noqa: BLE001 - user code
         answer = error
     return outcome_of(call, request, answer)
 
 
-async def _ask(policy: Policy, arguments: Sequence[Any]) -> Any:
+async def _ask(policy: Policy, request: Request) -> Any:
+    is_told = policy.effect is not None and policy.effect.wants_call
+    named = {"call": EffectCall(request.key, 1)} if is_told else {}
+    arguments = request.arguments
     if isinstance(policy.fn, Service):
         service = copy.copy(policy.fn)
         await service.open()
         try:
-            return await service.call(*arguments)
+            return await service.call(*arguments, **named)
         finally:
             await service.close()
-    answer = policy.fn(*arguments)
+    answer = policy.fn(*arguments, **named)
     return await answer if policy.is_async else answer
 
 

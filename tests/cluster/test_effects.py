@@ -1,0 +1,152 @@
+"""Effects in real processes that are killed: each is made once, and everybody knows its receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import cloudpickle
+
+import clonos
+from clonos.errors import EffectUnknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROWS = 60
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+
+def hangs(n: int) -> bool:
+    return n % 3 == 0
+
+
+async def pay(folder: Path, n: int, *, call: clonos.EffectCall) -> int:
+    """Of every third payment no answer comes while there is no gate; half of these are made."""
+    if hangs(n) and n % 2 == 0:
+        await gate(folder)
+    receipt = random.getrandbits(40)
+    with (folder / "payments").open("a") as payments:
+        payments.write(f"{call.key} {n} {receipt}\n")
+    if hangs(n) and n % 2:
+        await gate(folder)
+    return receipt
+
+
+async def gate(folder: Path) -> None:
+    with (folder / "waiting").open("a") as waiting:
+        waiting.write("x")
+    while not (folder / "gate").exists():  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.01)
+
+
+async def find(folder: Path, n: int, *, call: clonos.EffectCall) -> Any:
+    with (folder / "checks").open("a") as checks:
+        checks.write(f"{n}\n")
+    for key, _, receipt in payments(folder):
+        if key == call.key:
+            return clonos.Made(receipt)
+    return clonos.NotMade
+
+
+async def pay_by_key(folder: Path, n: int, *, call: clonos.EffectCall) -> int:
+    """A service that deduplicates."""
+    for key, _, receipt in payments(folder):
+        if key == call.key:
+            return receipt
+    return await pay(folder, n, call=call)
+
+
+def payments(folder: Path) -> list[tuple[str, int, int]]:
+    path = folder / "payments"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(key, int(n), int(receipt)) for key, n, receipt in map(str.split, lines)]
+
+
+def count(path: Path) -> int:
+    return len(path.read_text()) if path.exists() else 0
+
+
+def build(
+    folder: Path, declared: clonos.Effect, timeout: str = "3 s", **settings: Any
+) -> clonos.Job:
+    job = clonos.Job("shop", parallelism=1, **settings)
+    source = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], "n long")
+    rows = job.source(source, name="in").slot_group("paying").start_new_chain()
+    paid = rows.with_column_async(
+        "receipt long",
+        declared,
+        "n",
+        name="pay",
+        in_flight=ROWS,
+        ordered=False,
+        timeout=timeout,
+        attempts=1_000,  # a busy machine may let some of them time out
+        backoff=("100 ms", "100 ms"),
+    )
+    paid.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def wait_until_only_the_hanging_are_open(kit: Any, job: Any, folder: Path) -> None:
+    """If it takes longer than the timeout, fewer: those that a check has found."""
+    hanging = sum(map(hangs, range(ROWS)))
+    kit.wait_for(lambda: job.delivered["out"] >= ROWS - hanging)
+    kit.wait_for(lambda: count(folder / "waiting") >= hanging)
+
+
+def check(folder: Path, table: Any) -> None:
+    got = sorted(zip(*table.to_pydict().values(), strict=True))
+    made = payments(folder)
+    assert Counter(n for _, n, _ in made) == dict.fromkeys(range(ROWS), 1)
+    assert len({key for key, _, _ in made}) == ROWS
+    assert got == sorted((n, receipt) for _, n, receipt in made)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_killed_task_pays_nothing_twice(kit, spark, tmp_path, idempotent):
+    if idempotent:
+        declared = clonos.effect(partial(pay_by_key, tmp_path), idempotent=True)
+    else:
+        declared = clonos.effect(partial(pay, tmp_path), check=partial(find, tmp_path))
+    job = build(tmp_path, declared, checkpoint_interval="1 hour").start(spark)
+    wait_until_only_the_hanging_are_open(kit, job, tmp_path)
+    kit.kill(job, "pay[0]")
+    kit.wait_recovered(job, 1)
+    (tmp_path / "gate").touch()
+    check(tmp_path, job.wait(kit.WAIT_S).table())
+    if not idempotent:
+        checked = Counter(map(int, (tmp_path / "checks").read_text().split()))
+        assert checked.keys() >= set(filter(hangs, range(ROWS))), "what was open"
+
+
+def test_a_restart_pays_nothing_twice(kit, spark, tmp_path):
+    declared = clonos.effect(partial(pay, tmp_path), check=partial(find, tmp_path))
+    settings = {"checkpoint_interval": "200 ms", "checkpoint_dir": str(tmp_path / "job")}
+    job = build(tmp_path, declared, **settings).start(spark)
+    wait_until_only_the_hanging_are_open(kit, job, tmp_path)
+    floors = job.observer.floors
+    kit.wait_for(lambda: job.observer.floors >= floors + 2)
+    job.stop()
+    (tmp_path / "gate").touch()
+    job = build(tmp_path, declared, **settings).start(spark)
+    check(tmp_path, job.wait(kit.WAIT_S).table())
+
+
+def test_what_nobody_can_know_ends_the_job_and_is_settled_by_the_next_start(kit, spark, tmp_path):
+    """... of which the user has said how to find out."""
+    settings = {"checkpoint_interval": "200 ms", "checkpoint_dir": str(tmp_path / "job")}
+    blind = clonos.effect(partial(pay, tmp_path))
+    job = build(tmp_path, blind, "1 s", **settings).start(spark)
+    with pytest.raises(EffectUnknown, match=r"nobody knows whether the effect \w{24} was made"):
+        job.wait(kit.WAIT_S)
+    (tmp_path / "gate").touch()
+    seeing = clonos.effect(partial(pay, tmp_path), check=partial(find, tmp_path))
+    job = build(tmp_path, seeing, "1 s", **settings).start(spark)
+    check(tmp_path, job.wait(kit.WAIT_S).table())

@@ -1,0 +1,167 @@
+"""What users say of effects, and under which names they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+import clonos
+from clonos.errors import BadGraph, EffectUnknown, UnknownColumn, WrongType
+from clonos.operators.effects import effect_key
+from clonos.testing import Answers, StepHarness, rows
+from clonos.testing.harness import answered
+
+
+async def pay(order, *, call):
+    return call.key
+
+
+async def find(order):
+    return clonos.NotMade
+
+
+def orders(**settings):
+    rows = clonos.sources.from_batches([], "order long, cents long")
+    return clonos.Job("shop", **settings).source(rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"on_unknown": "shrug"}, "on_unknown='shrug'"),
+        ({"idempotent": True, "check": find}, "has a check"),
+        ({"check": 7}, "7 is not a function"),
+    ],
+)
+def test_declarations_that_make_no_sense(how, said):
+    with pytest.raises(WrongType, match=said):
+        clonos.effect(**how)(pay)
+
+
+def test_an_idempotent_effect_takes_its_key():
+    with pytest.raises(WrongType, match="does not take its key") as caught:
+        clonos.effect(idempotent=True)(find)
+    assert "call.key" in caught.value.remedy
+
+
+def test_an_effect_can_be_called_in_tests():
+    @clonos.effect
+    def send(text):
+        """Sends."""
+        return text.upper()
+
+    assert send("hello") == "HELLO"
+    assert (send.__name__, send.__doc__) == ("send", "Sends.")
+
+
+def test_streams_with_effects_say_so():
+    declared = clonos.effect(check=find)(pay)
+    stream = orders()
+    stream.with_column_async("key string", declared, "order").sink(clonos.sinks.collect())
+    job = stream._job.compile()
+    assert [task.has_effects for task in job.plan.tasks] == [True] * len(job.plan.tasks)
+    assert all(job.plan.channels[t.outputs[-1]].receiver < 0 for t in job.plan.tasks)
+
+
+def test_what_cannot_be_kept_is_refused():
+    declared = clonos.effect(check=find)(pay)
+    with pytest.raises(WrongType, match="effect twice"):
+        orders().with_column_async("key string", declared, "order", hedge="1 second")
+    with pytest.raises(WrongType, match="identity= names effects"):
+        orders().with_column_async("key string", find, "order", identity="order")
+    with pytest.raises(UnknownColumn, match="number"):
+        orders().with_column_async("key string", declared, "order", identity="number")
+    with pytest.raises(WrongType, match="check: the function cannot be called with"):
+        orders().with_column_async("key string", declared, "order", "cents")
+    for settings in ({"guarantee": "at_least_once"}, {"on_orphan": "availability"}):
+        stream = orders(**settings).with_column_async("key string", declared, "order")
+        stream.sink(clonos.sinks.collect())
+        with pytest.raises(BadGraph, match="an effect needs guarantee"):
+            stream._job.compile()
+    stream = orders()
+    stream.with_column_async("key string", declared, "order", name="pay")
+    stream.sink(clonos.sinks.collect())
+    with pytest.raises(BadGraph, match="it leads to no sink") as caught:
+        stream._job.compile()
+    assert caught.value.where == "pay"
+
+
+SCHEMA = "order long, cents long"
+ROWS = [(7, 100), (8, 200), (7, 300)]
+
+
+def asked(program):
+    return StepHarness(program).source(ROWS, SCHEMA).asked
+
+
+def test_each_row_has_an_effect_of_its_own_or_each_thing_one():
+    declared = clonos.effect(check=find)(pay)
+
+    def names(lineage, **how):
+        stream = orders(parallelism=1)
+        stream.with_column_async("key string", declared, "order", name="pay", **how).sink(
+            clonos.sinks.collect()
+        )
+        program = stream._job.compile().codes[-1].program(lineage)
+        requests = [request for _, request in asked(program)]
+        again = {call.number: request.key for call, request in program.open_calls().items()}
+        assert list(again.values()) == [request.key for request in requests]
+        return [request.key for request in requests]
+
+    assert names("run 1") == [effect_key("run 1", "pay", [0, n], 0) for n in (1, 2, 3)]
+    assert not {*names("run 1")} & {*names("run 2")}
+    first, second, third = names("run 1", identity="order")
+    assert first == third != second
+    assert first == effect_key("run 1", "pay", [7], 0)
+    assert len({*names("run 1", identity=["order", "cents"])}) == 3
+
+
+def paying(**how):
+    async def pay(order, *, call):
+        if order == 8:
+            raise EffectUnknown("nobody knows")
+        return call.key
+
+    declared = clonos.effect(check=find, on_unknown=how.pop("on_unknown", "fail"))(pay)
+    stream = orders(parallelism=1)
+    paid = stream.with_column_async("key string", declared, "order", name="pay", **how)
+    paid.sink(clonos.sinks.collect())
+    return StepHarness(stream._job.compile().codes[-1].program("run 1"))
+
+
+def test_what_nobody_knows_ends_the_job_whatever_is_done_about_other_errors():
+    harness = paying(on_error=lambda order, error: "none")
+    output = harness.source(ROWS, SCHEMA)
+    outcomes = [answered(*each) for each in output.asked]
+    with pytest.raises(EffectUnknown, match=r"nobody knows \(for Row\(order=8") as caught:
+        harness.feed(Answers(tuple(outcomes)))
+    assert caught.value.where == "pay[0]"
+
+
+def test_what_nobody_knows_may_be_an_error_of_the_row():
+    harness = paying(on_unknown="on_error", on_error=lambda order, error: type(error).__name__)
+    output = harness.source(ROWS, SCHEMA)
+    (batch,) = harness.feed(
+        Answers(tuple(answered(*each) for each in output.asked))
+    ).batches.values()
+    assert [row[-1] for row in rows(batch)][1] == "EffectUnknown"
+
+
+def test_a_process_says_that_it_has_effects():
+    class Shop(clonos.Process):
+        def open(self, ctx):
+            self.pay = ctx.service("pay", clonos.effect(check=find)(pay))
+
+    stream = orders()
+    stream.key_by("order").process(Shop(), "order long").sink(clonos.sinks.collect())
+    with pytest.raises(WrongType, match="the service 'pay' is an effect") as caught:
+        program_of(stream)
+    assert "effects=True" in caught.value.remedy
+    stream = orders()
+    shop = stream.key_by("order").process(Shop(), "order long", effects=True)
+    shop.sink(clonos.sinks.collect())
+    assert program_of(stream).makes_calls
+
+
+def program_of(stream):
+    """Of the last task."""
+    return stream._job.compile().codes[-1].program("run 1")
