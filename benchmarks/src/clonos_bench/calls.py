@@ -134,19 +134,24 @@ def _job(
 def _cost(arguments: argparse.Namespace) -> Report:
     columns = ("", "value", "low", "high", "aim")
     report = Report("cost", "CPU of a call that is answered at once", columns)
-    kinds = {"calls": (at_once, True), "no log": (at_once, False), "no calls": (plain, True)}
+    kinds = {
+        "calls": (at_once, True),
+        "no log": (at_once, False),
+        "no calls": (plain, True),
+        "effects": (clonos.effect(at_once), True),
+    }
     used: dict[str, list[float]] = {kind: [] for kind in kinds}
     cores = _paced_job(arguments, at_once).cores()
     with run.session(f"local[{cores}]") as spark:
         for _ in range(arguments.pairs):
             for kind, (fn, protected) in kinds.items():
                 used[kind].append(_cpu_s(arguments, spark, fn, protected=protected))
-    each = np.array(used["calls"]) - np.array(used["no calls"])
-    micros = each / arguments.rows * 1e6
-    cost = mean(micros.tolist())
-    aim = f"{COST}: {COST.judge(cost.value)}"
-    cells = (f"{micros:.1f}" for micros in (cost.value, cost.low, cost.high))
-    report.add("a call, beside the same job without (us)", *cells, aim)
+    for kind, what in (("calls", "a call"), ("effects", "an effect")):
+        each = np.array(used[kind]) - np.array(used["no calls"])
+        cost = mean((each / arguments.rows * 1e6).tolist())
+        aim = f"{COST}: {COST.judge(cost.value)}" if kind == "calls" else ""
+        cells = (f"{micros:.1f}" for micros in (cost.value, cost.low, cost.high))
+        report.add(f"{what}, beside the same job without (us)", *cells, aim)
     ratio = paired_ratio(list(zip(used["calls"], used["no log"], strict=True)))
     report.ratio("log, standby (% of the slots' CPU)", ratio, LOG)
     report.notes.append(
@@ -177,9 +182,14 @@ def _latency(arguments: argparse.Namespace) -> Report:
     with run.stop_file() as stop:
         source = jobs.paced(arguments.rate, stop_file=str(stop))
         fn = partial(slow, str(stop.parent), arguments.call_ms / 1000)
-        for ordered in (False, True):
+        kinds = {
+            "as they come": (fn, False),
+            "in order": (fn, True),
+            "effects": (clonos.effect(fn), False),
+        }
+        for kind, (asked, ordered) in kinds.items():
             stop.unlink(missing_ok=True)
-            job = _job(arguments, source, fn, in_flight=400, ordered=ordered)
+            job = _job(arguments, source, asked, in_flight=400, ordered=ordered)
             with (
                 run.session(f"local[{job.cores()}]") as spark,
                 run.running(job, spark) as (started, watch),
@@ -198,7 +208,6 @@ def _latency(arguments: argparse.Namespace) -> Report:
                 ms[(times >= began) & (times < ended)]
                 for times, ms in (watch.series(task) for task in watch.tasks())
             ])  # fmt: skip
-            kind = "in order" if ordered else "as they come"
             report.summary(
                 f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE
             )
