@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
-    from clonos.errors import ClonosError
+    from clonos.errors import ClonosError, Fenced
     from clonos.nodes.views import Recovery
     from clonos.operators.context import Context
     from clonos.operators.process import Process, ProcessContext
@@ -32,6 +32,7 @@ __version__ = VERSION
 _HOMES = {
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
+    "Fenced": "clonos.errors",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.keyed",
     "Listener": "clonos.cluster.listener",
@@ -61,6 +62,7 @@ _MODULES = {
 __all__ = [
     "ClonosError",
     "Context",
+    "Fenced",
     "Job",
     "KeyedStream",
     "Listener",

@@ -14,7 +14,8 @@ from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.nodes.events import Fetched, Stored, Wrote
-from clonos.runtime.loop import Layers, Writers
+from clonos.runtime.loop import Layers
+from clonos.runtime.writers import Writers
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage import retry as retry_module
 from clonos.storage.files import LocalFiles
@@ -102,16 +103,16 @@ def test_output_is_written_when_there_is_room_again_and_nobody_waits_for_a_task_
     tmp_path, away
 ):
     shipment: Any = SimpleNamespace(
-        writers={3: lambda: ParquetWriter(str(tmp_path), "process")},
+        writers={3: lambda incarnation: ParquetWriter(str(tmp_path), "process")},
         plan=SimpleNamespace(tasks={3: SimpleNamespace(index=0, name="out[0]")}),
     )
     box: Any = Box()
     writers = Writers(shipment, box)
-    first = writers.of(3)
+    first = writers.of(3, Incarnation(1, 1))
     assert first is not None
     first.write(1, release(1))
     away.wait()
-    second = writers.of(3)
+    second = writers.of(3, Incarnation(1, 2))
     assert second is not None
     second.write(2, release(2))
     assert type(box.next()).__name__ == "WorkFailed", "of the life before, which nobody heeds"

@@ -149,7 +149,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
-    _require_own_folders(vertices)
+    _require_own_places(vertices)
     groups = slot_groups(vertices)
     chains = fuse(without_unread_columns(vertices), groups)
     return _Wiring(graph, chains, cells(chains, groups)).compile()
@@ -220,17 +220,24 @@ def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
     return [vertex for vertex in vertices if vertex.id in needed]
 
 
-def _require_own_folders(vertices: Sequence[Vertex]) -> None:
-    """The files of two sinks would have the same names."""
+def _require_own_places(vertices: Sequence[Vertex]) -> None:
+    """The files of two sinks would have the same names; so would the rows of two in a table."""
     names: dict[str, str] = {}
     for vertex in vertices:
-        if vertex.sink is None or vertex.sink.path is None:
+        sink = vertex.sink
+        if sink is None or not sink.writes_itself:
             continue
-        path = vertex.sink.path.rstrip("/")
-        place = path if "://" in path else Path(path).absolute().as_uri()
+        if sink.store is not None:
+            if sink.store.place is None:
+                continue
+            place = what = sink.store.place
+        else:
+            path = (sink.path or "").rstrip("/")
+            place = path if "://" in path else Path(path).absolute().as_uri()
+            what = f"the same folder {path}"
         if names.setdefault(place, vertex.name) != vertex.name:
             raise BadGraph(
-                f"sinks {names[place]!r} and {vertex.name!r} write to the same folder {path}",
+                f"sinks {names[place]!r} and {vertex.name!r} write to {what}",
                 where=vertex.name,
                 remedy="give each its own; to have the rows of both in one place, unite the "
                 "streams first: a.union(b).sink(...)",
@@ -310,7 +317,7 @@ class _Wiring:
                     is_source=source is not None,
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
-                    writes_itself=sink is not None and sink.path is not None,
+                    writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
                 )
             )
