@@ -122,7 +122,7 @@ def application_name(lane: Lane, place: str) -> str:
     Examples
     --------
     >>> application_name(Lane("a", "out", 0, 7), "table t of h:5432/d")
-    'clonos 3fc2ec0ea8acd1f8 7'
+    'clonos 565057b17943ddf4 7'
     """
     digest = hashlib.blake2b(f"{place} {lane.name}".encode(), digest_size=8).hexdigest()
     return f"clonos {digest} {lane.incarnation}"
