@@ -32,7 +32,7 @@ def sqlite(path: str, table: str, columns: str) -> Any:
     """
 
     def open_lane(lane: Lane) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+        db = sqlite3.connect(path, timeout=0.1, isolation_level=None)
         db.executescript(TABLES.format(table=table, columns=columns))
         with transaction(db):
             found = mark_of(db, lane)

@@ -22,6 +22,7 @@ from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.postgres_session import MARKS
 from clonos.sinks.writers import Claims
 from clonos.storage.retry import StoreAway
+from clonos.testing import check_sink
 
 psycopg = pytest.importorskip("psycopg")
 
@@ -513,3 +514,19 @@ def test_psycopg_is_asked_for(monkeypatch):
     with pytest.raises(clonos.errors.DefinitionError, match="psycopg") as caught:
         Place("postgresql://x/y").store().place  # noqa: B018
     assert "clonos[postgres]" in caught.value.remedy
+
+
+# --- the contract --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upsert", [None, "id"])
+def test_the_contract_is_kept(postgres, upsert):
+    def make():
+        return clonos.sinks.postgres(postgres, f"t{next(_numbers)}", upsert=upsert)
+
+    def read(sink):
+        return Place(postgres, sink.store.transactions.target.table).rows()
+
+    report = check_sink(make, read, patience="10 seconds")
+    assert report.passed, report
+    assert all(f.points > 10 for f in report.findings if "every line" in f.scenario), report

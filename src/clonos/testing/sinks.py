@@ -29,7 +29,7 @@ from clonos.storage.retry import Retry, StoreAway
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("word", pa.string())])
 """Of the rows that a sink is tried out with."""
 POINTS_MAX: Final = 200
-HUGE_ROWS: Final = 200_000
+HUGE_ROWS: Final = 100_000
 _NAME: Final = "checked"
 
 Rows = list[tuple[int, str]]
