@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import struct
+import sys
 import threading
 from datetime import date, timezone
 from decimal import Decimal
@@ -25,6 +26,7 @@ from clonos.storage.retry import StoreAway
 from clonos.testing import check_sink
 
 psycopg = pytest.importorskip("psycopg")
+postgres_sink = sys.modules["clonos.sinks.postgres"]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 _numbers = itertools.count()
@@ -508,8 +510,6 @@ def test_no_password_is_told():
 
 
 def test_psycopg_is_asked_for(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(clonos.errors.DefinitionError, match="psycopg") as caught:
         Place("postgresql://x/y").store().place  # noqa: B018
@@ -520,7 +520,9 @@ def test_psycopg_is_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize("upsert", [None, "id"])
-def test_the_contract_is_kept(postgres, upsert):
+def test_the_contract_is_kept(postgres, upsert, monkeypatch):
+    monkeypatch.setattr(postgres_sink, "LOCKED_MS", 50)  # many lives are frozen with a lock
+
     def make():
         return clonos.sinks.postgres(postgres, f"t{next(_numbers)}", upsert=upsert)
 

@@ -9,6 +9,7 @@ Chains share slots: a *cell* has task i of every chain of one group.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -150,6 +151,7 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             remedy="end a stream with .sink(...)",
         )
     _require_own_places(vertices)
+    _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
     chains = fuse(without_unread_columns(vertices), groups)
     return _Wiring(graph, chains, cells(chains, groups)).compile()
@@ -242,6 +244,31 @@ def _require_own_places(vertices: Sequence[Vertex]) -> None:
                 remedy="give each its own; to have the rows of both in one place, unite the "
                 "streams first: a.union(b).sink(...)",
             )
+
+
+def _warn_of_upserts(vertices: Sequence[Vertex]) -> None:
+    """Of rows with one key, the last one can only win if they all come from one task."""
+    for vertex in vertices:
+        upsert = vertex.sink.upsert if vertex.sink is not None else ()
+        if upsert and vertex.parallelism > 1 and not _is_keyed_by(vertex, upsert):
+            warnings.warn(
+                f"sink {vertex.name!r} replaces rows by {', '.join(upsert)}, but its stream is not "
+                "keyed by that: if two tasks have rows with the same values, either may win. "
+                f"Put key_by({', '.join(map(repr, upsert))}) before it, or say parallelism=1",
+                stacklevel=2,
+            )
+
+
+def _is_keyed_by(vertex: Vertex, columns: Sequence[str]) -> bool:
+    """Whether what decides which task a row goes to are some of these columns, further up, too."""
+    while len(vertex.edges) == 1:
+        (edge,) = vertex.edges
+        if edge.routing is Routing.FORWARD and edge.vertex.parallelism != vertex.parallelism:
+            return False  # batches are dealt out in turn
+        if edge.keys or edge.routing is not Routing.FORWARD:
+            return bool(edge.keys) and set(edge.keys) <= set(columns)
+        vertex = edge.vertex
+    return False
 
 
 class _Wiring:

@@ -284,9 +284,7 @@ class _Place:
         self._lives.append(writer)
         return writer
 
-    def write(
-        self, life: Any, *groups: list[Output], give_up: Callable[[], object] = bool
-    ) -> None:
+    def write(self, life: Any, *groups: list[Output], give_up: Callable[[], object] = bool) -> None:
         """As the engine does it: what fails for a while is tried again."""
         until = time.monotonic() + 60 + self._patience_s
 
