@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -96,8 +97,8 @@ def check_sink(
     away
         ``with away(sink):`` makes the store unreachable in between. Without it that is not tried.
     patience
-        How long a life waits for the locks of a frozen one before that wakes up. A store whose locks
-        cannot be broken passes, too; its sink then waits for a frozen process as long as that lasts.
+        How long a life waits for the locks of a frozen one before that wakes up. A store whose
+        locks cannot be broken passes, too; its sink then waits for frozen processes, however long.
 
     Returns
     -------
@@ -294,7 +295,7 @@ class _Place:
             return time.monotonic() > until
 
         for group in groups:
-            Retry("check_sink", wait, lambda text: None)(lambda group=group: life.write(group))
+            Retry("check_sink", wait, _ignore)(partial(life.write, group))
 
     def expect_fenced(self, life: Any, group: list[Output]) -> None:
         try:
@@ -322,6 +323,10 @@ class _Place:
     def close(self) -> None:
         for life in self._lives:
             life.close()
+
+
+def _ignore(text: str) -> None:
+    """What is tried again needs no warning here."""
 
 
 def _past(wake_at: float, child: _Child) -> None:
