@@ -519,8 +519,10 @@ def test_psycopg_is_asked_for(monkeypatch):
 # --- the contract --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("upsert", [None, "id"])
-def test_the_contract_is_kept(postgres, upsert, monkeypatch):
+@pytest.mark.parametrize(
+    ("upsert", "every"), [(None, 7), ("id", 11), pytest.param(None, 1, marks=pytest.mark.soak)]
+)
+def test_the_contract_is_kept(postgres, upsert, every, monkeypatch):
     monkeypatch.setattr(postgres_sink, "LOCKED_MS", 50)  # many lives are frozen with a lock
 
     def make():
@@ -529,6 +531,6 @@ def test_the_contract_is_kept(postgres, upsert, monkeypatch):
     def read(sink):
         return Place(postgres, sink.store.transactions.target.table).rows()
 
-    report = check_sink(make, read, patience="10 seconds")
+    report = check_sink(make, read, patience="10 seconds", every=every)
     assert report.passed, report
-    assert all(f.points > 10 for f in report.findings if "every line" in f.scenario), report
+    assert all(f.points > 100 / every for f in report.findings if "every line" in f.scenario), report
