@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import clonos
 from clonos.nodes import places
 from clonos.sinks.errors import MarkLost, OutputExists, RowRefused
+from examples.transactional.sqlite_sink import sqlite
 
 psycopg = pytest.importorskip("psycopg")
 pytestmark = [
@@ -71,10 +74,13 @@ def check(kit, table, rows=ROWS):
     assert table.rows() == kit.expected(rows)
 
 
-def test_kills(kit, spark, tmp_path, table):
+@pytest.mark.parametrize(
+    "checkpoints", ["marked", pytest.param("uncoordinated", marks=pytest.mark.soak)]
+)
+def test_kills(kit, spark, tmp_path, table, checkpoints):
     """Of the sink's process, between and within its transactions, and of another task's."""
     source, sink = kit.gated(tmp_path, ROWS), table.sink()
-    job = kit.build(source, sink=sink).start(spark)
+    job = kit.build(source, sink=sink, checkpoints=checkpoints).start(spark)
     for count, victim in enumerate(("out[0]", "running[1]"), 1):
         kit.wait_quiet(job)
         kit.wait_for(table.count)
@@ -185,3 +191,19 @@ def test_a_refused_row_ends_the_job(kit, spark, tmp_path, table):
     table.sql(f"alter table {table.name} drop constraint {table.name}_n_check")
     job.run(spark, timeout_s=kit.WAIT_S)
     assert table.rows() == [(n,) for n in range(100)]
+
+
+def test_a_sink_of_ones_own(kit, spark, tmp_path):
+    """Its functions are sent to slots; two tasks of two processes share a file."""
+    path = tmp_path / "rows.db"
+    sink = sqlite(str(path), "t", 'key, "from", "to", n, top, rows')
+    job = kit.build(kit.gated(tmp_path, ROWS), sink=sink, is_fused=True).start(spark)
+    kit.wait_quiet(job)
+    kit.wait_rows(job, 1)
+    kit.kill(job, "windows[0]")
+    kit.wait_recovered(job, 1)
+    kit.open_tap(tmp_path)
+    job.wait(kit.WAIT_S)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        found = sorted(db.execute("select * from t"))
+    assert found == [(k, str(a), str(b), *more) for k, a, b, *more in kit.expected(ROWS)]

@@ -533,4 +533,5 @@ def test_the_contract_is_kept(postgres, upsert, every, monkeypatch):
 
     report = check_sink(make, read, patience="10 seconds", every=every)
     assert report.passed, report
-    assert all(f.points > 100 / every for f in report.findings if "every line" in f.scenario), report
+    lines = [f.points for f in report.findings if "every line" in f.scenario]
+    assert min(lines) > 100 / every

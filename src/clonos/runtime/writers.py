@@ -12,10 +12,12 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from clonos.blame import in_short, users_traceback
 from clonos.core import events as ev
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import WorkFailed, Wrote
 from clonos.runtime.shipment import Shipment
+from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey, OutputWriter, incarnation_number
 from clonos.storage.retry import Retry
 from clonos.transport.inbox import Inbox
@@ -86,11 +88,13 @@ class TaskWriter:
     def _write_group(self, life: int) -> None:
         if self._is_over.is_set() or not (group := self._take()):
             return  # the groups before have taken what this was called for
-        outputs = [_output_of(release) for release in group]
         try:
+            outputs = [_output_of(release) for release in group]
             self._retry(lambda: self._writer.write(outputs))
-        except Exception as error:  # noqa: BLE001 - the node decides what it means
+        except BaseException as error:  # noqa: BLE001 - the node decides what it means
             self._is_over.set()
+            if not isinstance(error, Exception):  # a panic of a library, say
+                error = SinkFailed(in_short(error), trace=users_traceback(error))
             self._inbox.put(WorkFailed(life, error))
         else:
             self._inbox.put(Wrote(life, group[-1].channel, group[-1].item.seq))
