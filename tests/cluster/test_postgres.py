@@ -199,7 +199,7 @@ def test_a_sink_of_ones_own(kit, spark, tmp_path):
     sink = sqlite(str(path), "t", 'key, "from", "to", n, top, rows')
     job = kit.build(kit.gated(tmp_path, ROWS), sink=sink, is_fused=True).start(spark)
     kit.wait_quiet(job)
-    kit.wait_rows(job, 1)
+    kit.wait_for(lambda: job.delivered["out"])
     kit.kill(job, "windows[0]")
     kit.wait_recovered(job, 1)
     kit.open_tap(tmp_path)
