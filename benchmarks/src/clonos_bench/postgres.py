@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -141,10 +141,7 @@ def _plain(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> f
         began = time.monotonic()
         for first in range(0, arguments.rows, 3 * BATCH_ROWS):
             batch = _rows(first, min(3 * BATCH_ROWS, arguments.rows - first), 0, 0)
-            sink = pa.BufferOutputStream()
-            csv.write_csv(batch, sink, csv.WriteOptions(include_header=False))
-            with sql.cursor() as cursor, cursor.copy(f"copy {table} from stdin (format csv)") as to:
-                to.write(memoryview(sink.getvalue()))
+            _copy(sql, table, batch)
         return time.monotonic() - began
 
 
@@ -170,14 +167,39 @@ def _latency(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
     rows = int(arguments.rate * arguments.seconds)
     title = f"from due to visible, {arguments.rate:,.0f} rows/s for {arguments.seconds:g} s (ms)"
     report = Report("latency", title, PERCENTILES)
+
+    def plain(table: str) -> None:
+        """What is due goes in, every 10 ms: a job's source collects for so long, too."""
+        reader = DueReader(rows, arguments.rate, time.time() + 1, 0, 1)
+        reader.open(0)
+        with _connected(dsn) as sql, contextlib.suppress(EndOfInput):
+            while True:
+                time.sleep(0.01)
+                if (batch := reader.read(BATCH_ROWS, 0.01)) is not None:
+                    _copy(sql, table, batch)
+
+    def with_clonos(table: str) -> None:
+        job = _job(dsn, table, rows, arguments.rate, time.time() + LEAD_S)
+        job.start(spark).wait(LEAD_S + arguments.seconds + 60)
+
+    for what, write in (("COPY in a loop, nothing else", plain), ("clonos", with_clonos)):
+        late = _watched(dsn, f"t_{write.__name__}_late", rows, write)
+        aims = {"p50": P50} if write is with_clonos else {}
+        report.summary(what, summarize(late[~np.isnan(late)]), **aims)
+        report.ok &= not np.isnan(late).any()
+    report.notes.append("seen by a reader that asks every 2 ms; that is included")
+    return report
+
+
+def _watched(dsn: str, table: str, rows: int, write: Callable[[str], None]) -> Any:
+    """How late each row is seen (ms) by a reader that asks again and again."""
     late, over = np.full(rows, np.nan), threading.Event()
 
     def watch() -> None:
-        """What a reader sees that asks again and again."""
         seen = 0
         with _connected(dsn) as sql:
             while seen < rows and not over.is_set():
-                query = f"select id, due_us from t_latency where id >= {seen}"  # noqa: S608 - ours
+                query = f"select id, due_us from {table} where id >= {seen}"  # noqa: S608 - ours
                 found = sql.execute(query).fetchall()
                 now_us = time.time() * 1e6
                 for number, due_us in found:
@@ -186,19 +208,22 @@ def _latency(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
                 time.sleep(POLL_S)
 
     with _connected(dsn) as sql:
-        sql.execute(f"create table t_latency ({DDL}, primary key (id))")
-    running = _job(dsn, "t_latency", rows, arguments.rate, time.time() + LEAD_S).start(spark)
+        sql.execute(f"create table {table} ({DDL}, primary key (id))")
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        running.wait(LEAD_S + arguments.seconds + 60)
+        write(table)
         watcher.join(10)
     finally:
         over.set()
-    report.summary("visible", summarize(late[~np.isnan(late)]), p50=P50)
-    report.ok = not np.isnan(late).any()
-    report.notes.append("seen by a reader that asks every 2 ms; that is included")
-    return report
+    return late
+
+
+def _copy(sql: Any, table: str, batch: pa.RecordBatch) -> None:
+    sink = pa.BufferOutputStream()
+    csv.write_csv(batch, sink, csv.WriteOptions(include_header=False))
+    with sql.cursor() as cursor, cursor.copy(f"copy {table} from stdin (format csv)") as copy:
+        copy.write(memoryview(sink.getvalue()))
 
 
 @contextlib.contextmanager
