@@ -1,7 +1,12 @@
 """What holds for all tests: which Python Spark's workers use, and a JVM per module."""
 
 import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
@@ -28,3 +33,62 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 def new_jvm() -> None:
     """A module that makes a session gets a JVM of its own: nothing is left of another's."""
     end_jvm()
+
+
+# --- a PostgreSQL server of the tests' own -------------------------------------------------------
+
+
+class PostgresServer:
+    """A server in a folder of its own, which tests may stop and start."""
+
+    def __init__(self, binaries: Path, folder: str) -> None:
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres")
+        data = f"{folder}/data"
+        self._run([f"{binaries}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "-N"])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._control = [f"{binaries}/pg_ctl", "-D", data, "-l", f"{folder}/log", "-w"]
+        self.dsn = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        self._run([*self._control, "-o", self._options, "start"])
+
+    def stop(self) -> None:
+        self._run([*self._control, "-m", "immediate", "stop"])
+
+    @staticmethod
+    def _run(command: list[str]) -> None:
+        # PostgreSQL does not run as root.
+        prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        subprocess.run([*prefix, *command], check=True, capture_output=True, cwd="/")
+
+
+def _postgres_binaries() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    on_path = shutil.which("initdb")
+    if on_path:
+        found.append(Path(on_path).resolve())
+    return found[-1].parent if found else None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server that is started for the tests."""
+    binaries = _postgres_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed here (Debian's package: postgresql)")
+    pytest.importorskip("psycopg")
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
+        server = PostgresServer(binaries, folder)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_server: PostgresServer) -> str:
+    """... and its DSN."""
+    return postgres_server.dsn

@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "nodes", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
-    "testing": {"core", "columns", "operators", "sources", "graph"},
+    "testing": {"blame", "core", "columns", "operators", "storage", "sinks", "sources", "graph"},
     "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
         "sources", "graph", "nodes", "cluster", "api", "testing"},
     "causal": {"core", "columns", "operators", "transport", "storage"},

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
-    from clonos.errors import ClonosError
+    from clonos.errors import ClonosError, Fenced
     from clonos.nodes.views import Recovery
     from clonos.operators.context import Context
     from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
@@ -35,6 +35,7 @@ _HOMES = {
     "Context": "clonos.operators.context",
     "Effect": "clonos.operators.effects",
     "EffectCall": "clonos.operators.effects",
+    "Fenced": "clonos.errors",
     "Job": "clonos.api.job",
     "KeyedStream": "clonos.api.keyed",
     "Listener": "clonos.cluster.listener",
@@ -69,6 +70,7 @@ __all__ = [
     "Context",
     "Effect",
     "EffectCall",
+    "Fenced",
     "Job",
     "KeyedStream",
     "Listener",

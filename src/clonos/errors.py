@@ -171,5 +171,9 @@ class PoisonRecord(ClonosError):
     """A record kills every process that takes it; the job stops before every standby is lost."""
 
 
+class Fenced(ClonosError):
+    """A later life has taken over: what this one still tried to do was refused; nobody needs it."""
+
+
 class OrphanedOutput(ClonosError):
     """Delivered output depends on log entries that no process holds any more."""

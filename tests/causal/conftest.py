@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -126,44 +123,3 @@ class Attempt:
 @pytest.fixture
 def attempt(server: LogServer) -> Attempt:
     return Attempt(access_to(server))
-
-
-# --- a PostgreSQL server of the tests' own -------------------------------------------------------
-
-
-def _as_postgres(command: list[str]) -> None:
-    # PostgreSQL does not run as root.
-    prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    subprocess.run([*prefix, *command], check=True, capture_output=True, cwd="/")
-
-
-def _postgres_folder() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    on_path = shutil.which("initdb")
-    if on_path:
-        found.append(Path(on_path).resolve())
-    return found[-1].parent if found else None
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The DSN of a server that is started for the tests."""
-    folder = _postgres_folder()
-    if folder is None:
-        pytest.skip("PostgreSQL is not installed here (Debian's package: postgresql)")
-    pytest.importorskip("psycopg")
-    with tempfile.TemporaryDirectory(prefix="pg-") as scratch:
-        if os.geteuid() == 0:
-            shutil.chown(scratch, "postgres")
-        data = f"{scratch}/data"
-        _as_postgres([f"{folder}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "-N"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        options = f"-p {port} -k {scratch} -c listen_addresses=127.0.0.1 -c fsync=off"
-        server = [f"{folder}/pg_ctl", "-D", data, "-l", f"{scratch}/log", "-w"]
-        _as_postgres([*server, "-o", options, "start"])
-        try:
-            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        finally:
-            _as_postgres([*server, "-m", "immediate", "stop"])

@@ -245,3 +245,46 @@ def test_two_sinks_of_one_folder(second):
     rows.sink(clonos.sinks.parquet(second), name="b")
     with pytest.raises(BadGraph, match="'a' and 'b' write to the same folder"):
         job.compile()
+
+
+def _postgres_job(shape, **sink):
+    job = clonos.Job(parallelism=2)
+    rows = job.source(clonos.sources.from_batches([], "id long, word string"), name="rows")
+    target = clonos.sinks.postgres("postgresql://db.example/shop", "t", **sink)
+    shape(rows).sink(target, name="out")
+    return job
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda rows: rows,
+        lambda rows: rows.key_by("word"),
+        lambda rows: rows.key_by("id").rebalance(),
+    ],
+)
+def test_an_upsert_by_columns_that_the_stream_is_not_keyed_by(shape):
+    with pytest.warns(UserWarning, match=r"key_by\('id'\)"):
+        _postgres_job(shape, upsert="id").compile()
+    _postgres_job(shape).compile()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda rows: rows.key_by("id"),
+        lambda rows: rows.key_by("id").filter(lambda row: row.id > 1),
+        lambda rows: rows.key_by("id").window(clonos.tumbling("1 s")).agg(n=clonos.count()),
+    ],
+)
+def test_an_upsert_by_the_streams_key(shape):
+    job = _postgres_job(shape, upsert="id")
+    assert job.compile().plan.tasks[-1].writes_itself
+
+
+def test_two_sinks_of_one_table():
+    job = _postgres_job(lambda rows: rows)
+    more = job.source(clonos.sources.from_batches([], "id long"), name="more")
+    more.sink(clonos.sinks.postgres("host=db.example dbname=shop", "t"), name="again")
+    with pytest.raises(BadGraph, match="table t of db"):
+        job.compile()

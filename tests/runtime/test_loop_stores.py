@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.nodes.events import Fetched, Stored, Wrote
-from clonos.runtime.loop import Layers, Writers
+from clonos.runtime.loop import Layers
+from clonos.runtime.writers import TaskWriter, Writers
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage import retry as retry_module
 from clonos.storage.files import LocalFiles
@@ -102,16 +104,16 @@ def test_output_is_written_when_there_is_room_again_and_nobody_waits_for_a_task_
     tmp_path, away
 ):
     shipment: Any = SimpleNamespace(
-        writers={3: lambda: ParquetWriter(str(tmp_path), "process")},
+        writers={3: lambda incarnation: ParquetWriter(str(tmp_path), "process")},
         plan=SimpleNamespace(tasks={3: SimpleNamespace(index=0, name="out[0]")}),
     )
     box: Any = Box()
     writers = Writers(shipment, box)
-    first = writers.of(3)
+    first = writers.of(3, Incarnation(1, 1))
     assert first is not None
     first.write(1, release(1))
     away.wait()
-    second = writers.of(3)
+    second = writers.of(3, Incarnation(1, 2))
     assert second is not None
     second.write(2, release(2))
     assert type(box.next()).__name__ == "WorkFailed", "of the life before, which nobody heeds"
@@ -119,3 +121,70 @@ def test_output_is_written_when_there_is_room_again_and_nobody_waits_for_a_task_
     away.is_back.set()
     assert box.next() == Wrote(2, 5, 2)
     writers.close()
+
+
+class Slow:
+    """Writes when it is told to, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.may_write, self.error = threading.Semaphore(0), BaseException()
+        self.is_broken = self.is_closed = False
+        self.is_at_work = threading.Semaphore(0)
+
+    def write(self, outputs: Any) -> None:
+        self.is_at_work.release()
+        self.may_write.acquire()
+        if self.is_broken:
+            raise self.error
+        self.groups.append([output.key.seq for output in outputs])
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_is_released_during_a_write_is_the_next_group():
+    box: Any = Box()
+    slow = Slow()
+    writer = TaskWriter(slow, box, "output of out[0]")
+    writer.write(1, release(1))
+    slow.is_at_work.acquire()
+    for seq in range(2, 6):
+        writer.write(1, release(seq))
+    slow.may_write.release(2)
+    assert [box.next(), box.next()] == [Wrote(1, 5, 1), Wrote(1, 5, 5)]
+    assert slow.groups == [[1], [2, 3, 4, 5]]
+    writer.close()
+    writer._pool.shutdown(wait=True)
+    assert slow.is_closed
+
+
+def test_a_group_is_bounded(monkeypatch):
+    monkeypatch.setattr(sys.modules[TaskWriter.__module__], "GROUP_ROWS", 3)
+    box: Any = Box()
+    slow = Slow()
+    writer = TaskWriter(slow, box, "output of out[0]")
+    writer.write(1, release(1))
+    slow.is_at_work.acquire()
+    for seq in range(2, 9):
+        writer.write(1, release(seq))
+    slow.may_write.release(9)
+    assert [box.next().seq for _ in range(4)] == [1, 4, 7, 8]
+    writer.close()
+
+
+def test_nothing_is_written_behind_a_group_that_failed():
+    """A sink that keeps a mark would take what is missing for written."""
+    box: Any = Box()
+    slow = Slow()
+    slow.is_broken = True
+    writer = TaskWriter(slow, box, "output of out[0]")
+    writer.write(1, release(1))
+    slow.may_write.release(1)
+    assert type(box.next()).__name__ == "WorkFailed"
+    slow.is_broken = False
+    slow.may_write.release(9)
+    writer.write(1, release(2))
+    writer.close()
+    writer._pool.shutdown(wait=True)
+    assert not slow.groups

@@ -97,7 +97,7 @@ class Slot:
             JOB.plan,
             SlotPorts(
                 self, Ticks(), self.track, unused, unused,
-                programs, lambda *_: world, lambda _: None, SimpleNamespace(withdraw=id),
+                programs, lambda *_: world, lambda *_: None, SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
             seal_s=LIMIT_S,

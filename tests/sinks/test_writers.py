@@ -15,26 +15,32 @@ from clonos.cluster.audience import Observer
 from clonos.core.coordinator import Note
 from clonos.nodes.views import JobEvent
 from clonos.sinks.errors import OutputExists, SinkFailed
+from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.tables import Table
-from clonos.sinks.writers import Folders, ParquetWriter, TableWriter, writer_of
+from clonos.sinks.writers import Claims, ParquetWriter, TableWriter, writer_of
 from clonos.storage.files import LocalFiles
 from clonos.storage.folder import OtherContent
 
+LANE = Lane("me", "op", 0)
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
+
+
+def output(seq, batch=BATCH, generation=0):
+    return [Output(OutputKey(generation, seq), batch)]
 
 
 def test_an_output_is_written_once(tmp_path):
     (tmp_path / "out").mkdir()
     writer = ParquetWriter(str(tmp_path / "out"), "process")
-    writer.write(0, 0, 3, BATCH)
-    writer.write(0, 0, 3, BATCH)
-    writer.write(0, 1, 3, BATCH)
+    writer.write(output(3))
+    writer.write(output(3))
+    writer.write(output(3, BATCH, 1))
     assert pq.read_table(tmp_path / "out").num_rows == 4
 
 
 def test_what_killed_writers_leave_is_hidden_and_swept(tmp_path):
     writer = ParquetWriter(str(tmp_path), "process")
-    writer.write(0, 0, 1, BATCH)
+    writer.write(output(1))
     (tmp_path / ".part-0000-00000-000000000002.parquet.abcd.tmp").write_bytes(b"half")
     (tmp_path / ".somebody-elses").touch()
     assert pq.read_table(tmp_path).num_rows == 2
@@ -48,7 +54,7 @@ def sink(request, tmp_path):
 
 
 def folders(sink, job="me"):
-    return Folders({"op": sink}, "process", job)
+    return Claims({"op": sink}, "process", job, {"op": 1})
 
 
 def begin(sink, job="me", *, is_new=True):
@@ -58,9 +64,9 @@ def begin(sink, job="me", *, is_new=True):
 
 
 def write(sink):
-    make = writer_of(sink, "process")
+    make = writer_of(sink, "process", LANE)
     assert make is not None
-    make().write(0, 0, 1, BATCH)
+    make(1).write(output(1))
 
 
 def test_a_folder_is_of_one_sink_of_one_checkpoint(sink):
@@ -121,7 +127,7 @@ def test_rows_that_were_removed_were_output(tmp_path):
 def test_of_two_that_begin_at_once_one_goes_on(sink, monkeypatch, refuses):
     """The other one comes between the first look and the claim; on an object store it may be told
     only when it is about to start."""
-    made: list[Folders] = []
+    made: list[Claims] = []
     name = LocalFiles.name
 
     def late(files, path, new):
@@ -156,11 +162,11 @@ def test_a_damaged_file_under_the_right_name_is_written_again(sink, content):
 
 def test_other_rows_under_the_right_name_are_an_error(sink):
     begin(sink)
-    make = writer_of(sink, "process")
+    make = writer_of(sink, "process", LANE)
     assert make is not None
-    make().write(0, 0, 1, BATCH)
+    make(1).write(output(1))
     with pytest.raises(OtherContent, match="other content") as caught:
-        make().write(0, 0, 1, pa.RecordBatch.from_pydict({"n": [1, 3]}))
+        make(1).write(output(1, pa.RecordBatch.from_pydict({"n": [1, 3]})))
     assert "1" in caught.value.where
     form = "arrow" if sink.kind == "table" else "parquet"
     assert pads.dataset(sink.path, format=form).to_table().equals(pa.table(BATCH))
@@ -181,7 +187,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(SinkFailed, match="file"):
         begin(clonos.sinks.parquet(str(tmp_path / "file")))
     with pytest.raises(SinkFailed, match="gone"):
-        ParquetWriter(str(tmp_path / "gone"), "process").write(0, 0, 1, BATCH)
+        ParquetWriter(str(tmp_path / "gone"), "process").write(output(1))
 
 
 def test_listeners_hear_and_cannot_harm(caplog):
@@ -206,6 +212,6 @@ def test_no_segment_follows_one_that_failed(tmp_path):
     in_the_way.touch()
     for seq in (1, 300):
         with pytest.raises(SinkFailed, match="executor"):
-            writer.write(0, 0, seq, BATCH)
+            writer.write(output(seq))
     in_the_way.unlink()
     assert Table(str(tmp_path / "t")).segments() == []

@@ -22,6 +22,7 @@ from clonos.errors import ClonosError
 from clonos.simulator.disk import Died, Disk, SimulatedFiles
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.errors import SinkFailed
+from clonos.sinks.lanes import Output, OutputKey
 from clonos.sinks.tables import Table
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage.folder import Folder
@@ -201,11 +202,11 @@ class Segments(FilesScript):
 class Parquet(FilesScript):
     def open(self, files: SimulatedFiles) -> ParquetWriter:
         self.files = files
-        return ParquetWriter("/out", "fsync", files)
+        return ParquetWriter("/out", "fsync", files=files)
 
     def write(self, store: ParquetWriter, number: int) -> None:
         store.claim(batch(0).schema, "me")
-        store.write(0, 0, number, batch(number))
+        store.write([Output(OutputKey(0, number), batch(number))])
 
     def found(self, store: ParquetWriter) -> set[int]:
         numbers = set()

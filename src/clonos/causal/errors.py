@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clonos.errors import ClonosError
+from clonos.errors import Fenced as AnyFenced
 
 
 class CausalError(ClonosError):
@@ -33,7 +34,7 @@ class LogBroken(CausalError):
     """The log could not be written; what is on its disk is unknown until it is opened again."""
 
 
-class Fenced(CausalError):
+class Fenced(CausalError, AnyFenced):
     """Another attempt of this task has taken over its log."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -28,7 +29,7 @@ from clonos.nodes.settings import DriverSettings
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
-from clonos.sinks.writers import Folders
+from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
@@ -105,6 +106,7 @@ class DriverSetup:
                 uri,
                 layers_durability=durability,
                 lineage=compiled.options.lineage or self.directory.checkpoint_id,
+                owner=self.directory.checkpoint_id,
                 identities=identities,
                 allow_plaintext=tls is False,
                 batch_rows_max=batch_rows_max,
@@ -187,23 +189,25 @@ class DriverSetup:
 
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
-        self._folders = Folders(self.sinks, self._durability, self.directory.checkpoint_id)
+        tasks = Counter(task.sink for task in self.compiled.plan.tasks if task.sink is not None)
+        owner = self.directory.checkpoint_id
+        self._claims = Claims(self.sinks, self._durability, owner, tasks)
         undo.callback(self._withdraw)
         if not self.keeper.complete:
-            self._folders.begin(self.sink_schemas, is_new=self.keeper.term == 0)
+            self._claims.begin(self.sink_schemas, is_new=self.keeper.term == 0)
         self.directory.claim(self.compiled)
 
     def _withdraw(self) -> None:
-        """Let others have the folders, if nobody can go on with this job."""
+        """Let others have the places, if nobody can go on with this job."""
         if self.keeper.term == 0 or self.directory.is_temporary:
-            self._folders.withdraw()
+            self._claims.withdraw()
 
     def begin(self) -> None:
         """See that Spark can run it; begin to feed it. Raises like ``RunningJob.start``."""
         if not self.keeper.complete:
             self.pool.require()
             self.pool.prepare()
-            self._folders.check()
+            self._claims.check()
             self.feeds.start()
 
     def break_off(self) -> None:
@@ -214,7 +218,7 @@ class DriverSetup:
 
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
-        self._folders.end()
+        self._claims.end()
         for operator, sink in self.sinks.items():
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 self.pool.label(f"write the rows of {operator}")

@@ -8,7 +8,8 @@ from typing import Any
 
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.runtime.shipment import Shipment
-from clonos.sinks.writers import OutputWriter, writer_of
+from clonos.sinks.lanes import Lane, OutputWriter
+from clonos.sinks.writers import writer_of
 from clonos.sources.readers import IteratorReader, Reader
 from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret
@@ -23,19 +24,28 @@ def ship(
     *,
     layers_durability: Durability,
     lineage: str,
+    owner: str,
     **settings: Any,
 ) -> Shipment:
-    """Everything that a slot needs, whichever task it will run."""
+    """Everything that a slot needs, whichever task it will run.
+
+    Parameters
+    ----------
+    owner
+        Of what sinks write: the checkpoint's name, which fresh runs of a lineage do not share.
+    """
     readers: dict[int, Callable[[Any], Reader]] = {}
-    writers: dict[int, Callable[[], OutputWriter]] = {}
+    writers: dict[int, Callable[[int], OutputWriter]] = {}
     rates: dict[int, float] = {}
     for code in compiled.codes:
         if code.source is not None:
             readers[code.task.id] = partial(_reader, code)
             if code.source.rows_per_second is not None:
                 rates[code.task.id] = code.source.rows_per_second / code.parallelism
-        if code.sink is not None and (make := writer_of(code.sink, layers_durability)):
-            writers[code.task.id] = make
+        if code.sink is not None and code.task.sink is not None:
+            lane = Lane(owner, code.task.sink, code.task.index)
+            if make := writer_of(code.sink, layers_durability, lane):
+                writers[code.task.id] = make
     return Shipment(
         job_id=job_id,
         name=compiled.name,

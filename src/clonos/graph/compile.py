@@ -9,6 +9,7 @@ Chains share slots: a *cell* has task i of every chain of one group.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -149,8 +150,9 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
-    _require_own_folders(vertices)
+    _require_own_places(vertices)
     _require_effects_can_be_made(graph, vertices)
+    _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
     chains = fuse(without_unread_columns(vertices), groups)
     return _Wiring(graph, chains, cells(chains, groups)).compile()
@@ -221,17 +223,24 @@ def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
     return [vertex for vertex in vertices if vertex.id in needed]
 
 
-def _require_own_folders(vertices: Sequence[Vertex]) -> None:
-    """The files of two sinks would have the same names."""
+def _require_own_places(vertices: Sequence[Vertex]) -> None:
+    """The files of two sinks would have the same names; so would the rows of two in a table."""
     names: dict[str, str] = {}
     for vertex in vertices:
-        if vertex.sink is None or vertex.sink.path is None:
+        sink = vertex.sink
+        if sink is None or not sink.writes_itself:
             continue
-        path = vertex.sink.path.rstrip("/")
-        place = path if "://" in path else Path(path).absolute().as_uri()
+        if sink.store is not None:
+            if sink.store.place is None:
+                continue
+            place = what = sink.store.place
+        else:
+            path = (sink.path or "").rstrip("/")
+            place = path if "://" in path else Path(path).absolute().as_uri()
+            what = f"the same folder {path}"
         if names.setdefault(place, vertex.name) != vertex.name:
             raise BadGraph(
-                f"sinks {names[place]!r} and {vertex.name!r} write to the same folder {path}",
+                f"sinks {names[place]!r} and {vertex.name!r} write to {what}",
                 where=vertex.name,
                 remedy="give each its own; to have the rows of both in one place, unite the "
                 "streams first: a.union(b).sink(...)",
@@ -256,6 +265,31 @@ def _require_effects_can_be_made(graph: LogicalGraph, needed: Sequence[Vertex]) 
                 where=vertex.name,
                 remedy="leave both at their defaults, or make a plain call of it",
             )
+
+
+def _warn_of_upserts(vertices: Sequence[Vertex]) -> None:
+    """Of rows with one key, the last one can only win if they all come from one task."""
+    for vertex in vertices:
+        upsert = vertex.sink.upsert if vertex.sink is not None else ()
+        if upsert and vertex.parallelism > 1 and not _is_keyed_by(vertex, upsert):
+            warnings.warn(
+                f"sink {vertex.name!r} replaces rows by {', '.join(upsert)}, but its stream is not "
+                "keyed by that: if two tasks have rows with the same values, either may win. "
+                f"Put key_by({', '.join(map(repr, upsert))}) before it, or say parallelism=1",
+                stacklevel=2,
+            )
+
+
+def _is_keyed_by(vertex: Vertex, columns: Sequence[str]) -> bool:
+    """Whether what decides which task a row goes to are some of these columns, further up, too."""
+    while len(vertex.edges) == 1:
+        (edge,) = vertex.edges
+        if edge.routing is Routing.FORWARD and edge.vertex.parallelism != vertex.parallelism:
+            return False  # batches are dealt out in turn
+        if edge.keys or edge.routing is not Routing.FORWARD:
+            return bool(edge.keys) and set(edge.keys) <= set(columns)
+        vertex = edge.vertex
+    return False
 
 
 class _Wiring:
@@ -331,8 +365,8 @@ class _Wiring:
                     is_source=source is not None,
                     sink=None if sink is None else chain.tail.name,
                     is_gated=source is not None and not source.replayable,
-                    writes_itself=sink is not None and sink.path is not None,
                     has_effects=any(vertex.has_effects for vertex in chain.vertices),
+                    writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
                 )
             )

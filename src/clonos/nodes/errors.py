@@ -32,8 +32,8 @@ def _error_types() -> dict[str, type[ClonosError]]:
     found: dict[str, type[ClonosError]] = {}
     todo: list[type[ClonosError]] = [ClonosError]
     while todo:
-        kind = todo.pop()
-        found[kind.__name__] = kind
+        kind = todo.pop(0)
+        found.setdefault(kind.__name__, kind)  # of two with one name, the more general one
         todo += kind.__subclasses__()
     del found["CallError"]  # made of other things than the rest
     return found

@@ -44,7 +44,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """An output has its effect in the world."""
+    """An output, and all of the channel before it, has its effect in the world."""
 
     life: int
     channel: int

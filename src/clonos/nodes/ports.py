@@ -148,7 +148,8 @@ class Writer(Protocol):
     """A sink that puts its output into the world itself, where it runs."""
 
     def write(self, life: int, output: Release) -> None:
-        """Let an output take effect. Answered by ``Wrote`` or ``WorkFailed``."""
+        """Let an output take effect. Answered by ``Wrote``, which answers for all before it, too,
+        or by ``WorkFailed``, after which nothing more is written."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class SlotPorts:
     worlds
         Clock and calls of one life of a task.
     writers
-        The writer of a task, or None if its sink does not write itself.
+        The writer of one life of a task, or None if its sink does not write itself.
     calls
         Makes the calls of all tasks.
     """
@@ -174,7 +175,7 @@ class SlotPorts:
     sources: Sources
     programs: Callable[[int], Program]
     worlds: Callable[[int, Incarnation], World]
-    writers: Callable[[int], Writer | None]
+    writers: Callable[[int, Incarnation], Writer | None]
     calls: Calls
 
 

@@ -158,7 +158,7 @@ class Resident:
             floor=self._standby.floor,
             announce=self._announce,
         )
-        self._writer = ports.writers(self.task)
+        self._writer = ports.writers(self.task, command.incarnation)
         if machine.spec.is_source and not machine.intake.ended:
             self._source = warm or ports.sources.open(self.task)
             if not machine.spec.is_gated:

@@ -16,14 +16,14 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
-from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed, Wrote
+from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
-from clonos.sinks.writers import OutputWriter
+from clonos.runtime.writers import Writers
 from clonos.sources.prefetch import PrefetchThread
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore, get_layers, put_layer
@@ -75,64 +75,7 @@ class Layers:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Writers:
-    """Sinks that write themselves; the output of each is written in its order, by one thread.
-
-    Where a sink's store is away or full for a while, it is tried again as long as the slot has that
-    life of the task.
-    """
-
-    def __init__(self, shipment: Shipment, inbox: Inbox) -> None:
-        self._shipment, self._inbox = shipment, inbox
-        self._given_up: dict[int, threading.Event] = {}  # by task: its newest life
-        self._pools: dict[int, ThreadPoolExecutor] = {}  # by task
-
-    def of(self, task: int) -> _TaskWriter | None:
-        make = self._shipment.writers.get(task)
-        if make is None:
-            return None
-        if task in self._given_up:
-            self._given_up[task].set()  # whatever its last life has not written
-        given_up = self._given_up[task] = threading.Event()
-        spec = self._shipment.plan.tasks[task]
-        retry = Retry(f"output of {spec.name}", given_up.wait)
-        if task not in self._pools:
-            self._pools[task] = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
-        return _TaskWriter(spec.index, make(), self._pools[task], self._inbox, retry)
-
-    def close(self) -> None:
-        for given_up in self._given_up.values():
-            given_up.set()
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-class _TaskWriter:
-    """A :class:`~clonos.nodes.ports.Writer`."""
-
-    def __init__(
-        self,
-        index: int,
-        writer: OutputWriter,
-        pool: ThreadPoolExecutor,
-        inbox: Inbox,
-        retry: Retry,
-    ) -> None:
-        self._index, self._writer, self._pool, self._inbox = index, writer, pool, inbox
-        self._retry = retry
-
-    def write(self, life: int, output: ev.Release) -> None:
-        def write() -> Wrote:
-            item = output.item
-            assert item.batch is not None
-            name, batch = (self._index, output.generation, item.seq), item.batch.payload
-            self._retry(lambda: self._writer.write(*name, batch))
-            return Wrote(life, output.channel, item.seq)
-
-        self._pool.submit(_do, self._inbox, life, write)
-
-
-def _do(inbox: Inbox, life: int, work: Callable[[], Stored | Wrote]) -> None:
+def _do(inbox: Inbox, life: int, work: Callable[[], Stored]) -> None:
     try:
         done = work()
     except Exception as error:  # noqa: BLE001 - the node decides what it means

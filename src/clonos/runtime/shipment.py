@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from clonos.core.plan import Plan
 from clonos.core.program import Program
-from clonos.sinks.writers import OutputWriter
+from clonos.sinks.lanes import OutputWriter
 from clonos.sources.readers import Reader
 from clonos.storage.files import Durability
 from clonos.transport.secret import JobSecret
@@ -32,7 +32,8 @@ class Shipment:
     programs, readers, writers
         Per task, how to make them; only sources have readers, only sinks that write themselves
         have writers. A source that reads a DataFrame's partition makes its reader of the
-        partition's batches, which are its argument (None for other sources).
+        partition's batches, which are its argument (None for other sources). A writer is made for
+        a life, whose incarnation is its argument.
     rates
         Rows per second that a source task may admit; tasks without an entry are not limited.
     batch_rows_max, linger_ms
@@ -55,7 +56,7 @@ class Shipment:
     schemas: Mapping[int, pa.Schema]
     programs: Mapping[int, Callable[[], Program]]
     readers: Mapping[int, Callable[[Any], Reader]]
-    writers: Mapping[int, Callable[[], OutputWriter]]
+    writers: Mapping[int, Callable[[int], OutputWriter]]
     rates: Mapping[int, float]
     coordinator: str
     layers_uri: str

@@ -223,7 +223,7 @@ class Slot:
             cluster.trials,
         )
 
-    def _writer(self, task: int) -> SlotWriter | None:
+    def _writer(self, task: int, incarnation: Incarnation) -> SlotWriter | None:
         return SlotWriter(self, task) if self.cluster.job.plan.tasks[task].writes_itself else None
 
     # --- the network's -------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Rows are delivered once, in order per sink task, as soon as they are durable.
 
 Their parts are modules of this package: their description (``spec``), what a task writes with
-(``file_buffer``, ``writers``, ``tables``), what the driver does with rows (``delivered``,
-``outputs``), and how Spark reads them (``data_source``).
+(``file_buffer``, ``writers``, ``tables``; ``transactions`` and ``postgres``), what the driver does
+with rows (``delivered``, ``outputs``), and how Spark reads them (``data_source``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.sinks.file_buffer import FileBufferOperator
+from clonos.sinks.lanes import Lane, OutputKey
+from clonos.sinks.postgres import PostgresTransactions
+from clonos.sinks.postgres_claim import PostgresStore
+from clonos.sinks.postgres_session import Target
 from clonos.sinks.spec import SinkSpec
+from clonos.sinks.transactions import UserStore, UserTransactions
+from clonos.storage.retry import StoreAway
 
-__all__ = ["callback", "collect", "console", "parquet", "spark_write", "table"]
+__all__ = [
+    "Lane",
+    "OutputKey",
+    "StoreAway",
+    "callback",
+    "collect",
+    "console",
+    "parquet",
+    "postgres",
+    "spark_write",
+    "table",
+    "transactional",
+]
 
 
 def collect() -> SinkSpec:
@@ -83,6 +101,105 @@ def table(
 def spark_write(fn: Callable[..., Any]) -> SinkSpec:
     """Call ``fn(df)`` with a Spark DataFrame of all rows when the job has ended."""
     return SinkSpec("spark_write", fn=_function(fn, "spark_write"))
+
+
+def postgres(
+    dsn: str,
+    table: str,
+    *,
+    upsert: str | tuple[str, ...] | list[str] | None = None,
+    mode: Literal["error", "append"] = "error",
+) -> SinkSpec:
+    """Write into a table of PostgreSQL, from the tasks themselves, each row once.
+
+    Rows are visible as soon as they are durable in the job: what comes while a transaction runs
+    goes into the next one. Beside the table there is ``clonos_sink_marks``, with a row per task.
+    Driver and executors need ``pip install "clonos[postgres]"``, a direct connection (no PgBouncer
+    that pools transactions), and the right to create tables in that schema, or tables that exist.
+
+    Parameters
+    ----------
+    dsn
+        As psycopg takes it. The password is in no message; it may be left to libpq's password file
+        or environment on every machine.
+    table
+        ``"orders"`` or ``"shop.orders"``. It is created if it does not exist. Else it must have the
+        stream's columns; others need a default.
+    upsert
+        Columns of a unique index: a later row replaces an earlier one with the same values. If the
+        sink has several tasks, the stream must be keyed by these columns, or else rows of one key
+        come from several tasks, in any order.
+    mode
+        ``"error"``: the table is empty, or this job's; ``"append"``: there may be other rows.
+
+    Raises
+    ------
+    UnknownColumn, WrongType, BadGraph
+        When the job starts: table and stream do not fit.
+    OutputExists
+        When the job starts: there are other rows.
+
+    Examples
+    --------
+    >>> sink = postgres("postgresql://me:secret@db.example/shop", "orders", upsert="id")
+    >>> sink.store
+    <PostgreSQL: table orders of db.example:5432/shop>
+    """
+    keys = (upsert,) if isinstance(upsert, str) else tuple(upsert or ())
+    if mode not in {"error", "append"}:
+        raise WrongType(f"mode={mode!r}", where="postgres", remedy='say "error" or "append"')
+    store = PostgresStore(PostgresTransactions(Target(dsn, table), keys), mode)
+    return SinkSpec("postgres", store=store, upsert=keys)
+
+
+def transactional(
+    *,
+    open: Callable[[Lane], Any],  # noqa: A002 - what it is
+    last_key: Callable[[Any, Lane], tuple[int, int] | None],
+    write: Callable[..., Any],
+    close: Callable[[Any], Any] | None = None,
+    retry_on: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
+) -> SinkSpec:
+    """Write into any store that has transactions, from the tasks themselves, each row once.
+
+    The functions are called by a thread of the task. ``clonos.testing.check_sink`` tries them out:
+    it kills and freezes processes at every line of them.
+
+    Parameters
+    ----------
+    open
+        ``open(lane)`` connects and returns what the others get as `db`. It keeps
+        ``lane.incarnation`` under ``lane.name`` in the store; if a higher one is there, it raises
+        :class:`clonos.Fenced`. From then on no older life may be able to commit.
+    last_key
+        ``last_key(db, lane)`` returns the mark, as `write` has left it; None: nothing was written.
+    write
+        ``write(db, lane, outputs, before, last)`` does this in *one* transaction: it sees that the
+        incarnation is ``lane.incarnation`` and the mark is `before`, or else raises
+        :class:`clonos.Fenced`; it writes the Arrow batches `outputs`; it moves the mark to `last`.
+        Marks are pairs of integers (``generation``, ``seq``), or None.
+    close
+        ``close(db)``; ``db.close()`` if not given.
+    retry_on
+        What these raise then is tried again, on a new connection, with growing pauses; so is
+        :class:`StoreAway`. Everything else ends the job with ``SinkFailed``.
+
+    Examples
+    --------
+    >>> rows = []
+    >>> sink = transactional(
+    ...     open=lambda lane: rows,
+    ...     last_key=lambda db, lane: db[-1][0] if db else None,
+    ...     write=lambda db, lane, outputs, before, last: db.append((last, outputs)),
+    ... )
+    >>> sink.kind
+    'transactional'
+    """
+    _function(open, "transactional, open")
+    _function(last_key, "transactional, last_key")
+    _function(write, "transactional, write")
+    made = UserTransactions(open, last_key, write, close, tuple(retry_on))
+    return SinkSpec("transactional", store=UserStore(made))
 
 
 def _files(kind: str, path: str, rows_per_file: int, linger: str | timedelta) -> SinkSpec:

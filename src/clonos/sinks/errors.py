@@ -1,4 +1,4 @@
-"""Errors of sinks whose tasks write files themselves."""
+"""Errors of sinks whose tasks write themselves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from clonos.errors import ClonosError
 
 
 class OutputExists(ClonosError):
-    """A new job would write into a folder that has another job's output."""
+    """A new job would write into a folder or table that has another job's output."""
 
 
 class SinkFailed(ClonosError):
     """A sink could not write its rows."""
+
+
+class MarkLost(SinkFailed):
+    """The store does not know any more how far a sink has written: rows could be lost, or written
+    twice."""
+
+
+class RowRefused(SinkFailed):
+    """The store refuses a row, and would refuse it again: a constraint, a value out of range."""

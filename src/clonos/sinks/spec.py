@@ -4,12 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
+from clonos.sinks.lanes import Lane, OutputWriter
+
+
+class Claim(Protocol):
+    """The place that one sink of a job writes to, as its driver claims it and lets it go.
+
+    Everything but `withdraw` may raise :class:`~clonos.sinks.errors.SinkFailed`.
+    """
+
+    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+        """Claim it, before any task runs. A job that `is_new` has written nothing anywhere."""
+
+    def check(self) -> None:
+        """See that no other job has claimed it at the same moment."""
+
+    def withdraw(self) -> None:
+        """The job will not go on: if nothing was written, the place is nobody's again."""
+
+    def end(self) -> None:
+        """The job is complete and nobody writes: sweep up."""
+
+
+class Store(Protocol):
+    """Where the tasks of a sink write to themselves, in transactions. It is sent to slots."""
+
+    @property
+    def place(self) -> str | None:
+        """What no two sinks of a job may share; errors name it, so it has no secrets."""
+
+    def claim(self, lane: Lane, tasks: int) -> Claim | None:
+        """Of the sink with this (first) lane and so many tasks; None: nothing is claimed."""
+
+    def writer(self, lane: Lane) -> OutputWriter:
+        """What a life of a task writes with."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +53,16 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "parquet", "table" or "spark_write".
+        "collect", "console", "callback", "parquet", "table", "spark_write", "postgres" or
+        "transactional".
     head
         Makes the operator of the sink's chain.
     path
         Folder that the tasks write to themselves.
+    store
+        ... or what else they write to.
+    upsert
+        Columns by which later rows replace earlier ones.
     fn
         The callback, or the function that writes a DataFrame; called in the driver.
     schema
@@ -33,8 +72,15 @@ class SinkSpec:
     kind: str
     head: Callable[[], Operator] = IdentityOperator
     path: str | None = None
+    store: Store | None = None
+    upsert: tuple[str, ...] = ()
     fn: Callable[..., Any] | None = None
     schema: pa.Schema | None = None
+
+    @property
+    def writes_itself(self) -> bool:
+        """Its tasks write, not the driver."""
+        return self.path is not None or self.store is not None
 
     def with_schema(self, schema: pa.Schema) -> SinkSpec:
         """The same sink for rows of this schema."""

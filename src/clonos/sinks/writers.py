@@ -10,7 +10,8 @@ As other jobs' outputs have the same keys, a folder belongs to one sink of one c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -19,28 +20,16 @@ import pyarrow.parquet as pq
 
 from clonos.errors import ClonosError
 from clonos.sinks.errors import OutputExists, SinkFailed
-from clonos.sinks.spec import SinkSpec
+from clonos.sinks.lanes import Lane, Output, OutputWriter
+from clonos.sinks.spec import Claim, SinkSpec, Store
 from clonos.sinks.tables import Table
 from clonos.storage.files import Durability, Files, files_of
 from clonos.storage.folder import Folder
 from clonos.storage.retry import StoreAway, may_pass
 
 
-class OutputWriter(Protocol):
-    """A sink that puts its output into the world itself, where it runs."""
-
-    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        """Let an output take effect; the same (generation, task, seq) again must change nothing.
-
-        Raises
-        ------
-        StoreAway
-            It cannot be done for the moment: it may be tried again.
-        """
-
-
 class Writer(OutputWriter, Protocol):
-    """What :class:`Folders` asks of a sink that writes itself, beside what its tasks do."""
+    """What :class:`FolderClaim` asks of a sink that writes itself, beside what its tasks do."""
 
     path: str
 
@@ -63,20 +52,81 @@ class Writer(OutputWriter, Protocol):
         """Nobody writes any more: sweep away what killed writers left."""
 
 
-def writer_of(sink: SinkSpec, durability: Durability) -> Callable[[], Writer] | None:
-    """How to make the writer of a sink; None if its rows go elsewhere."""
+def folder_of(sink: SinkSpec, durability: Durability, task: int = 0) -> Writer | None:
+    """What writes to the folder of a sink; None if it has none."""
     if sink.path is None:
         return None
     if sink.kind == "table":
-        return partial(TableWriter, sink.path, durability)
-    return partial(ParquetWriter, sink.path, durability)
+        return TableWriter(sink.path, durability, task)
+    return ParquetWriter(sink.path, durability, task)
 
 
-class Folders:
-    """The folders that a job's sinks write to, as its driver claims them and lets them go.
+def writer_of(
+    sink: SinkSpec, durability: Durability, lane: Lane
+) -> Callable[[int], OutputWriter] | None:
+    """How to make a lane's writer for a life, by its incarnation; None: its rows go elsewhere."""
+    if not sink.writes_itself:
+        return None
+    if sink.store is not None:
+        return partial(_store_writer, sink.store, lane)
+    return partial(_folder_writer, sink, durability, lane.number)
 
-    Everything but :meth:`withdraw` raises :class:`~clonos.sinks.errors.SinkFailed` if a folder
+
+def _store_writer(store: Store, lane: Lane, incarnation: int) -> OutputWriter:
+    return store.writer(replace(lane, incarnation=incarnation))
+
+
+def _folder_writer(
+    sink: SinkSpec, durability: Durability, task: int, incarnation: int
+) -> OutputWriter:
+    del incarnation  # files have names: it does no harm that an older life writes the same ones
+    writer = folder_of(sink, durability, task)
+    assert writer is not None
+    return writer
+
+
+class FolderClaim:
+    """The folder of a sink, as its job's driver claims it and lets it go: a
+    :class:`~clonos.sinks.spec.Claim`.
+
+    Everything but :meth:`withdraw` raises :class:`~clonos.sinks.errors.SinkFailed` if the folder
     cannot be used.
+    """
+
+    def __init__(self, writer: Writer, owner: str) -> None:
+        self._writer, self._owner = writer, owner
+
+    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+        writer = self._writer
+        with _naming(writer.path):
+            found = writer.owner()
+            if found not in (None, self._owner) or (is_new and writer.has_output()):
+                raise _exists(writer)
+            if found is None and not is_new:
+                raise _gone(writer.path)
+            if found is None:
+                writer.claim(schema, self._owner)
+
+    def check(self) -> None:
+        with _naming(self._writer.path):
+            if self._writer.owner() != self._owner:
+                raise _exists(self._writer)
+
+    def withdraw(self) -> None:
+        # Where that fails, the next job is told whose the folder is.
+        with contextlib.suppress(OSError, pa.ArrowException, ClonosError):
+            if self._writer.owner() == self._owner and not self._writer.has_output():
+                self._writer.release()
+
+    def end(self) -> None:
+        # A folder that was moved away since, or is another's by now, is none of our business.
+        with _naming(self._writer.path):
+            if self._writer.owner() == self._owner:
+                self._writer.end()
+
+
+class Claims:
+    """The places that a job's sinks write to themselves, claimed together.
 
     Parameters
     ----------
@@ -84,67 +134,59 @@ class Folders:
         By operator.
     job
         A name that no other job has, or the same job with another checkpoint.
+    tasks
+        How many each sink has.
     """
 
-    def __init__(self, sinks: Mapping[str, SinkSpec], durability: Durability, job: str) -> None:
-        makers = {operator: writer_of(sink, durability) for operator, sink in sinks.items()}
-        self._writers = {operator: make() for operator, make in makers.items() if make}
-        self._job = job
+    def __init__(
+        self,
+        sinks: Mapping[str, SinkSpec],
+        durability: Durability,
+        job: str,
+        tasks: Mapping[str, int],
+    ) -> None:
+        self._claims: dict[str, Claim] = {}
+        for operator, sink in sinks.items():
+            claim: Claim | None = None
+            if sink.store is not None:
+                claim = sink.store.claim(Lane(job, operator, 0), tasks[operator])
+            elif (writer := folder_of(sink, durability)) is not None:
+                claim = FolderClaim(writer, f"{job} {operator}")
+            if claim is not None:
+                self._claims[operator] = claim
 
     def begin(self, schemas: Mapping[str, pa.Schema], *, is_new: bool) -> None:
-        """Claim the folders, before the tasks write.
+        """Claim them, before the tasks write.
 
         Raises
         ------
         OutputExists
-            A folder is another's, or the job is a new one and has output there.
+            A place is another's, or the job is a new one and has output there.
         """
-        for operator, writer in self._writers.items():
-            with _naming(writer.path):
-                found = writer.owner()
-                if found not in (None, self._owner(operator)) or (is_new and writer.has_output()):
-                    raise _exists(writer)
-                if found is None and not is_new:
-                    raise _gone(writer.path)
-                if found is None:
-                    writer.claim(schemas[operator], self._owner(operator))
+        for operator, claim in self._claims.items():
+            claim.begin(schemas[operator], is_new=is_new)
         self.check()
 
     def check(self) -> None:
-        """See that no other job has claimed a folder at the same moment.
+        """See that no other job has claimed a place at the same moment.
 
         Raises
         ------
         OutputExists
             One has.
         """
-        for operator, writer in self._writers.items():
-            with _naming(writer.path):
-                if writer.owner() != self._owner(operator):
-                    raise _exists(writer)
+        for claim in self._claims.values():
+            claim.check()
 
     def withdraw(self) -> None:
-        """The job will not go on: folders in which nothing was written are nobody's again.
-
-        Where that fails, the next job is told whose the folder is.
-        """
-        for operator, writer in self._writers.items():
-            with contextlib.suppress(OSError, pa.ArrowException, ClonosError):
-                if writer.owner() == self._owner(operator) and not writer.has_output():
-                    writer.release()
+        """The job will not go on: places where nothing was written are nobody's again."""
+        for claim in self._claims.values():
+            claim.withdraw()
 
     def end(self) -> None:
-        """The job is complete and nobody writes: see :meth:`Writer.end`.
-
-        A folder that was moved away since, or is another's by now, is none of our business.
-        """
-        for operator, writer in self._writers.items():
-            with _naming(writer.path):
-                if writer.owner() == self._owner(operator):
-                    writer.end()
-
-    def _owner(self, operator: str) -> str:
-        return f"{self._job} {operator}"
+        """The job is complete and nobody writes."""
+        for claim in self._claims.values():
+            claim.end()
 
 
 _OWNER: Final = "_owner"
@@ -154,16 +196,26 @@ _OWNER: Final = "_owner"
 class ParquetWriter:
     """Parquet files side by side in one folder."""
 
-    def __init__(self, path: str, durability: Durability, files: Files | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: str, durability: Durability, task: int = 0, files: Files | None = None
+    ) -> None:
+        self.path, self._task = path, task
         with _naming(path):
             found, root = files_of(path) if files is None else (files, path)
             self._folder = Folder(found, root, durability)
         self._is_there = False
 
-    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
-        name = f"part-{generation:04d}-{task:05d}-{seq:012d}.parquet"
-        table = pa.Table.from_batches([batch])
+    def write(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self._write(output)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _write(self, output: Output) -> None:
+        generation, seq = output.key
+        name = f"part-{generation:04d}-{self._task:05d}-{seq:012d}.parquet"
+        table = pa.Table.from_batches([output.batch])
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
         with _naming(self.path, is_patient=True):
@@ -207,22 +259,26 @@ def _rows(content: pa.Buffer) -> pa.Table:
 class TableWriter:
     """Segments of a :class:`~clonos.sinks.tables.Table`."""
 
-    def __init__(self, path: str, durability: Durability) -> None:
-        self.path = path
+    def __init__(self, path: str, durability: Durability, task: int = 0) -> None:
+        self.path, self._task = path, task
         self._error: ClonosError | None = None
         with _naming(path):
             self._table = Table(path, durability)
 
-    def write(self, task: int, generation: int, seq: int, batch: pa.RecordBatch) -> None:
+    def write(self, outputs: Sequence[Output]) -> None:
         # Readers take what is before a segment for complete: after a failure there is no next.
         if self._error is not None:
             raise self._error
         try:
             with _naming(self.path, is_patient=True):
-                self._table.write(task, generation, seq, batch)
+                for (generation, seq), batch in outputs:
+                    self._table.write(self._task, generation, seq, batch)
         except SinkFailed as error:
             self._error = error
             raise
+
+    def close(self) -> None:
+        """Nothing is kept open."""
 
     def owner(self) -> str | None:
         return self._table.owner if self._table.exists else None

@@ -29,6 +29,7 @@ from clonos.testing.harness import (
     task_code,
 )
 from clonos.testing.in_memory import InMemoryRun
+from clonos.testing.sinks import SinkReport, check_sink
 
 __all__ = [
     "Answers",
@@ -36,12 +37,14 @@ __all__ = [
     "End",
     "Event",
     "InMemoryRun",
+    "SinkReport",
     "Source",
     "StepHarness",
     "StepOutput",
     "Tick",
     "Watermark",
     "check_restore",
+    "check_sink",
     "rows",
     "task_code",
 ]

@@ -1,0 +1,262 @@
+"""Rows into PostgreSQL: how many a second, beside a plain COPY loop, and how soon they are seen."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+import clonos
+from clonos.errors import ClonosError
+from clonos.sources.readers import BaseReader, EndOfInput
+from clonos.sources.spec import SourceSpec
+from clonos_bench import run
+from clonos_bench.report import PERCENTILES, Aim, Report
+from clonos_bench.statistics import summarize
+
+SCHEMA: Final = pa.schema(
+    [("id", pa.int64()), ("due_us", pa.int64()), ("price", pa.float64()), ("word", pa.string())]
+)
+DDL: Final = "id bigint, due_us bigint, price double precision, word text"
+BATCH_ROWS: Final = 32_768
+P50: Final = Aim(15.0)
+RATE: Final = Aim(100_000.0, at_least=True)
+POLL_S: Final = 0.002
+"""How often a reader looks for new rows: less would take the processor from the others."""
+LEAD_S: Final = 15.0
+"""The first row is due so long after the job was made: its tasks are live by then."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos-bench postgres``."""
+    add = parser.add_argument
+    add("--out", default="out/bench", help="where the results go, a folder per measurement")
+    add("--markdown", action="store_true", help="print tables as Markdown")
+    add("--dsn", default="", help="a server; without it one is started in a folder of its own")
+    add("--rows", type=int, default=3_000_000, help="as fast as possible")
+    add("--rate", type=float, default=1000.0, help="rows per second, for latency")
+    add("--seconds", type=float, default=20.0, help="how long latency is measured")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Rows per second of one task, with marks and without; then latency at a steady rate."""
+    report = Report("postgres", "PostgreSQL", [])
+    with contextlib.ExitStack() as stack:
+        dsn = arguments.dsn or stack.enter_context(_server())
+        spark = stack.enter_context(run.session("local[4]"))
+        report.parts = [_throughput(arguments, dsn, spark), _latency(arguments, dsn, spark)]
+    report.ok = all(part.ok for part in report.parts)
+    return report
+
+
+class DueReader(BaseReader):
+    """Rows that are due at a steady rate from an instant on; or all of them at once (`rate` 0)."""
+
+    schema = SCHEMA
+
+    def __init__(
+        self, rows: int, rate: float, start_s: float, index: int, parallelism: int
+    ) -> None:
+        self._rows, self._rate, self._start_s = rows, rate, start_s
+        self._next = 0
+
+    def open(self, rows_consumed: int) -> None:
+        """See :meth:`Reader.open`."""
+        self._next = rows_consumed
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        if self._next >= self._rows:
+            raise EndOfInput
+        due = self._rows
+        if self._rate:
+            wait_s = self._start_s + self._next / self._rate - time.time()
+            time.sleep(max(0.0, min(wait_s, max_wait_s)))
+            due = min(due, int((time.time() - self._start_s) * self._rate) + 1)
+        rows = min(due - self._next, max_rows)
+        return self.read_exactly(rows) if rows > 0 else None
+
+    def read_exactly(self, rows: int) -> pa.RecordBatch:
+        """See :meth:`Reader.read_exactly`."""
+        batch = _rows(self._next, rows, self._rate, self._start_s)
+        self._next += rows
+        return batch
+
+
+def _rows(first: int, rows: int, rate: float, start_s: float) -> pa.RecordBatch:
+    ids = np.arange(first, first + rows, dtype=np.int64)
+    due = np.int64(start_s * 1e6) + (ids * (1e6 / rate if rate else 0)).astype(np.int64)
+    words = pa.array(["word one", "word two", "word three", "word four"])
+    return pa.RecordBatch.from_arrays(
+        [pa.array(ids), pa.array(due), pa.array(ids * 0.25), words.take(pa.array(ids % 4))],
+        schema=SCHEMA,
+    )
+
+
+def _job(dsn: str, table: str, rows: int, rate: float, start_s: float) -> clonos.Job:
+    source = SourceSpec("due", SCHEMA, partial(DueReader, rows, rate, start_s), True, SCHEMA)
+    job = clonos.Job("postgres", parallelism=1, standbys=0)
+    job.source(source, name="rows").sink(clonos.sinks.postgres(dsn, table), name="out")
+    return job
+
+
+def _throughput(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
+    report = Report("rows", f"{arguments.rows:,} rows, one task", ["", "rows/s", "s", "aim"])
+    for what, write in (("COPY in a loop, nothing else", _plain), ("clonos", _clonos)):
+        table = f"t_{write.__name__}"
+        seconds = write(arguments, dsn, spark, table)
+        rate = arguments.rows / seconds
+        aim = f"{RATE}: {RATE.judge(rate)}" if write is _clonos else ""
+        report.add(what, f"{rate:,.0f}", f"{seconds:.1f}", aim)
+        report.data[what] = rate
+        with _connected(dsn) as sql:
+            found = sql.execute(f"select count(*), sum(id), sum(price) from {table}").fetchone()  # noqa: S608 - ours
+        n = arguments.rows
+        if (found[0], int(found[1])) != (n, n * (n - 1) // 2):
+            report.ok = False
+            report.notes.append(f"{what}: wrong rows: {found}")
+    report.notes.append("clonos: from when its task is live; the rows are checked by their sums")
+    return report
+
+
+def _plain(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> float:
+    """The same rows in the same batches, a transaction for each three of them."""
+    del spark
+    with _connected(dsn) as sql:
+        sql.execute(f"create table {table} ({DDL})")
+        began = time.monotonic()
+        for first in range(0, arguments.rows, 3 * BATCH_ROWS):
+            batch = _rows(first, min(3 * BATCH_ROWS, arguments.rows - first), 0, 0)
+            _copy(sql, table, batch)
+        return time.monotonic() - began
+
+
+def _clonos(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> float:
+    """From when its tasks are live until its last output is there."""
+    seen: list[tuple[float, int]] = []
+    began = 0.0
+    query = f"select coalesce(max(seq), 0) from clonos_sink_marks where target = '{table}'"  # noqa: S608 - ours
+    job = _job(dsn, table, arguments.rows, 0, 0)
+    running = job.start(spark)
+    with _connected(dsn) as sql:
+        while running.is_running:
+            if not began and all(t.phase in {"live", "finished"} for t in running.tasks()):
+                began = time.monotonic()
+            seen.append((time.monotonic(), sql.execute(query).fetchone()[0]))
+            time.sleep(0.005)
+    running.wait(60)
+    done = max(seq for _, seq in seen)
+    return min(at for at, seq in seen if seq == done) - began
+
+
+def _latency(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
+    rows = int(arguments.rate * arguments.seconds)
+    title = f"from due to visible, {arguments.rate:,.0f} rows/s for {arguments.seconds:g} s (ms)"
+    report = Report("latency", title, PERCENTILES)
+
+    def plain(table: str) -> None:
+        """What is due goes in, every 10 ms: a job's source collects for so long, too."""
+        reader = DueReader(rows, arguments.rate, time.time() + 1, 0, 1)
+        reader.open(0)
+        with _connected(dsn) as sql, contextlib.suppress(EndOfInput):
+            while True:
+                time.sleep(0.01)
+                if (batch := reader.read(BATCH_ROWS, 0.01)) is not None:
+                    _copy(sql, table, batch)
+
+    def with_clonos(table: str) -> None:
+        job = _job(dsn, table, rows, arguments.rate, time.time() + LEAD_S)
+        job.start(spark).wait(LEAD_S + arguments.seconds + 60)
+
+    for what, write in (("COPY in a loop, nothing else", plain), ("clonos", with_clonos)):
+        late = _watched(dsn, f"t_{write.__name__}_late", rows, write)
+        aims = {"p50": P50} if write is with_clonos else {}
+        report.summary(what, summarize(late[~np.isnan(late)]), **aims)
+        report.ok &= not np.isnan(late).any()
+    report.notes.append("seen by a reader that asks every 2 ms; that is included")
+    return report
+
+
+def _watched(dsn: str, table: str, rows: int, write: Callable[[str], None]) -> Any:
+    """How late each row is seen (ms) by a reader that asks again and again."""
+    late, over = np.full(rows, np.nan), threading.Event()
+
+    def watch() -> None:
+        seen = 0
+        with _connected(dsn) as sql:
+            while seen < rows and not over.is_set():
+                query = f"select id, due_us from {table} where id >= {seen}"  # noqa: S608 - ours
+                found = sql.execute(query).fetchall()
+                now_us = time.time() * 1e6
+                for number, due_us in found:
+                    late[number] = (now_us - due_us) / 1000
+                seen += len(found)
+                time.sleep(POLL_S)
+
+    with _connected(dsn) as sql:
+        sql.execute(f"create table {table} ({DDL}, primary key (id))")
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        write(table)
+        watcher.join(10)
+    finally:
+        over.set()
+    return late
+
+
+def _copy(sql: Any, table: str, batch: pa.RecordBatch) -> None:
+    sink = pa.BufferOutputStream()
+    csv.write_csv(batch, sink, csv.WriteOptions(include_header=False))
+    with sql.cursor() as cursor, cursor.copy(f"copy {table} from stdin (format csv)") as copy:
+        copy.write(memoryview(sink.getvalue()))
+
+
+@contextlib.contextmanager
+def _connected(dsn: str) -> Iterator[Any]:
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        yield sql
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str]:
+    """A server with its defaults, fsync among them."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not found:
+        raise ClonosError("PostgreSQL is not installed here", remedy="give --dsn")
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder, socket.socket() as free:
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres")
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        data = f"{folder}/data"
+        _as_postgres([f"{found[-1]}/initdb", "-D", data, "-A", "trust", "-U", "postgres"])
+        free.close()
+        control = [f"{found[-1]}/pg_ctl", "-D", data, "-l", f"{folder}/log", "-w"]
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_wal_size=4GB"
+        _as_postgres([*control, "-o", options, "start"])
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            _as_postgres([*control, "-m", "immediate", "stop"])
+
+
+def _as_postgres(command: list[str]) -> None:
+    prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    subprocess.run([*prefix, *command], check=True, capture_output=True, cwd="/")

@@ -1,0 +1,1 @@
+"""A sink of one's own, for a store that has transactions."""

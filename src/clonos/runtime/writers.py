@@ -1,0 +1,115 @@
+"""The writing sinks of a slot: a thread for each life of a task, which writes groups.
+
+A group is what was released while the one before was written: one output where there is time, and
+many where there is not. So rows are visible as soon as they can be, and a backlog costs few
+transactions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from clonos.blame import in_short, users_traceback
+from clonos.core import events as ev
+from clonos.core.plan import Incarnation
+from clonos.nodes.events import WorkFailed, Wrote
+from clonos.runtime.shipment import Shipment
+from clonos.sinks.errors import SinkFailed
+from clonos.sinks.lanes import Output, OutputKey, OutputWriter, incarnation_number
+from clonos.storage.retry import Retry
+from clonos.transport.inbox import Inbox
+
+GROUP_ROWS: Final = 100_000
+"""A group takes no further output once it has so many rows, ..."""
+GROUP_BYTES: Final = 16 << 20
+"""... or bytes: a transaction is short, and a group that fails is not much to write again."""
+
+
+class Writers:
+    """Sinks that write themselves; the output of each is written in its order.
+
+    Where a sink's store is away or full for a while, it is tried again as long as the slot has that
+    life of the task.
+    """
+
+    def __init__(self, shipment: Shipment, inbox: Inbox) -> None:
+        self._shipment, self._inbox = shipment, inbox
+        self._newest: dict[int, TaskWriter] = {}  # by task
+
+    def of(self, task: int, incarnation: Incarnation) -> TaskWriter | None:
+        """The writer of a new life of a task; what its last life has not written is given up."""
+        make = self._shipment.writers.get(task)
+        if make is None:
+            return None
+        if task in self._newest:
+            self._newest[task].close()
+        writer = make(incarnation_number(incarnation.term, incarnation.n))
+        name = self._shipment.plan.tasks[task].name
+        made = self._newest[task] = TaskWriter(writer, self._inbox, f"output of {name}")
+        return made
+
+    def close(self) -> None:
+        for writer in self._newest.values():
+            writer.close()
+
+
+class TaskWriter:
+    """A :class:`~clonos.nodes.ports.Writer`: of one life of a task.
+
+    After a failure it writes nothing more: a sink that keeps a mark would take what is missing for
+    written.
+
+    Parameters
+    ----------
+    what
+        For the warning while the store is away.
+    """
+
+    def __init__(self, writer: OutputWriter, inbox: Inbox, what: str) -> None:
+        self._writer, self._inbox = writer, inbox
+        self._is_over = threading.Event()
+        self._retry = Retry(what, self._is_over.wait)
+        self._waiting: deque[ev.Release] = deque()  # filled by the loop, emptied by the thread
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clonos-write")
+
+    def write(self, life: int, output: ev.Release) -> None:
+        self._waiting.append(output)
+        self._pool.submit(self._write_group, life)
+
+    def close(self) -> None:
+        """The life is over: the group under way is the last."""
+        self._is_over.set()
+        self._pool.submit(self._writer.close)
+        self._pool.shutdown(wait=False)
+
+    def _write_group(self, life: int) -> None:
+        if self._is_over.is_set() or not (group := self._take()):
+            return  # the groups before have taken what this was called for
+        try:
+            outputs = [_output_of(release) for release in group]
+            self._retry(lambda: self._writer.write(outputs))
+        except BaseException as error:  # noqa: BLE001 - the node decides what it means
+            self._is_over.set()
+            if not isinstance(error, Exception):  # a panic of a library, say
+                error = SinkFailed(in_short(error), trace=users_traceback(error))
+            self._inbox.put(WorkFailed(life, error))
+        else:
+            self._inbox.put(Wrote(life, group[-1].channel, group[-1].item.seq))
+
+    def _take(self) -> list[ev.Release]:
+        group: list[ev.Release] = []
+        rows = nbytes = 0
+        while self._waiting and rows < GROUP_ROWS and nbytes < GROUP_BYTES:
+            group.append(self._waiting.popleft())
+            batch = _output_of(group[-1]).batch
+            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        return group
+
+
+def _output_of(release: ev.Release) -> Output:
+    assert release.item.batch is not None
+    key = OutputKey(release.generation, release.item.seq)
+    return Output(key, release.item.batch.payload)

@@ -1,0 +1,245 @@
+"""A table of PostgreSQL as a job's driver claims it, before any slot starts."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.sinks import postgres_session as session
+from clonos.sinks.errors import OutputExists, SinkFailed
+from clonos.sinks.lanes import Lane
+from clonos.sinks.postgres import PostgresTransactions, composed, listed, marks, name, names
+from clonos.sinks.postgres_rows import types_for
+from clonos.sinks.postgres_session import MARKS, Target
+from clonos.sinks.transactions import TransactionalWriter, mark_lost
+
+Mode = Literal["error", "append"]
+
+
+@dataclass(frozen=True, repr=False)
+class PostgresStore:
+    """A :class:`~clonos.sinks.spec.Store`.
+
+    Parameters
+    ----------
+    mode
+        "append": the table may have rows of others.
+    """
+
+    transactions: PostgresTransactions
+    mode: Mode
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQL: {self.place}>"
+
+    @property
+    def place(self) -> str | None:
+        return self.transactions.target.place
+
+    def claim(self, lane: Lane, tasks: int) -> PostgresClaim:
+        return PostgresClaim(self, lane, tasks)
+
+    def writer(self, lane: Lane) -> TransactionalWriter:
+        return TransactionalWriter(self.transactions, lane)
+
+
+class PostgresClaim:
+    """A :class:`~clonos.sinks.spec.Claim`: a row in the table of marks for each task."""
+
+    def __init__(self, store: PostgresStore, lane: Lane, tasks: int) -> None:
+        self._store, self._lane, self._tasks = store, lane, tasks
+
+    @property
+    def _target(self) -> Target:
+        return self._store.transactions.target
+
+    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+        declared = [(f.name, types_for(f.type, f.name)) for f in schema]
+        for key in self._store.transactions.upsert:
+            if key not in schema.names:
+                raise UnknownColumn(
+                    f"there is no column {key!r} for upsert",
+                    where=self._target.place,
+                    remedy=f"the columns are {', '.join(schema.names)}",
+                )
+
+        def work() -> None:
+            with self._connected() as sql:
+                self._claim(sql, declared, is_new=is_new)
+                self._check_columns(sql, declared)
+                self._check_key(sql, schema)
+
+        session.attempt(self._target, SinkFailed, work)
+
+    def check(self) -> None:
+        """A claim is a transaction: there is no second one at the same moment."""
+
+    def withdraw(self) -> None:
+        # Where that fails, the next job is told whose the table is.
+        with contextlib.suppress(Exception), self._connected() as sql:
+            if all(seq is None for (seq,) in self._rows(sql)):
+                sql.execute(
+                    composed(
+                        "delete from {} where target = %s and lineage = %s and operator = %s",
+                        marks(self._target),
+                    ),
+                    self._mine,
+                )
+
+    def end(self) -> None:
+        """The marks stay: they say whose rows these are."""
+
+    # --- inside of the transaction ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _connected(self) -> Any:
+        with self._target.connect("clonos driver") as sql:
+            # One driver after the other: `create table if not exists` is not atomic either.
+            sql.execute("select pg_advisory_xact_lock(hashtext(%s))", [MARKS])
+            yield sql
+
+    @property
+    def _mine(self) -> list[str]:
+        return [self._target.parts()[1], self._lane.lineage, self._lane.operator]
+
+    def _rows(self, sql: Any) -> list[tuple[int | None]]:
+        query = "select seq from {} where target = %s and lineage = %s and operator = %s"
+        found: list[tuple[int | None]]
+        found = sql.execute(composed(query, marks(self._target)), self._mine).fetchall()
+        return found
+
+    def _claim(self, sql: Any, declared: Any, *, is_new: bool) -> None:
+        table = marks(self._target)
+        if is_new:
+            sql.execute(
+                composed(
+                    "create table if not exists {} (target text, lineage text, operator text,"
+                    " lane int, incarnation bigint not null, generation int, seq bigint,"
+                    " moved_at timestamptz, primary key (target, lineage, operator, lane))"
+                    " with (fillfactor = 50)",  # updates stay on their page
+                    table,
+                )
+            )
+        elif not self._exists(sql, (self._target.parts()[0], MARKS)):
+            raise mark_lost(self._lane, f"there is no table {MARKS}")
+        rows = self._rows(sql)
+        if rows:
+            if is_new and any(seq is not None for (seq,) in rows):
+                raise self._taken("has output of another run of this job")
+            if len(rows) != self._tasks:
+                raise mark_lost(self._lane, f"there are {len(rows)} of {self._tasks} marks")
+            return
+        if not is_new:
+            raise mark_lost(self._lane, "there is none")
+        if not self._exists(sql, self._target.parts()):
+            self._create(sql, declared)
+        elif self._store.mode == "error":
+            self._require_unused(sql)
+        for number in range(self._tasks):
+            sql.execute(
+                composed("insert into {} values (%s, %s, %s, %s, 0)", table),
+                [*self._mine, number],
+            )
+
+    def _exists(self, sql: Any, table: tuple[str | None, str]) -> bool:
+        text = name(table).as_string(sql)
+        return sql.execute("select to_regclass(%s)", [text]).fetchone()[0] is not None
+
+    def _create(self, sql: Any, declared: Any) -> None:
+        columns = [composed("{} " + types[0], name((None, column))) for column, types in declared]
+        upsert = self._store.transactions.upsert
+        if upsert:
+            columns.append(composed("primary key ({})", names(upsert)))
+        sql.execute(composed("create table {} ({})", name(self._target.parts()), listed(columns)))
+
+    def _require_unused(self, sql: Any) -> None:
+        table = name(self._target.parts())
+        others = sql.execute(
+            composed("select 1 from {} where target = %s limit 1", marks(self._target)),
+            [self._target.parts()[1]],
+        ).fetchone()
+        if others is not None:
+            raise self._taken("is another job's, or another sink's")
+        if sql.execute(composed("select 1 from {} limit 1", table)).fetchone() is not None:
+            raise self._taken("has rows that this job has not written")
+
+    def _taken(self, what: str) -> OutputExists:
+        return OutputExists(
+            f"the table {what}",
+            where=self._target.place,
+            remedy='name another table, empty it (and delete its rows in "'
+            f'{MARKS}" if no job writes to it), or say mode="append"; to continue a job, give its '
+            "checkpoint_dir",
+        )
+
+    def _check_columns(self, sql: Any, declared: Any) -> None:
+        found: dict[str, tuple[str, bool]] = {
+            column: (kind, is_needed)
+            for column, kind, is_needed in sql.execute(
+                "select attname, format_type(atttypid, atttypmod), attnotnull and not atthasdef"
+                " and attidentity = '' from pg_attribute where attrelid = to_regclass(%s)"
+                " and attnum > 0 and not attisdropped",
+                [name(self._target.parts()).as_string(sql)],
+            )
+        }
+        for column, types in declared:
+            if column not in found:
+                raise UnknownColumn(
+                    f"the table has no column {column!r}",
+                    where=self._target.place,
+                    remedy=f"add it ({types[0]}), or select other columns of the stream; the "
+                    f"table has {', '.join(found)}",
+                )
+            kind = found[column][0]
+            if _base(kind) not in {_base(allowed) for allowed in types}:
+                raise WrongType(
+                    f"column {column!r} is {kind} in the table; the stream needs {types[0]}",
+                    where=self._target.place,
+                    remedy="change one of them",
+                )
+        given = [column for column, _ in declared]
+        missing = [c for c, (_, is_needed) in found.items() if is_needed and c not in given]
+        if missing:
+            raise UnknownColumn(
+                f"the stream has no column {missing[0]!r}, which the table needs",
+                where=self._target.place,
+                remedy="give it a default in the table, or add it to the stream",
+            )
+
+    def _check_key(self, sql: Any, schema: pa.Schema) -> None:
+        """`upsert` needs a unique index on its columns."""
+        upsert = self._store.transactions.upsert
+        if not upsert:
+            return
+        try:
+            sql.execute(
+                composed(
+                    "explain insert into {0} ({1}) select {1} from {0} limit 0"
+                    " on conflict ({2}) do nothing",
+                    name(self._target.parts()),
+                    names(schema.names),
+                    names(upsert),
+                )
+            )
+        except session.driver().errors.InvalidColumnReference:
+            raise BadGraph(
+                f"upsert={upsert!r} needs a unique index on these columns",
+                where=self._target.place,
+                remedy=f"alter table ... add primary key ({', '.join(upsert)})",
+            ) from None
+
+
+def _base(kind: str) -> str:
+    """A type without its size.
+
+    Examples
+    --------
+    >>> _base("numeric(10,2)"), _base("timestamp(3) with time zone")
+    ('numeric', 'timestamp with time zone')
+    """
+    head, _, rest = kind.partition("(")
+    return (head.rstrip() + rest.partition(")")[2]).strip()

@@ -1,0 +1,216 @@
+"""The contract of transactional sinks, kept by some and broken by others."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.sinks.errors import MarkLost, SinkFailed
+from clonos.sinks.lanes import Lane
+from clonos.storage.retry import StoreAway
+from clonos.testing import check_sink
+from clonos.testing.sinks import _Check, _outputs
+from examples.transactional import sqlite_sink
+
+_numbers = itertools.count()
+LANE = Lane("me", "out", 0, 1)
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda: of(sqlite_sink.sqlite(str(tmp_path / f"{next(_numbers)}.db"), "t", "id, word"))
+
+
+def of(sink, **changed) -> Any:
+    """A sink whose functions may be others; it knows its file."""
+    functions = sink.store.transactions
+    (path,) = [c.cell_contents for c in functions.open_fn.__closure__ if ".db" in c.cell_contents]
+    given = {"open": functions.open_fn, "last_key": functions.last_key_fn}
+    given |= {"write": functions.write_fn, "retry_on": functions.retry_on} | changed
+    made: Any = clonos.sinks.transactional(**given)
+    object.__setattr__(made, "path", path)
+    return made
+
+
+def read(sink: Any) -> Any:
+    with contextlib.closing(sqlite3.connect(sink.path)) as db:
+        return db.execute("select id, word from t").fetchall()
+
+
+@contextlib.contextmanager
+def away(sink):
+    """Somebody holds the file's lock."""
+    with contextlib.closing(sqlite3.connect(sink.path, isolation_level=None)) as db:
+        db.execute("begin exclusive")
+        yield
+        db.execute("rollback")
+
+
+def test_sqlite_keeps_the_contract(make):
+    report = check_sink(make, read, away=away, patience="100 ms")
+    assert report.passed, report
+    assert len(report.findings) == 10
+    assert all(f.points > 10 for f in report.findings if "every line" in f.scenario), report
+
+
+def insert(db, outputs):
+    for batch in outputs:
+        rows = [tuple(row.values()) for row in batch.to_pylist()]
+        db.executemany("insert into t values (?, ?)", rows)
+
+
+def move(db, lane, last):
+    query = "update marks set generation = ?, seq = ? where lane = ?"
+    db.execute(query, (*last, lane.name))
+
+
+def without_fence(sink):
+    """`open` does not look at the incarnation, `write` neither."""
+    functions = sink.store.transactions
+
+    def open_lane(lane):
+        return functions.open_fn(Lane(lane.lineage, lane.operator, lane.number, 0))
+
+    def write(db, lane, outputs, before, last):
+        with sqlite_sink.transaction(db):
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, open=open_lane, write=write)
+
+
+def with_its_mark_in_another_transaction(sink):
+    def write(db, lane, outputs, before, last):
+        if sqlite_sink.mark_of(db, lane) != (lane.incarnation, *(before or (None, None))):
+            raise clonos.Fenced("a later life")
+        with sqlite_sink.transaction(db):
+            insert(db, outputs)
+        move(db, lane, last)
+
+    return of(sink, write=write)
+
+
+def that_does_not_compare(sink):
+    """The incarnation is looked at before the transaction, the mark is not looked at."""
+
+    def write(db, lane, outputs, before, last):
+        found: Any = sqlite_sink.mark_of(db, lane)
+        if found[0] != lane.incarnation:
+            raise clonos.Fenced("a later life")
+        with sqlite_sink.transaction(db):
+            insert(db, outputs)
+            move(db, lane, last)
+
+    return of(sink, write=write)
+
+
+def whose_lanes_share_a_mark(sink):
+    functions = sink.store.transactions
+
+    def one(fn):
+        return lambda *args: fn(
+            *[Lane("", "", 0, a.incarnation) if isinstance(a, Lane) else a for a in args]
+        )
+
+    return of(
+        sink,
+        open=one(functions.open_fn),
+        last_key=one(functions.last_key_fn),
+        write=one(functions.write_fn),
+    )
+
+
+@pytest.mark.parametrize(
+    ("break_it", "caught"),
+    [
+        (without_fence, "older_life"),
+        (with_its_mark_in_another_transaction, "killed"),
+        (that_does_not_compare, "frozen"),
+        (that_does_not_compare, "two_copies"),
+        (whose_lanes_share_a_mark, "two_lanes"),
+    ],
+)
+def test_a_broken_sink_is_caught(make, break_it, caught):
+    check = _Check(lambda: break_it(make()), read, 0.1)
+    assert not check.run("groups", check.groups).wrong
+    found = check.run(caught, getattr(check, caught))
+    assert "rows are missing" in found.wrong or "ence" in found.wrong or "mark" in found.wrong
+
+
+# --- the writer ----------------------------------------------------------------------------------
+
+
+class Store:
+    """Functions of a user's, as bad as a test needs them."""
+
+    def __init__(self):
+        self.rows, self.mark, self.opened, self.closed = [], None, 0, 0
+        self.errors = []
+
+    def open(self, lane):
+        self.opened += 1
+        return self
+
+    def close(self):
+        self.closed += 1
+
+    def write(self, db, lane, outputs, before, last):
+        if self.errors:
+            raise self.errors.pop(0)
+        assert before == self.mark
+        self.rows += [row["id"] for batch in outputs for row in batch.to_pylist()]
+        self.mark = last
+
+    def writer(self) -> Any:
+        sink: Any = clonos.sinks.transactional(
+            open=self.open, last_key=lambda db, lane: self.mark, write=self.write
+        )
+        return sink.store.writer(LANE)
+
+
+def test_what_can_be_repeated_and_what_cannot():
+    store = Store()
+    store.errors = [ConnectionResetError("gone"), StoreAway("later"), ValueError("bad")]
+    writer = store.writer()
+    for _ in range(2):
+        with pytest.raises(StoreAway):
+            writer.write(_outputs(1, 2))
+    with pytest.raises(SinkFailed, match="ValueError: bad") as caught:
+        writer.write(_outputs(1, 2))
+    assert caught.value.trace.startswith("Traceback of your code")
+    assert caught.value.where == "out[0]"
+    assert (store.opened, store.closed) == (3, 3)
+    writer.write(_outputs(1, 2))
+    writer.write(_outputs(3))
+    assert store.rows == [1, 2, 3]
+    assert store.opened == 4
+    writer.close()
+    assert store.closed == 4
+
+
+def test_a_mark_that_should_be_there():
+    store = Store()
+    with pytest.raises(MarkLost, match="no mark"):
+        store.writer().write(_outputs(3))
+    store.mark = (0, 1)
+    with pytest.raises(MarkLost):
+        store.writer().write(_outputs(3))
+    store.mark = (0, 2)
+    store.writer().write(_outputs(3))
+    assert store.rows == [3]
+
+
+def test_functions_are_asked_for():
+    with pytest.raises(clonos.errors.WrongType, match="not a function"):
+        clonos.sinks.transactional(open=Store().open, last_key=None, write=print)  # type: ignore[arg-type]
+
+
+def test_other_sinks_cannot_be_checked():
+    report = check_sink(clonos.sinks.collect, read)
+    assert len(report.failures) == 9
+    assert "collect is no sink with transactions" in str(report)
