@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clonos
+from clonos.sinks import postgres_transactions as postgres_sink
 from clonos.sinks.errors import MarkLost, OutputExists, RowRefused, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.postgres_session import MARKS
@@ -26,7 +27,6 @@ from clonos.storage.retry import StoreAway
 from clonos.testing import check_sink
 
 psycopg = pytest.importorskip("psycopg")
-postgres_sink = sys.modules["clonos.sinks.postgres"]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 _numbers = itertools.count()

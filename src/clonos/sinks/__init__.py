@@ -18,9 +18,9 @@ from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.sinks.file_buffer import FileBufferOperator
 from clonos.sinks.lanes import Lane, OutputKey
-from clonos.sinks.postgres import PostgresTransactions
 from clonos.sinks.postgres_claim import PostgresStore
 from clonos.sinks.postgres_session import Target
+from clonos.sinks.postgres_transactions import PostgresTransactions
 from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import UserStore, UserTransactions
 from clonos.storage.retry import StoreAway

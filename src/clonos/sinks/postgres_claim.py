@@ -12,9 +12,16 @@ from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.sinks import postgres_session as session
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane
-from clonos.sinks.postgres import PostgresTransactions, composed, listed, marks, name, names
 from clonos.sinks.postgres_rows import types_for
 from clonos.sinks.postgres_session import MARKS, Target
+from clonos.sinks.postgres_transactions import (
+    PostgresTransactions,
+    composed,
+    listed,
+    marks,
+    name,
+    names,
+)
 from clonos.sinks.transactions import TransactionalWriter, mark_lost
 
 Mode = Literal["error", "append"]
