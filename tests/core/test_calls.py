@@ -96,6 +96,18 @@ def test_an_effect_of_an_earlier_life_is_in_doubt():
     assert calls.released(8) == ((SECOND, effect._replace(in_doubt=True)),)
 
 
+def test_an_effect_that_failed_does_not_take_others_with_it():
+    """It may end the job before its step is logged."""
+    effect = request(7)._replace(key="a")
+    calls = OpenCalls({FIRST: effect, SECOND: effect, THIRD: effect})
+    failed = [outcome(n)._replace(ok=False) for n in (FIRST, THIRD)]
+    calls.heard([failed[0], outcome(SECOND), failed[1]])
+    for step in ([SECOND], [FIRST], [THIRD]):
+        chosen = calls.choose(9)
+        assert [o.id for o in chosen] == step
+        calls.take(chosen, "task")
+
+
 def test_outcomes_in_the_log():
     given = (outcome(FIRST), Outcome(2, 3, 2**63, False, b"error", 4, 250))
     (cause,) = decode_record(encode_record([Outcomes(given)]))

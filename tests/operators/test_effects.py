@@ -6,6 +6,7 @@ import pytest
 
 import clonos
 from clonos.errors import BadGraph, EffectUnknown, UnknownColumn, WrongType
+from clonos.operators.chain import ChainProgram
 from clonos.operators.effects import effect_key
 from clonos.testing import Answers, StepHarness, rows
 from clonos.testing.harness import answered
@@ -29,7 +30,10 @@ def orders(**settings):
     [
         ({"on_unknown": "shrug"}, "on_unknown='shrug'"),
         ({"idempotent": True, "check": find}, "has a check"),
-        ({"check": 7}, "7 is not a function"),
+        ({"check": 7}, "7 is not a plain function"),
+        ({"check": clonos.effect(find)}, "is not a plain function"),
+        ({"refused": ("x",)}, "no kind of Exception"),
+        ({"refused": BaseException}, "no kind of Exception"),
     ],
 )
 def test_declarations_that_make_no_sense(how, said):
@@ -68,8 +72,13 @@ def test_what_cannot_be_kept_is_refused():
         orders().with_column_async("key string", declared, "order", hedge="1 second")
     with pytest.raises(WrongType, match="identity= names effects"):
         orders().with_column_async("key string", find, "order", identity="order")
+    with pytest.raises(WrongType, match="would be made for each"):
+        orders().with_column_async("key string", declared, "order", identity="order")
+    by_key = clonos.effect(idempotent=True)(pay)
     with pytest.raises(UnknownColumn, match="number"):
-        orders().with_column_async("key string", declared, "order", identity="number")
+        orders().with_column_async("key string", by_key, "order", identity="number")
+    with pytest.raises(WrongType, match="pay is an effect"):
+        orders().map(declared, "order long")
     with pytest.raises(WrongType, match="check: the function cannot be called with"):
         orders().with_column_async("key string", declared, "order", "cents")
     for settings in ({"guarantee": "at_least_once"}, {"on_orphan": "availability"}):
@@ -94,25 +103,45 @@ def asked(program):
 
 
 def test_each_row_has_an_effect_of_its_own_or_each_thing_one():
-    declared = clonos.effect(check=find)(pay)
+    declared = clonos.effect(idempotent=True)(pay)
 
-    def names(lineage, **how):
+    def names(lineage, run="", **how):
         stream = orders(parallelism=1)
         stream.with_column_async("key string", declared, "order", name="pay", **how).sink(
             clonos.sinks.collect()
         )
-        program = stream._job.compile().codes[-1].program(lineage)
+        program = stream._job.compile().codes[-1].program(lineage, run)
         requests = [request for _, request in asked(program)]
         again = {call.number: request.key for call, request in program.open_calls().items()}
         assert list(again.values()) == [request.key for request in requests]
         return [request.key for request in requests]
 
-    assert names("run 1") == [effect_key("run 1", "pay", [0, n], 0) for n in (1, 2, 3)]
-    assert not {*names("run 1")} & {*names("run 2")}
-    first, second, third = names("run 1", identity="order")
+    assert names("shop", "run 1") == [effect_key("run 1", "pay", [0, n], 0) for n in (1, 2, 3)]
+    assert not {*names("shop", "run 1")} & {*names("shop", "run 2")}, "these are other rows"
+    first, second, third = names("shop", "run 1", identity="order")
     assert first == third != second
-    assert first == effect_key("run 1", "pay", [7], 0)
-    assert len({*names("run 1", identity=["order", "cents"])}) == 3
+    assert first == effect_key("shop", "pay", [7], 0)
+    assert len({*names("shop", "run 1", identity=["order", "cents"])}) == 3
+
+
+def test_a_row_that_is_about_nothing_is_a_bad_record():
+    declared = clonos.effect(idempotent=True)(pay)
+    stream = orders(parallelism=1, on_bad_record="drop")
+    paid = stream.with_column_async("key string", declared, "order", name="pay", identity="order")
+    paid.sink(clonos.sinks.collect())
+    harness = StepHarness(stream._job.compile().codes[-1].program())
+    output = harness.source([(None, 1), (7, 2), (None, 3)], SCHEMA)
+    assert [request.arguments for _, request in output.asked] == [(7,)]
+    assert statistics_of(harness)["pay: bad_records"] == 2
+
+
+def test_what_is_logged_did_not_end_the_job():
+    """... under the policy of then."""
+    harness = paying(on_error=lambda order, error: "none")
+    output = harness.source(ROWS, SCHEMA)
+    outcomes = tuple(answered(*each) for each in output.asked)
+    harness.is_live = False
+    assert harness.feed(Answers(outcomes)).batches
 
 
 def paying(**how):
@@ -160,6 +189,11 @@ def test_a_process_says_that_it_has_effects():
     shop = stream.key_by("order").process(Shop(), "order long", effects=True)
     shop.sink(clonos.sinks.collect())
     assert program_of(stream).makes_calls
+
+
+def statistics_of(harness):
+    assert isinstance(harness.program, ChainProgram)
+    return harness.program.statistics
 
 
 def program_of(stream):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from clonos.core.calls import Request
+from clonos.core.calls import CallId, Request
+from clonos.core.canonical import decode, decode_error
 from clonos.errors import EffectUnknown
+from clonos.nodes.events import CallsOver
 from clonos.operators.effects import EffectCall, Made, NotMade, effect
-from clonos.operators.service import policy_of
+from clonos.operators.service import Service, policy_of
 from clonos.runtime import effects as effects_module
-from clonos.runtime.effects import EffectRun, Pulse
+from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
+from clonos.runtime.effects import EffectRun, Pulse, by_engine
 
 QUIET_S = 0.05
 """Time after which nothing of an attempt is on its way; a stand-in for seconds."""
@@ -27,13 +32,15 @@ class Bank:
         self.asked: list[EffectCall] = []
         self.checked_s: list[float] = []
         self.attempted_s: list[float] = []
+        self.late: Future[Any] | None = None
+        self.is_over = False
 
-    async def attempt(self, arguments, named):
+    async def attempt(self, request, named):
         self.attempted_s.append(time.monotonic())
         self.asked.append(named["call"])
         return self._next(self.attempts)
 
-    async def check(self, arguments, named):
+    async def check(self, request, named):
         self.checked_s.append(time.monotonic())
         return self._next(self.checks)
 
@@ -59,7 +66,8 @@ def run(bank, *, in_doubt=False, attempts=1, check=True, **how):
         declared, "pay", in_flight=9, timeout="50 ms", backoff=pauses, attempts=attempts
     )
     request = Request(policy, (7,), 0, "key7", in_doubt)
-    found = EffectRun(policy, request, bank.attempt, bank.check)
+    late = {"key7": bank.late} if bank.late else {}
+    found = EffectRun(policy, request, bank.attempt, bank.check, late, lambda: bank.is_over)
     return asyncio.run(found.run())
 
 
@@ -105,7 +113,7 @@ def test_an_error_is_a_doubt_unless_it_says_that_nothing_was_done():
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_what_nobody_knows_is_said(in_doubt):
     bank = Bank([TimeoutError("late")], [None] * 999)
-    with pytest.raises(EffectUnknown, match="whether the effect key7 was made") as caught:
+    with pytest.raises(EffectUnknown, match="the effect key7: nobody knows") as caught:
         run(bank, in_doubt=in_doubt, attempts=9)
     assert len(bank.asked) == (not in_doubt), "never a second time"
     assert "check=" in caught.value.remedy
@@ -132,7 +140,50 @@ def test_a_service_that_deduplicates_is_asked_again_under_the_same_name():
         run(Bank([NotMade("no money")]), check=False, idempotent=True)
 
 
-def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch):
+def test_a_refusal_says_nothing_of_an_earlier_attempt_that_is_in_doubt():
+    """The second attempt was refused because it was one too many a second, say."""
+    bank = Bank([ConnectionError("reset"), PermissionError("busy")])
+    with pytest.raises(EffectUnknown):
+        run(bank, attempts=2, check=False, idempotent=True, refused=PermissionError)
+    with pytest.raises(EffectUnknown):
+        run(Bank([NotMade()]), in_doubt=True, check=False, idempotent=True)
+
+
+def test_an_error_of_the_engines_is_no_refusal():
+    bank = Bank([by_engine(TimeoutError("no answer within 3 s"))], [Made("receipt")])
+    assert run(bank, refused=(OSError,)) == "receipt"  # a TimeoutError is an OSError
+
+
+def test_what_goes_on_in_a_thread_is_waited_for():
+    bank = Bank([TimeoutError("late")])
+    bank.late = Future()
+    bank.late.set_result("paid in the end")
+    assert run(bank) == "paid in the end"
+    bank = Bank(["paid"])
+    bank.late = Future()
+    bank.late.set_exception(NotMade())
+    assert run(bank, in_doubt=True) == "paid"
+    bank = Bank(["paid"], [NotMade()])
+    bank.late = Future()  # of which a check knows nothing yet
+    with pytest.raises(EffectUnknown):
+        run(bank, in_doubt=True)
+    assert not bank.asked
+
+
+def test_a_life_that_is_over_begins_nothing():
+    """Whatever user code has made of the cancellation."""
+    bank = Bank(["paid"], [NotMade()])
+    bank.is_over = True
+    for in_doubt in (False, True):
+        with pytest.raises(asyncio.CancelledError):
+            run(bank, in_doubt=in_doubt)
+    assert not bank.asked
+    assert not bank.checked_s
+
+
+@pytest.mark.parametrize("beats_first", [False, True])
+def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch, beats_first):
+    """Whoever is called first when it goes on: the pulse itself, or what was to begin an effect."""
     monkeypatch.setattr(effects_module, "BEAT_S", 0.01)
     monkeypatch.setattr(effects_module, "STALLED_S", 0.2)
 
@@ -143,9 +194,106 @@ def test_a_process_that_was_stopped_takes_time_to_hear_the_news(monkeypatch):
         await pulse.steady()
         steady_s = clock() - before
         time.sleep(0.3)  # noqa: ASYNC251 - as if the process was frozen
+        if beats_first:
+            await asyncio.sleep(0.0)
+            await asyncio.sleep(0.02)
         before = clock()
+        was_steady = pulse.is_steady
         await pulse.steady()
+        assert (was_steady, pulse.is_steady) == (False, True)
         return steady_s, clock() - before
 
     steady_s, stopped_s = asyncio.run(stopped())
-    assert steady_s < 0.2 <= stopped_s
+    assert steady_s < 0.1 < stopped_s
+
+
+# --- by the runner --------------------------------------------------------------------------------
+
+LIMIT_S = 60.0
+
+
+def outcome_of(declared, *arguments, life=7, runner=None, in_doubt=False, count=1, **how):
+    """What comes of one effect, made for real."""
+    heard: queue.Queue[CallsOver] = queue.Queue()
+    runner = runner or CallRunner(heard.put)
+    given: Any = {"in_flight": 9, "timeout": "200 ms", "backoff": ("1 ms", "2 ms"), **how}
+    policy = policy_of(declared, "pay", **given)
+    request = Request(policy, arguments, 0, "key7", in_doubt)
+    runner.make(life, [(CallId(0, 1), request)])
+    try:
+        (outcome,) = heard.get(timeout=LIMIT_S).outcomes
+    finally:
+        runner.close()
+    return decode(outcome.answer) if outcome.ok else decode_error(outcome.answer)
+
+
+async def nothing_found(*_):
+    return NotMade
+
+
+def test_a_function_that_goes_on_after_its_timeout_is_made_once():
+    made = []
+
+    def pay(n):
+        time.sleep(0.6)
+        made.append(n)
+        return "paid"
+
+    assert outcome_of(effect(pay, check=nothing_found), 7, attempts=3) == "paid"
+    assert made == [7]
+
+
+def test_user_code_that_cancels_itself_is_in_doubt():
+    async def pay(n):
+        raise asyncio.CancelledError
+
+    assert isinstance(outcome_of(effect(pay), 7), EffectUnknown)
+
+    class Strange(Exception):
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    async def strange(n):
+        raise Strange
+
+    assert isinstance(outcome_of(effect(strange), 7), EffectUnknown)
+
+
+@pytest.mark.parametrize("answer", [object(), "x" * (ANSWER_BYTES_MAX + 1)])
+def test_an_answer_that_cannot_be_kept_does_not_say_that_nothing_was_done(answer):
+    async def pay(n):
+        return answer
+
+    error = outcome_of(effect(pay), 7)
+    assert isinstance(error, EffectUnknown)
+    assert "it was made, but its answer cannot be kept" in error.what
+
+
+def test_a_check_cannot_change_what_is_paid():
+    paid = []
+
+    async def pay(items):
+        paid.append(list(items))
+        if len(paid) == 1:
+            raise ConnectionError
+        return "paid"
+
+    async def spoil(items):
+        items.append("more")
+        return NotMade
+
+    assert outcome_of(effect(pay, check=spoil), ["book"], attempts=2) == "paid"
+    assert paid == [["book"], ["book"]]
+
+
+def test_without_a_connection_nothing_was_done():
+    class Bank(Service):
+        async def open(self):
+            raise ConnectionRefusedError("closed")
+
+        async def call(self, n):
+            raise AssertionError
+
+    error = outcome_of(effect(Bank()), 7, attempts=3)
+    assert "NotMade" in str(error)
+    assert "no connection" in str(error)

@@ -56,9 +56,10 @@ def call_policy(
         have answered. By default an error is that of a bad record: the job fails, or with
         ``on_bad_record="drop"`` the row is dropped and counted.
     identity
-        Of an effect: the columns that name what it is about, such as the number of an order. Rows
-        with the same values ask for the *same* effect, also in another run of the same
-        ``Job(lineage=...)``. By default each row has an effect of its own.
+        Of an idempotent effect: the columns that name what it is about, such as the number of an
+        order. Rows with the same values ask for the *same* effect, also in another run of the same
+        ``Job(lineage=...)``. A row with a NULL there is a bad record. By default each row has an
+        effect of its own, in each run.
     how
         See :func:`clonos.operators.service.policy_of`.
 
@@ -77,6 +78,13 @@ def call_policy(
             "identity= names effects, and this function is none",
             where=where,
             remedy="declare it with @clonos.effect",
+        )
+    if names and policy.effect is not None and not policy.effect.idempotent:
+        raise WrongType(
+            "identity= makes rows share an effect, and this one would be made for each of them",
+            where=where,
+            remedy="say idempotent=True if the service deduplicates by call.key; or put what the "
+            "row is about among the arguments, for the check to find",
         )
     require_columns(columns, names, where)
     return policy, {"ordered": bool(ordered), "on_error": on_error, "identity": names}

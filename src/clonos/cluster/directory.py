@@ -298,6 +298,8 @@ def _setting(value: Any) -> Any:
     """A plain value, or those in it; an empty list for what is not plain."""
     if isinstance(value, _PLAIN):
         return value
+    if isinstance(kind := getattr(value, "fingerprint", None), str):
+        return kind
     if isinstance(value, partial):
         return _plain(value)
     if isinstance(value, Mapping):

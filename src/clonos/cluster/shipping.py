@@ -52,7 +52,7 @@ def ship(
         secret=secret,
         plan=compiled.plan,
         schemas=compiled.schemas,
-        programs={code.task.id: partial(code.program, lineage) for code in compiled.codes},
+        programs={code.task.id: partial(code.program, lineage, owner) for code in compiled.codes},
         readers=readers,
         writers=writers,
         rates=rates,

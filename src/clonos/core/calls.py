@@ -137,10 +137,19 @@ class OpenCalls:
                 self.came.setdefault(outcome.id, outcome)
 
     def choose(self, most: int) -> tuple[Outcome, ...]:
-        """The outcomes that the next step takes, in the order in which they came."""
+        """The outcomes that the next step takes, in the order in which they came.
+
+        An effect that failed goes last, in a step of its own: it may end the job, and that is no
+        reason to forget what others have done.
+        """
         chosen: list[Outcome] = []
         nbytes = 0
+        failed = [o for o in self.came.values() if not o.ok and self._open[o.id].key]
+        if len(failed) == len(self.came) and failed:
+            return (failed[0],)
         for outcome in self.came.values():
+            if failed and outcome in failed:
+                continue
             nbytes += len(outcome.answer)
             if chosen and (nbytes > OUTCOMES_BYTES_MAX or len(chosen) == most):
                 break

@@ -433,6 +433,7 @@ class HouseKeeper:
         self.needs = {**self.needs, **needs}
         for task, position in positions.items():
             self.book.truncate(task, position)
+        self._unstable.update(positions)  # a floor may be ahead of all that we have heard
         self.fences.truncate(self.positions)
         self.resolved = self._cuts_still_needed()
 
@@ -460,6 +461,7 @@ class HouseKeeper:
             assert all(one.epoch < other.epoch for one, other in pairwise(refs))
             held, stable = self.length(task), self.stable[task]
             assert stable <= held
+            assert stable >= self.positions[task] or task in self._unstable
             assert max(stable, self.positions[task]) == held or task in self._unstable
         newest: dict[int, Incarnation] = {}
         for cut in self.resolved:

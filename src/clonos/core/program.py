@@ -32,6 +32,10 @@ class Step(Protocol):
     def position(self) -> int:
         """Number of this step: 1, 2, ... over the whole life of the task."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the first of this number, not a replay of a logged one."""
+
     def clock_ms(self) -> int:
         """Processing time in ms since the epoch: one reading per step, logged, never going back."""
 

@@ -59,18 +59,18 @@ class TaskCode:
         """Of the source that the chain begins with; the chain may be called otherwise."""
         return self.operators[0][0]
 
-    def program(self, lineage: str = "") -> ChainProgram:
+    def program(self, lineage: str = "", run: str = "") -> ChainProgram:
         """A fresh program, with no state.
 
-        `lineage`: of the run (see :meth:`clonos.operators.context.Context.idempotency_key`).
+        `lineage`, `run`: see :class:`~clonos.operators.base.OperatorInfo`.
         """
         chain = [
-            ChainedOperator(make(), self._info(number, name, lineage))
+            ChainedOperator(make(), self._info(number, name, lineage, run))
             for number, (name, make) in enumerate(self.operators)
         ]
         return ChainProgram(chain, self.task.inputs, self.routers, self.ports, digests=self.digests)
 
-    def _info(self, number: int, name: str, lineage: str) -> OperatorInfo:
+    def _info(self, number: int, name: str, lineage: str, run: str) -> OperatorInfo:
         return OperatorInfo(
             job=self.job,
             task=self.task.id,
@@ -82,6 +82,7 @@ class TaskCode:
             seed=self.seed,
             drop_bad_records=self.drop_bad_records,
             lineage=lineage,
+            run=run,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
-from clonos.errors import WrongType
+from clonos.errors import StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.operators.service import Policy
 from clonos.state.stores import KeyedStore
@@ -65,9 +65,10 @@ class Call:
     """A call of a process that is open, or about to be asked.
 
     ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
+    ``kind``: see :class:`~clonos.operators.service.Policy`.
     """
 
-    __slots__ = ("arguments", "encoded_key", "group", "nbytes", "origin", "service", "then")
+    __slots__ = ("arguments", "encoded_key", "group", "kind", "nbytes", "origin", "service", "then")
 
     def __init__(
         self,
@@ -77,9 +78,11 @@ class Call:
         encoded_key: bytes,
         group: int,
         origin: int,
+        kind: str,
     ) -> None:
         self.service, self.then, self.arguments = service, then, tuple(arguments)
         self.encoded_key, self.group, self.origin = encoded_key, group, origin
+        self.kind = kind
         self.nbytes = 0  # as state keeps it
 
     @classmethod
@@ -93,7 +96,15 @@ class Call:
         """As state keeps it; raises `UnencodableValue`."""
         arguments = list(self.arguments)
         return encode(
-            [self.service, self.then, arguments, self.encoded_key, self.group, self.origin]
+            [
+                self.service,
+                self.then,
+                arguments,
+                self.encoded_key,
+                self.group,
+                self.origin,
+                self.kind,
+            ]
         )
 
 
@@ -174,7 +185,15 @@ class CallTable:
     def _request(self, number: int, call: Call) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})
         policy = self.policies[call.service]
-        key = self._info.effect_key([self._info.index, number]) if policy.effect else ""
+        if policy.kind != call.kind:
+            raise StateMismatch(
+                f"the call {number} of {call.service} is open, as {call.kind}; now it would be "
+                f"{policy.kind}",
+                where=self._info.where,
+                remedy="let the job finish its open calls as they were declared, or start it "
+                "afresh with another checkpoint_dir",
+            )
+        key = self._info.numbered_effect_key(number) if policy.effect else ""
         return Request(policy, call.arguments, digest, key)
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class OperatorInfo:
     """Which operator of which task this is.
 
-    ``lineage``: of the run and of all that continue it; names the effects of its calls.
+    ``run``: its checkpoint, which restarts share; ``lineage``: what fresh runs may share, too.
+    Both name effects.
     """
 
     job: str
@@ -36,10 +37,16 @@ class OperatorInfo:
     seed: int = 0
     drop_bad_records: bool = False
     lineage: str = ""
+    run: str = ""
 
     def effect_key(self, identity: Any, ordinal: int = 0) -> str:
-        """The name of an effect of this operator."""
+        """The name of an effect of this operator, by what it is about."""
         return effect_key(self.lineage or self.job, self.operator, identity, ordinal)
+
+    def numbered_effect_key(self, number: int) -> str:
+        """The name of the task's n-th effect. In another run that is another one, whatever its
+        lineage."""
+        return effect_key(self.run or self.job, self.operator, [self.index, number], 0)
 
     @property
     def where(self) -> str:

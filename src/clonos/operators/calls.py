@@ -136,7 +136,7 @@ class CallOperator(Operator):
         if self._identity:
             columns = [values_of(rows.column(name)) for name in self._identity]
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
-        return [self.info.effect_key([self.info.index, n]) for n in orders.tolist()]
+        return [self.info.numbered_effect_key(n) for n in orders.tolist()]
 
     @property
     def makes_calls(self) -> bool:
@@ -167,11 +167,22 @@ class CallOperator(Operator):
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         came = self._came
+        if self._identity:
+            batch = self._with_identity(batch)
         self._store.append(batch, came + 1)
         self.facts.set("came", came + batch.num_rows)
         self._marks.rows_came()
         self._ask()
         return None
+
+    def _with_identity(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that say what they are about: all NULLs would be one effect."""
+        missing = np.zeros(batch.num_rows, bool)
+        for name in self._identity:
+            missing |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(missing).tolist():
+            self.reject_row(ValueError(f"NULL in {', '.join(self._identity)}"), batch, row)
+        return batch.filter(pa.array(~missing)) if missing.any() else batch
 
     def _ask(self) -> None:
         """As many as may be under way."""
@@ -246,7 +257,10 @@ class CallOperator(Operator):
         return self._on_error(*self.arguments_of(row)[0], error)
 
     def _fail_at_once(self, outcomes: Sequence[Outcome]) -> None:
-        """An error that ends the job ends it before it is logged: the next start asks again."""
+        """An error that ends the job ends it before it is logged: the next start asks again. One
+        that is logged did not; the policy may be another one by now."""
+        if not self.services.step.is_live:
+            return
         errors = ((o, decode_error(o.answer)) for o in outcomes if not o.ok)
         ends = ((o, e) for o, e in errors if self._policy.tells_trace or self._policy.is_fatal(e))
         failed, error = next(ends, (None, None))

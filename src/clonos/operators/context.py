@@ -15,6 +15,7 @@ import numpy as np
 from clonos.columns.instants import from_ms
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
+from clonos.operators.effects import Effect
 
 
 class Clock:
@@ -59,6 +60,7 @@ class Context:
 
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once, ever: on replay its logged answer or exception comes back."""
+        require_no_effect(fn, self._operator.info.where)
         return self._services.step.call(fn, args, kwargs)
 
     def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:
@@ -96,6 +98,16 @@ class Context:
         return None if ms is None else from_ms(ms)
 
 
+def require_no_effect(fn: object, where: str) -> None:
+    """Raise `WrongType` for an effect: here it would be made as if it were none."""
+    if isinstance(fn, Effect):
+        raise WrongType(
+            f"{fn.__name__} is an effect, and here nothing would keep it from being made twice",
+            where=where,
+            remedy="use map_async or with_column_async, or ctx.service(...) in a Process",
+        )
+
+
 def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("row",)) -> bool:
     """Whether a user function wants ``(row, ctx)`` rather than ``(row)``; decided once.
 
@@ -115,6 +127,7 @@ def takes_context(fn: Callable[..., Any], where: str, values: Sequence[str] = ("
     """
     if not callable(fn):
         raise WrongType(f"{fn!r} is not a function", where=where, remedy="pass a function")
+    require_no_effect(fn, where)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except ValueError:

@@ -71,12 +71,13 @@ class Effect:
         check: Callable[..., Any] | None,
         check_for: str | timedelta,
         on_unknown: OnUnknown,
-        refused: tuple[type[Exception], ...],
+        refused: type[Exception] | tuple[type[Exception], ...],
     ) -> None:
         self.fn, self.idempotent, self.check = fn, idempotent, check
         self.check_for_s = parse_duration(check_for) / 1000
         self.on_unknown = on_unknown
-        self.refused: tuple[type[Exception], ...] = (NotMade, *refused)
+        given = refused if isinstance(refused, tuple) else (refused,)
+        self.refused: tuple[type[Exception], ...] = (NotMade, *given)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = fn.__doc__
         self.wants_call = _wants_call(getattr(fn, "call", fn))
@@ -85,9 +86,15 @@ class Effect:
 
     def _require_sense(self) -> None:
         where = self.__name__
-        for fn in (getattr(self.fn, "call", self.fn), self.check):
-            if fn is not None and not callable(fn):
-                raise WrongType(f"{fn!r} is not a function", where=where)
+        for fn in (getattr(self.fn, "call", self.fn), self.check or self.fn):
+            if isinstance(fn, Effect) or not callable(getattr(fn, "call", fn)):
+                raise WrongType(f"{fn!r} is not a plain function", where=where)
+        kinds: tuple[Any, ...] = self.refused
+        for kind in kinds:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise WrongType(
+                    f"refused= has {kind!r}, which is no kind of Exception", where=where
+                )
         if self.on_unknown not in _POLICIES:
             raise WrongType(
                 f"on_unknown={self.on_unknown!r}",
@@ -113,14 +120,14 @@ class Effect:
 
 
 def effect(
-    fn: Callable[..., Any] | None = None,
+    fn: Any = None,
     /,
     *,
     idempotent: bool = False,
     check: Callable[..., Any] | None = None,
     check_for: str | timedelta = "5 minutes",
     on_unknown: OnUnknown = "fail",
-    refused: tuple[type[Exception], ...] = (),
+    refused: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Any:
     """Declare that a function changes something: pays, sends, books.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from clonos.blame import in_short
+from clonos.runtime.effects import by_engine
 
 THREADS_MAX: Final = 128
 """Per operator and slot."""
@@ -37,10 +38,32 @@ class CallThreads:
             await self._changed.wait()
         self._free -= 1
 
-    async def run(self, fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Call a function in a thread."""
+    def leave(self) -> None:
+        """Give a place back that :meth:`run` does not take."""
+        self._free += 1
+        self._changed.set()
+
+    async def run(
+        self,
+        fn: Callable[..., Any],
+        arguments: Callable[[], Sequence[Any]],
+        key: str = "",
+        late: MutableMapping[str, Future[Any]] | None = None,
+    ) -> Any:
+        """Call a function in a thread.
+
+        Parameters
+        ----------
+        key, late
+            Where a call is put, under which name, that is given up and goes on, while it does.
+        """
         loop = asyncio.get_running_loop()
-        running = self._pool.submit(_call, fn, arguments)
+        try:
+            given = arguments()
+            running = self._pool.submit(_call, fn, given)
+        except BaseException:
+            self.leave()
+            raise
         given_up = False
 
         def returned() -> None:
@@ -58,6 +81,8 @@ class CallThreads:
         except asyncio.CancelledError:
             if not running.done():
                 given_up = True
+                if late is not None:
+                    late[key] = running
                 self._hung += 1
                 self._changed.set()
             raise
@@ -75,4 +100,4 @@ def _call(fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     except Exception:
         raise
     except BaseException as error:
-        raise RuntimeError(in_short(error)) from error
+        raise by_engine(RuntimeError(in_short(error))) from error

@@ -22,9 +22,10 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
+from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
-from clonos.runtime.effects import EffectRun, Pulse
+from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -57,6 +58,7 @@ class CallRunner:
         self._over: dict[int, list[Outcome]] = defaultdict(list)
         self._closing: set[asyncio.Future[None]] = set()
         self._pulse: Pulse | None = None
+        self._late: Late = {}
         self._is_closed = False
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
@@ -98,7 +100,7 @@ class CallRunner:
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
-            self._lives[life] = _Life(self._beating)
+            self._lives[life] = _Life(self._beating, self._late)
         ours = self._lives[life]
         for call, request in calls:
             ours.begin(self._make(life, ours, call, request))
@@ -109,6 +111,9 @@ class CallRunner:
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
                 return
+            if request.key:  # whatever it was, it does not say that nothing was done
+                said = f"nobody knows whether it was made: {in_short(error)}"
+                error = unknown(request, request.service, said)
             outcome = _failed(call, request, error, 1, 0)
         if not self._over:
             asyncio.get_running_loop().call_soon(self._tell)
@@ -177,9 +182,9 @@ class _Life:
         What is cancelled now, we have cancelled.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse]) -> None:
+    def __init__(self, pulse: Callable[[], Pulse], late: Late) -> None:
         self.is_over = False
-        self._pulse = pulse
+        self.pulse, self.late = pulse, late
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
 
@@ -191,7 +196,7 @@ class _Life:
     def asker(self, policy: Policy) -> _Asker:
         """Who asks a service for this life."""
         if policy not in self._askers:
-            self._askers[policy] = _Asker(policy, self._pulse)
+            self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
 
     async def end(self) -> None:
@@ -205,8 +210,9 @@ class _Life:
 class _Asker:
     """Asks one service, as its policy says."""
 
-    def __init__(self, policy: Policy, pulse: Callable[[], Pulse]) -> None:
-        self._policy, self._pulse = policy, pulse
+    def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
+        self._policy, self._life = policy, life
+        self._is_effect = policy.effect is not None
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
@@ -214,8 +220,8 @@ class _Asker:
         self._free_s = 0.0  # when the next attempt may begin
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
-        is_effect = policy.effect is not None
-        self._may_repeat = is_effect or policy.attempts > 1 or policy.hedge_s is not None
+        repeats = policy.attempts > 1 or policy.hedge_s is not None
+        self._may_repeat = repeats or self._is_effect or is_check
         if isinstance(policy.fn, Service):
             self._service = copy.copy(policy.fn)
             self._fn = self._service.call
@@ -233,7 +239,7 @@ class _Asker:
         while True:
             attempts += 1
             try:
-                answer = encoded(await self.attempt(request.arguments))
+                answer = encoded(await self.attempt(request))
             except Exception as error:  # noqa: BLE001 - user code
                 if attempts < policy.attempts and not isinstance(error, ClonosError):
                     await asyncio.sleep(policy.pause_s(attempts))
@@ -246,46 +252,62 @@ class _Asker:
         """Make an effect."""
         clock = asyncio.get_running_loop().time
         if self._checker is None and self._policy.effect and self._policy.effect.check:
-            self._checker = _Asker(self._policy.checking, self._pulse)
+            self._checker = _Asker(self._policy.checking, self._life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
-        run = EffectRun(self._policy, request, self.attempt, check)
+        life = self._life
+        run = EffectRun(self._policy, request, self.attempt, check, life.late, lambda: life.is_over)
         try:
-            answer = encoded(await run.run())
+            answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
             ms = round(1000 * (clock() - began_s))
             return _failed(call, request, error, max(run.attempts, 1), ms)
         ms = round(1000 * (clock() - began_s))
         return Outcome(*call, request.digest, True, answer, max(run.attempts, 1), ms)
 
-    async def attempt(self, arguments: Sequence[Any], named: Named = NOTHING) -> Any:
+    def _kept(self, request: Request, answer: Any) -> bytes:
+        """The answer of an effect; that it cannot be kept does not mean that nothing was done."""
+        try:
+            return encoded(answer)
+        except ClonosError as error:
+            said = f"it was made, but its answer cannot be kept: {in_short(error)}"
+            raise unknown(request, self._policy, said) from error
+
+    async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """An answer within the time there is; `named`: more arguments."""
         policy, clock = self._policy, asyncio.get_running_loop().time
         await self._turn()
         if policy.hedge_s is None and _timeout is not None:
-            return await self._alone(arguments, named)
+            return await self._alone(request, named)
         until_s = clock() + policy.timeout_s
-        calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(arguments, named))}
+        calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(request, named))}
         try:
             if (hedge_s := policy.hedge_s) is not None and hedge_s < policy.timeout_s:
                 done, _ = await asyncio.wait(calls, timeout=hedge_s)
                 if not done:
-                    calls.add(asyncio.ensure_future(self._call_in_turn(arguments, named)))
+                    calls.add(asyncio.ensure_future(self._call_in_turn(request, named)))
             return await _first(calls, until_s)
         except NoAnswer:
-            raise TimeoutError(f"no answer within {policy.timeout_s:g} s") from None
+            raise self._no_answer() from None
         finally:
             for call in calls:
                 call.cancel()
 
-    async def _alone(self, arguments: Sequence[Any], named: Named) -> Any:
+    def _no_answer(self) -> TimeoutError:
+        return by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
+
+    async def _alone(self, request: Request, named: Named) -> Any:
         """... by one call, without a task of its own: each costs."""
         try:
             async with _timeout(self._policy.timeout_s) as limit:
-                return await self._call(arguments, named)
+                return await self._call(request, named)
         except TimeoutError:
             if limit.expired():
-                raise TimeoutError(f"no answer within {self._policy.timeout_s:g} s") from None
+                raise self._no_answer() from None
             raise
+        except asyncio.CancelledError:
+            if self._life.is_over:
+                raise
+            raise by_engine(RuntimeError("the call has cancelled itself")) from None
 
     async def _turn(self) -> None:
         """Wait until another attempt may begin: that is no time of the service's."""
@@ -294,22 +316,42 @@ class _Asker:
             begins_s = max(now, self._free_s)
             self._free_s = begins_s + 1 / self._policy.per_second
             await asyncio.sleep(begins_s - now)
-        if self._threads is not None:
-            await self._threads.place()
+        while True:
+            if self._is_effect:
+                await self._life.pulse().steady()
+            if self._threads is None:
+                return
+            try:
+                await self._threads.place()
+            except RuntimeError as error:
+                if self._is_effect:
+                    raise NotMade(str(error)) from error
+                raise
+            if not self._is_effect or self._life.pulse().is_steady:
+                return
+            self._threads.leave()
 
-    async def _call_in_turn(self, arguments: Sequence[Any], named: Named) -> Any:
+    async def _call_in_turn(self, request: Request, named: Named) -> Any:
         await self._turn()
-        return await self._call(arguments, named)
+        return await self._call(request, named)
 
-    async def _call(self, arguments: Sequence[Any], named: Named) -> Any:
-        if self._policy.effect is not None:
-            await self._pulse().steady()
-        given = copy.deepcopy(arguments) if self._may_repeat else arguments
+    async def _call(self, request: Request, named: Named) -> Any:
         if self._threads is not None:
-            return await self._threads.run(partial(self._fn, **named), given)
+            given = partial(self._given, request)
+            late = self._life.late if self._is_effect else None
+            return await self._threads.run(partial(self._fn, **named), given, request.key, late)
         if self._service is not None:
-            await self._open(self._service)
-        return await _guarded(self._fn(*given, **named))
+            try:
+                await self._open(self._service)
+            except Exception as error:
+                if self._is_effect:
+                    raise NotMade(f"no connection: {in_short(error)}") from error
+                raise
+        return await _guarded(self._fn(*self._given(request), **named))
+
+    def _given(self, request: Request) -> Sequence[Any]:
+        arguments: Sequence[Any] = request.arguments
+        return copy.deepcopy(arguments) if self._may_repeat else arguments
 
     async def _open(self, service: Service) -> None:
         """Once; if that fails, or takes too long, the next call tries again."""
@@ -337,7 +379,7 @@ async def _guarded(code: Any) -> Any:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise RuntimeError(in_short(error)) from error
+        raise by_engine(RuntimeError(in_short(error))) from error
 
 
 class NoAnswer(Exception):
@@ -359,5 +401,5 @@ async def _first(calls: set[asyncio.Future[Any]], until_s: float) -> Any:
         if good or not running:
             (first, *_) = good or done
             if first.cancelled():
-                raise RuntimeError("the call has cancelled itself")
+                raise by_engine(RuntimeError("the call has cancelled itself"))
             return first.result()

@@ -7,8 +7,10 @@ an earlier life of the task may have made it. Then nothing is tried before a che
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from clonos.blame import in_short
 from clonos.core.calls import Request
@@ -24,11 +26,21 @@ STALLED_S: Final = 1.0
 """A loop that has not looked for so long was stopped; so long the process then takes to hear
 whether its lives are over."""
 
+Late = MutableMapping[str, "Future[Any]"]
+"""Attempts that nobody waits for any more, and that go on in their threads, by effect."""
+E = TypeVar("E", bound=Exception)
+
+
+def by_engine(error: E) -> E:
+    """Mark an error that the engine has raised: whatever its class, no service has refused."""
+    error.is_by_engine = True  # type: ignore[attr-defined]
+    return error
+
 
 class Attempt(Protocol):
     """Asks once, within the time there is."""
 
-    def __call__(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Awaitable[Any]: ...
+    def __call__(self, request: Request, named: Mapping[str, Any]) -> Awaitable[Any]: ...
 
 
 class Pulse:
@@ -36,26 +48,50 @@ class Pulse:
     its lives may be over, and it has not heard so yet."""
 
     def __init__(self) -> None:
-        self._beat_s = asyncio.get_running_loop().time()
+        self._looked_s = _now_s()
+        self._steady_at_s = 0.0
         self._beating = asyncio.ensure_future(self._beat())
 
     async def _beat(self) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(BEAT_S)
-            self._beat_s = clock()
+            self._look()
+
+    def _look(self) -> float:
+        """How long it takes until it is steady."""
+        now, before = _now_s(), self._looked_s
+        if (
+            now - before > STALLED_S
+        ):  # when it goes on, this is the first to be called, or any other
+            self._steady_at_s = now + STALLED_S
+        self._looked_s = now
+        return self._steady_at_s - now
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it was not stopped, or has had time to hear the news since."""
+        return self._look() <= 0
 
     async def steady(self) -> None:
-        """Return at once, unless it was stopped: then once it has had time to hear the news."""
-        if asyncio.get_running_loop().time() - self._beat_s > STALLED_S:
-            await asyncio.sleep(STALLED_S)
+        """Return when it is."""
+        while (left_s := self._look()) > 0:  # noqa: ASYNC110 - the clock decides, not a task
+            await asyncio.sleep(left_s)
+
+
+def _now_s() -> float:
+    """Of a clock that goes on while the machine sleeps, if there is one."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 class Known(NamedTuple):
-    """What a check has found."""
+    """What was found out."""
 
     is_made: bool
     answer: Any = None
+
+
+NOT_MADE: Final = Known(is_made=False)
 
 
 class EffectRun:
@@ -65,13 +101,31 @@ class EffectRun:
     ----------
     attempt, check
         Ask the service, and the check.
+    late
+        Attempts of all lives that still run in threads.
+    is_over
+        Whether the life of the task is: then nothing more is begun, whatever user code makes of a
+        cancellation.
+
+    Attributes
+    ----------
+    attempts
+        So many were begun.
     """
 
-    def __init__(self, policy: Policy, request: Request, attempt: Attempt, check: Attempt) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        request: Request,
+        attempt: Attempt,
+        check: Attempt,
+        late: Late,
+        is_over: Callable[[], bool],
+    ) -> None:
         assert policy.effect is not None
         self._effect: Effect = policy.effect
         self._policy, self._request = policy, request
-        self._attempt, self._check = attempt, check
+        self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
         self._quiet_at_s = 0.0  # nothing of earlier attempts is on its way any more
         self.attempts = 0
 
@@ -87,59 +141,97 @@ class EffectRun:
         """
         effect, clock = self._effect, asyncio.get_running_loop().time
         cause: Exception = RuntimeError("an earlier life of the task may have made it")
-        in_doubt = self._request.in_doubt and not effect.idempotent
+        in_doubt = self._request.in_doubt
         self._quiet_at_s = clock() + self._policy.timeout_s + CUT_OFF_S  # of that life's attempts
         while True:
             is_last = self.attempts >= self._policy.attempts
-            if in_doubt:
+            pause_s = self._policy.pause_s(self.attempts) if self.attempts else 0.0
+            if in_doubt and not effect.idempotent:
+                pause_s = 0.0
                 known = await self._settle()
                 if known is None and (is_last or effect.on_unknown != "retry"):
                     raise self._unknown(cause) from cause
                 if known is not None and known.is_made:
                     return known.answer
+                in_doubt = known is None
             if is_last:
-                raise cause
-            if self.attempts and not in_doubt:
-                await asyncio.sleep(self._policy.pause_s(self.attempts))
+                raise self._unknown(cause) if in_doubt else cause
+            await asyncio.sleep(pause_s)
+            self._require_life()
             self.attempts += 1
             try:
-                return await self._attempt(self._request.arguments, self._named(effect.wants_call))
+                return await self._attempt(self._request, self._named(effect.wants_call))
             except Exception as error:  # noqa: BLE001 - user code
                 self._quiet_at_s = clock() + self._policy.timeout_s
-                is_refused = isinstance(error, effect.refused)
-                cause, in_doubt = error, not (is_refused or effect.idempotent)
-                is_last = self.attempts >= self._policy.attempts
-                if effect.idempotent and is_last and not is_refused:
-                    raise self._unknown(cause) from cause
+                cause = error
+                in_doubt = in_doubt or not self._is_refused(error)
+
+    def _is_refused(self, error: Exception) -> bool:
+        """Whether it says that nothing was done. Of two attempts at once, only one says so."""
+        if isinstance(error, NotMade):
+            return self._policy.hedge_s is None
+        return (
+            isinstance(error, self._effect.refused)
+            and not hasattr(error, "is_by_engine")
+            and self._policy.hedge_s is None
+        )
 
     async def _settle(self) -> Known | None:
         """Find out whether it was made; None: nobody knows."""
         clock = asyncio.get_running_loop().time
+        late = self._late.get(self._request.key)
+        if late is not None:
+            if (known := await self._wait_for(late, self._effect.check_for_s)) is not None:
+                return known
+            if not late.done():
+                return None
+            del self._late[self._request.key]
         await asyncio.sleep(self._quiet_at_s - clock())
         until_s, checks = clock() + self._effect.check_for_s, 0
         while self._effect.check is not None:
+            self._require_life()
             checks += 1
             try:
-                named = self._named(self._effect.check_wants_call)
-                found = await self._check(self._request.arguments, named)
+                found = await self._check(self._request, self._named(self._effect.check_wants_call))
             except Exception as error:  # noqa: BLE001 - user code: others mean, not known yet
                 found = error
             if isinstance(found, Made):
                 return Known(is_made=True, answer=found.answer)
             if isinstance(found, NotMade) or found is NotMade:
-                return Known(is_made=False)
+                return NOT_MADE
             if clock() >= until_s:
                 break
             await asyncio.sleep(self._policy.pause_s(checks))
         return None
 
+    async def _wait_for(self, late: Future[Any], wait_s: float) -> Known | None:
+        """What has become of an attempt that was given up, but cannot be ended."""
+        waiting = asyncio.wrap_future(late)
+        await asyncio.wait([waiting], timeout=wait_s)
+        if not waiting.done():
+            return None
+        if (error := waiting.exception()) is None:
+            return Known(is_made=True, answer=waiting.result())
+        return NOT_MADE if isinstance(error, self._effect.refused) else None
+
+    def _require_life(self) -> None:
+        if self._is_over():
+            raise asyncio.CancelledError
+
     def _named(self, wants_call: bool) -> dict[str, Any]:
         return {"call": EffectCall(self._request.key, self.attempts)} if wants_call else {}
 
-    def _unknown(self, cause: Exception) -> EffectUnknown:
-        return EffectUnknown(
-            f"nobody knows whether the effect {self._request.key} was made: {in_short(cause)}",
-            where=self._policy.name,
-            remedy="find out by its key, or by what it was asked; give check=, a function that "
-            "does so, or idempotent=True if the service deduplicates by key",
+    def _unknown(self, cause: BaseException) -> EffectUnknown:
+        return unknown(
+            self._request, self._policy, f"nobody knows whether it was made: {in_short(cause)}"
         )
+
+
+def unknown(request: Request, policy: Policy, what: str) -> EffectUnknown:
+    """The error of an effect whose end nobody can use."""
+    return EffectUnknown(
+        f"the effect {request.key}: {what}",
+        where=policy.name,
+        remedy="find out by its key, or by what it was asked; give check=, a function that "
+        "does so, or idempotent=True if the service deduplicates by key",
+    )

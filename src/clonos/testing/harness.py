@@ -80,6 +80,7 @@ class StepOutput:
     wake_ms: int | None = None
     calls: list[Any] = field(default_factory=list)
     asked: list[tuple[CallId, Request]] = field(default_factory=list)
+    is_live: bool = True
 
     def clock_ms(self) -> int:
         """See :class:`clonos.core.program.Step`."""
@@ -130,6 +131,11 @@ class StepHarness:
         Such as ``job.compile().codes[0].program()``.
     now_ms
         The time at the beginning; only :class:`Tick` moves it.
+
+    Attributes
+    ----------
+    is_live
+        False: what is fed now replays what was logged.
     """
 
     def __init__(self, program: Program, *, position: int = 0, now_ms: int = 1_000_000) -> None:
@@ -137,6 +143,7 @@ class StepHarness:
         self.position = position
         self.now_ms = now_ms
         self.wake_ms: int | None = None
+        self.is_live = True
 
     def feed(self, event: Event) -> StepOutput:
         """Handle one event (a tick on which nothing is due is no step and emits nothing)."""
@@ -189,7 +196,7 @@ class StepHarness:
 
     def _step(self) -> StepOutput:
         self.position += 1
-        return StepOutput(self.position, self.now_ms)
+        return StepOutput(self.position, self.now_ms, is_live=self.is_live)
 
 
 def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
