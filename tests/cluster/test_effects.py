@@ -144,7 +144,7 @@ def test_what_nobody_can_know_ends_the_job_and_is_settled_by_the_next_start(kit,
     settings = {"checkpoint_interval": "200 ms", "checkpoint_dir": str(tmp_path / "job")}
     blind = clonos.effect(partial(pay, tmp_path))
     job = build(tmp_path, blind, "1 s", **settings).start(spark)
-    with pytest.raises(EffectUnknown, match=r"nobody knows whether the effect \w{24} was made"):
+    with pytest.raises(EffectUnknown, match=r"the effect \w{24}: nobody knows"):
         job.wait(kit.WAIT_S)
     (tmp_path / "gate").touch()
     seeing = clonos.effect(partial(pay, tmp_path), check=partial(find, tmp_path))
