@@ -151,12 +151,13 @@ class Stream(Placed):
         ----------
         fn
             A coroutine function (``async def``), which runs in an event loop beside the steps; a
-            plain function, which runs in a thread; or a :class:`clonos.Service`. It returns what
+            plain function, which runs in a thread; a :class:`clonos.Service`; or one of these that
+            must not be called twice, declared with :func:`clonos.effect`. It returns what
             :meth:`map` may return, in plain values, at most 256 KiB.
         how
             See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True``,
             ``timeout="60 seconds"``, ``attempts=1``, ``backoff=("100 ms", "10 seconds")``,
-            ``per_second=None``, ``hedge=None``, ``on_error=None``.
+            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``.
 
         Examples
         --------
