@@ -17,6 +17,7 @@ import clonos
 from clonos import errors
 from clonos.cluster.errors import BadDirectory, OtherJob
 from clonos.core.layer import UnreadableLayer
+from clonos.core.watch import DEATHS
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
@@ -92,8 +93,10 @@ def test_a_poison_record(spark, tmp_path):
         mapped(work, parallelism=1).run(spark, timeout_s=600)
     assert caught.value.where.startswith("work[")
     parents = deaths.read_text().split()
-    assert parents.count(daemon.read_text()) == 2, "slots; the others are copies of a third"
-    assert len(parents) >= 4
+    slots = parents.count(daemon.read_text())  # the others are copies of one more
+    # Two as a rule; three have been seen, where a life died of rows that it had not announced.
+    assert 2 <= slots < DEATHS, "a trial has found it, not the number of deaths"
+    assert len(parents) >= slots + 2
 
 
 def test_a_callback_that_raises(spark):
