@@ -140,7 +140,18 @@ class UnencodableValue(ClonosError):
 
 
 class EffectUnknown(ClonosError):
-    """An effect was perhaps made, and nobody can tell."""
+    """An effect was perhaps made, and nobody can tell; or its answer cannot be kept."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        remedy: str = "find out by its key, or by what it was asked; give check=, a function that "
+        "does so, or idempotent=True if the service deduplicates by key",
+        trace: str = "",
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy, trace=trace)
 
 
 class CallError(ClonosError):

@@ -143,18 +143,17 @@ class OpenCalls:
         reason to forget what others have done.
         """
         chosen: list[Outcome] = []
+        failed: list[Outcome] = []
         nbytes = 0
-        failed = [o for o in self.came.values() if not o.ok and self._open[o.id].key]
-        if len(failed) == len(self.came) and failed:
-            return (failed[0],)
         for outcome in self.came.values():
-            if failed and outcome in failed:
+            if not outcome.ok and self._open[outcome.id].key:
+                failed.append(outcome)
                 continue
             nbytes += len(outcome.answer)
             if chosen and (nbytes > OUTCOMES_BYTES_MAX or len(chosen) == most):
                 break
             chosen.append(outcome)
-        return tuple(chosen)
+        return tuple(chosen or failed[:1])
 
     def take(self, outcomes: Iterable[Outcome], task: str) -> int:
         """A step takes these, which may come from the log.

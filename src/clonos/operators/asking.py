@@ -9,7 +9,7 @@ from typing import Any, Final
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
-from clonos.errors import StateMismatch, WrongType
+from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.operators.service import Policy
 from clonos.state.stores import KeyedStore
@@ -134,8 +134,9 @@ class CallTable:
         """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""
         if not outcome.ok:
             error = decode_error(outcome.answer)
-            if self.policies[self._open[outcome.number].service].is_fatal(error):
-                raise error
+            service = self._open[outcome.number].service
+            if isinstance(error, EffectUnknown) and self.policies[service].is_fatal(error):
+                raise EffectUnknown(error.what, where=f"{self._info.where}: {service}")
 
     @property
     def nbytes(self) -> int:

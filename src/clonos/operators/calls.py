@@ -268,13 +268,8 @@ class CallOperator(Operator):
             return
         row = rows_of(self._store.at(np.array([failed.number], np.int64)))[0]
         if isinstance(error, EffectUnknown):
-            raise EffectUnknown(
-                f"{error.what} (for {short(row)})",
-                where=self.info.where,
-                remedy="find out by its key, or by what it was asked; give check=, a function that "
-                "does so, or idempotent=True if the service deduplicates by key",
-                trace=failed.trace,
-            )
+            what = f"{error.what} (for {short(row)})"
+            raise EffectUnknown(what, where=self.info.where, trace=failed.trace)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         raise OperatorError(
             f"{describe(error)}{times} (for {short(row)})",

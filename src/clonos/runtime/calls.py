@@ -232,10 +232,10 @@ class _Asker:
 
     async def ask(self, call: CallId, request: Request) -> Outcome:
         """Make attempts until one succeeds, or there were enough."""
-        policy, clock = self._policy, asyncio.get_running_loop().time
-        began_s, attempts = clock(), 0
-        if policy.effect is not None:
-            return await self._make(call, request, began_s)
+        policy, began_s, attempts = self._policy, self._clock(), 0
+        if self._is_effect:
+            return await self._make(call, request)
+        answer: bytes | Exception
         while True:
             attempts += 1
             try:
@@ -244,25 +244,40 @@ class _Asker:
                 if attempts < policy.attempts and not isinstance(error, ClonosError):
                     await asyncio.sleep(policy.pause_s(attempts))
                     continue
-                return _failed(call, request, error, attempts, round(1000 * (clock() - began_s)))
-            ms = round(1000 * (clock() - began_s))
-            return Outcome(*call, request.digest, True, answer, attempts, ms)
+                answer = error
+            return self._over(call, request, began_s, attempts, answer)
 
-    async def _make(self, call: CallId, request: Request, began_s: float) -> Outcome:
+    async def _make(self, call: CallId, request: Request) -> Outcome:
         """Make an effect."""
-        clock = asyncio.get_running_loop().time
-        if self._checker is None and self._policy.effect and self._policy.effect.check:
-            self._checker = _Asker(self._policy.checking, self._life, is_check=True)
+        policy, life, began_s = self._policy, self._life, self._clock()
+        assert policy.effect is not None
+        if self._checker is None and policy.effect.check is not None:
+            self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
-        life = self._life
-        run = EffectRun(self._policy, request, self.attempt, check, life.late, lambda: life.is_over)
+        run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
+        answer: bytes | Exception
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
-            ms = round(1000 * (clock() - began_s))
-            return _failed(call, request, error, max(run.attempts, 1), ms)
-        ms = round(1000 * (clock() - began_s))
-        return Outcome(*call, request.digest, True, answer, max(run.attempts, 1), ms)
+            answer = error
+        return self._over(call, request, began_s, run.attempts, answer)
+
+    def _over(
+        self,
+        call: CallId,
+        request: Request,
+        began_s: float,
+        attempts: int,
+        answer: bytes | Exception,
+    ) -> Outcome:
+        ms = round(1000 * (self._clock() - began_s))
+        if isinstance(answer, Exception):
+            return _failed(call, request, answer, attempts, ms)
+        return Outcome(*call, request.digest, True, answer, attempts, ms)
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()
 
     def _kept(self, request: Request, answer: Any) -> bytes:
         """The answer of an effect; that it cannot be kept does not mean that nothing was done."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from clonos.blame import in_short
 from clonos.core.calls import Request
@@ -84,16 +84,6 @@ def _now_s() -> float:
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
-class Known(NamedTuple):
-    """What was found out."""
-
-    is_made: bool
-    answer: Any = None
-
-
-NOT_MADE: Final = Known(is_made=False)
-
-
 class EffectRun:
     """One effect.
 
@@ -148,12 +138,12 @@ class EffectRun:
             pause_s = self._policy.pause_s(self.attempts) if self.attempts else 0.0
             if in_doubt and not effect.idempotent:
                 pause_s = 0.0
-                known = await self._settle()
-                if known is None and (is_last or effect.on_unknown != "retry"):
+                found = await self._settle()
+                if isinstance(found, Made):
+                    return found.answer
+                in_doubt = found is None
+                if in_doubt and (is_last or effect.on_unknown != "retry"):
                     raise self._unknown(cause) from cause
-                if known is not None and known.is_made:
-                    return known.answer
-                in_doubt = known is None
             if is_last:
                 raise self._unknown(cause) if in_doubt else cause
             await asyncio.sleep(pause_s)
@@ -168,20 +158,15 @@ class EffectRun:
 
     def _is_refused(self, error: Exception) -> bool:
         """Whether it says that nothing was done. Of two attempts at once, only one says so."""
-        if isinstance(error, NotMade):
-            return self._policy.hedge_s is None
-        return (
-            isinstance(error, self._effect.refused)
-            and not hasattr(error, "is_by_engine")
-            and self._policy.hedge_s is None
-        )
+        is_said = isinstance(error, self._effect.refused) and not hasattr(error, "is_by_engine")
+        return is_said and self._policy.hedge_s is None
 
-    async def _settle(self) -> Known | None:
+    async def _settle(self) -> Made | NotMade | None:
         """Find out whether it was made; None: nobody knows."""
         clock = asyncio.get_running_loop().time
         late = self._late.get(self._request.key)
         if late is not None:
-            if (known := await self._wait_for(late, self._effect.check_for_s)) is not None:
+            if (known := await self._wait_for(late)) is not None:
                 return known
             if not late.done():
                 return None
@@ -191,28 +176,30 @@ class EffectRun:
         while self._effect.check is not None:
             self._require_life()
             checks += 1
+            found: Any
             try:
                 found = await self._check(self._request, self._named(self._effect.check_wants_call))
             except Exception as error:  # noqa: BLE001 - user code: others mean, not known yet
                 found = error
-            if isinstance(found, Made):
-                return Known(is_made=True, answer=found.answer)
-            if isinstance(found, NotMade) or found is NotMade:
-                return NOT_MADE
+            if isinstance(found, (Made, NotMade)):
+                return found
+            if found is NotMade:
+                return NotMade()
             if clock() >= until_s:
                 break
             await asyncio.sleep(self._policy.pause_s(checks))
         return None
 
-    async def _wait_for(self, late: Future[Any], wait_s: float) -> Known | None:
+    async def _wait_for(self, late: Future[Any]) -> Made | NotMade | None:
         """What has become of an attempt that was given up, but cannot be ended."""
         waiting = asyncio.wrap_future(late)
-        await asyncio.wait([waiting], timeout=wait_s)
+        await asyncio.wait([waiting], timeout=self._effect.check_for_s)
         if not waiting.done():
             return None
-        if (error := waiting.exception()) is None:
-            return Known(is_made=True, answer=waiting.result())
-        return NOT_MADE if isinstance(error, self._effect.refused) else None
+        error = waiting.exception()
+        if error is None:
+            return Made(waiting.result())
+        return NotMade() if isinstance(error, Exception) and self._is_refused(error) else None
 
     def _require_life(self) -> None:
         if self._is_over():
@@ -229,9 +216,4 @@ class EffectRun:
 
 def unknown(request: Request, policy: Policy, what: str) -> EffectUnknown:
     """The error of an effect whose end nobody can use."""
-    return EffectUnknown(
-        f"the effect {request.key}: {what}",
-        where=policy.name,
-        remedy="find out by its key, or by what it was asked; give check=, a function that "
-        "does so, or idempotent=True if the service deduplicates by key",
-    )
+    return EffectUnknown(f"the effect {request.key}: {what}", where=policy.name)
