@@ -65,7 +65,7 @@ class Call:
     """A call of a process that is open, or about to be asked.
 
     ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
-    ``kind``: see :class:`~clonos.operators.service.Policy`.
+    ``kind``: the fingerprint of its :class:`~clonos.operators.service.Policy`.
     """
 
     __slots__ = ("arguments", "encoded_key", "group", "kind", "nbytes", "origin", "service", "then")
@@ -186,10 +186,10 @@ class CallTable:
     def _request(self, number: int, call: Call) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})
         policy = self.policies[call.service]
-        if policy.kind != call.kind:
+        if policy.fingerprint != call.kind:
             raise StateMismatch(
                 f"the call {number} of {call.service} is open, as {call.kind}; now it would be "
-                f"{policy.kind}",
+                f"{policy.fingerprint}",
                 where=self._info.where,
                 remedy="let the job finish its open calls as they were declared, or start it "
                 "afresh with another checkpoint_dir",

@@ -307,9 +307,8 @@ class ProcessOperator(Operator):
         """Ask once the callback that runs has returned; if it raises, nothing was asked."""
         method_of(self._process, then, self.info.where)
         origin = self._origin
-        call = Call(
-            policy.name, then, arguments, self.encoded_key, self.key_group, origin, policy.kind
-        )
+        key, group, kind = self.encoded_key, self.key_group, policy.fingerprint
+        call = Call(policy.name, then, arguments, key, group, origin, kind)
         self._asks.append(call.kept())
 
     def _ask_now(self) -> None:

@@ -87,16 +87,11 @@ class Policy:
         return replace(self, per_second=per_second, tells_trace=tells_trace)
 
     @property
-    def kind(self) -> str:
+    def fingerprint(self) -> str:
         """What it is to make such a call; a checkpoint with open calls goes on with no other."""
         if self.effect is None:
             return "a plain call"
         return "an idempotent effect" if self.effect.idempotent else "an effect"
-
-    @property
-    def fingerprint(self) -> str:
-        """What of it must be the same when a job goes on from its checkpoint."""
-        return self.kind
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether it ends the job, whatever is said of other errors."""
