@@ -156,7 +156,7 @@ def test_the_lineage_reaches_the_slots(tmp_path):
         "nowhere",
         "layers",
         layers_durability="process",
-        owner="me",
+        run="me",
         lineage=ids[0],
     )
     program: Any = shipment.programs[0]()

@@ -74,7 +74,7 @@ def without_fence(sink):
     functions = sink.store.transactions
 
     def open_lane(lane):
-        return functions.open_fn(Lane(lane.lineage, lane.operator, lane.number, 0))
+        return functions.open_fn(Lane(lane.run, lane.operator, lane.number, 0))
 
     def write(db, lane, outputs, before, last):
         with sqlite_sink.transaction(db):

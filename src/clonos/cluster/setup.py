@@ -106,7 +106,7 @@ class DriverSetup:
                 uri,
                 layers_durability=durability,
                 lineage=compiled.options.lineage or self.directory.checkpoint_id,
-                owner=self.directory.checkpoint_id,
+                run=self.directory.checkpoint_id,
                 identities=identities,
                 allow_plaintext=tls is False,
                 batch_rows_max=batch_rows_max,

@@ -24,15 +24,15 @@ def ship(
     *,
     layers_durability: Durability,
     lineage: str,
-    owner: str,
+    run: str,
     **settings: Any,
 ) -> Shipment:
     """Everything that a slot needs, whichever task it will run.
 
     Parameters
     ----------
-    owner
-        Of what sinks write: the checkpoint's name, which fresh runs of a lineage do not share.
+    lineage, run
+        See :class:`~clonos.operators.base.OperatorInfo`; sinks write under the name of the run.
     """
     readers: dict[int, Callable[[Any], Reader]] = {}
     writers: dict[int, Callable[[int], OutputWriter]] = {}
@@ -43,7 +43,7 @@ def ship(
             if code.source.rows_per_second is not None:
                 rates[code.task.id] = code.source.rows_per_second / code.parallelism
         if code.sink is not None and code.task.sink is not None:
-            lane = Lane(owner, code.task.sink, code.task.index)
+            lane = Lane(run, code.task.sink, code.task.index)
             if make := writer_of(code.sink, layers_durability, lane):
                 writers[code.task.id] = make
     return Shipment(
@@ -52,7 +52,7 @@ def ship(
         secret=secret,
         plan=compiled.plan,
         schemas=compiled.schemas,
-        programs={code.task.id: partial(code.program, lineage, owner) for code in compiled.codes},
+        programs={code.task.id: partial(code.program, lineage, run) for code in compiled.codes},
         readers=readers,
         writers=writers,
         rates=rates,

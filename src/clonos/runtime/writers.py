@@ -86,10 +86,10 @@ class TaskWriter:
         self._pool.shutdown(wait=False)
 
     def _write_group(self, life: int) -> None:
-        if self._is_over.is_set() or not (group := self._take()):
+        if self._is_over.is_set() or not self._waiting:
             return  # the groups before have taken what this was called for
+        channel, outputs = self._take()
         try:
-            outputs = [_output_of(release) for release in group]
             self._retry(lambda: self._writer.write(outputs))
         except BaseException as error:  # noqa: BLE001 - the node decides what it means
             self._is_over.set()
@@ -97,19 +97,17 @@ class TaskWriter:
                 error = SinkFailed(in_short(error), trace=users_traceback(error))
             self._inbox.put(WorkFailed(life, error))
         else:
-            self._inbox.put(Wrote(life, group[-1].channel, group[-1].item.seq))
+            self._inbox.put(Wrote(life, channel, outputs[-1].key.seq))
 
-    def _take(self) -> list[ev.Release]:
-        group: list[ev.Release] = []
+    def _take(self) -> tuple[int, list[Output]]:
+        """A group, and the channel that all of it is of."""
+        outputs: list[Output] = []
+        channel = self._waiting[0].channel
         rows = nbytes = 0
         while self._waiting and rows < GROUP_ROWS and nbytes < GROUP_BYTES:
-            group.append(self._waiting.popleft())
-            batch = _output_of(group[-1]).batch
-            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        return group
-
-
-def _output_of(release: ev.Release) -> Output:
-    assert release.item.batch is not None
-    key = OutputKey(release.generation, release.item.seq)
-    return Output(key, release.item.batch.payload)
+            release = self._waiting.popleft()
+            batch = release.item.batch
+            assert batch is not None
+            outputs.append(Output(OutputKey(release.generation, release.item.seq), batch.payload))
+            rows, nbytes = rows + batch.rows, nbytes + batch.nbytes
+        return channel, outputs

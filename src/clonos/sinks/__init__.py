@@ -18,9 +18,6 @@ from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.sinks.file_buffer import FileBufferOperator
 from clonos.sinks.lanes import Lane, OutputKey
-from clonos.sinks.postgres_claim import PostgresStore
-from clonos.sinks.postgres_session import Target
-from clonos.sinks.postgres_transactions import PostgresTransactions
 from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import UserStore, UserTransactions
 from clonos.storage.retry import StoreAway
@@ -145,6 +142,11 @@ def postgres(
     >>> sink.store
     <PostgreSQL: table orders of db.example:5432/shop>
     """
+    # Every slot imports this package; few write to PostgreSQL.
+    from clonos.sinks.postgres_claim import PostgresStore
+    from clonos.sinks.postgres_session import Target
+    from clonos.sinks.postgres_transactions import PostgresTransactions
+
     keys = (upsert,) if isinstance(upsert, str) else tuple(upsert or ())
     if mode not in {"error", "append"}:
         raise WrongType(f"mode={mode!r}", where="postgres", remedy='say "error" or "append"')

@@ -17,7 +17,7 @@ class Lane:
 
     Attributes
     ----------
-    lineage
+    run
         Of the job: its checkpoint has it, so all its restarts share it, and no other job does.
     operator
         The sink's name.
@@ -32,7 +32,7 @@ class Lane:
     'a1b2/out/3'
     """
 
-    lineage: str
+    run: str
     operator: str
     number: int
     incarnation: int = 0
@@ -40,7 +40,7 @@ class Lane:
     @property
     def name(self) -> str:
         """Of the lane, whichever life it has: what a mark is kept under."""
-        return f"{self.lineage}/{self.operator}/{self.number}"
+        return f"{self.run}/{self.operator}/{self.number}"
 
     @property
     def task(self) -> str:

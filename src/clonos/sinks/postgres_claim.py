@@ -91,7 +91,7 @@ class PostgresClaim:
             if all(seq is None for (seq,) in self._rows(sql)):
                 sql.execute(
                     composed(
-                        "delete from {} where target = %s and lineage = %s and operator = %s",
+                        "delete from {} where target = %s and run = %s and operator = %s",
                         marks(self._target),
                     ),
                     self._mine,
@@ -111,10 +111,10 @@ class PostgresClaim:
 
     @property
     def _mine(self) -> list[str]:
-        return [self._target.parts()[1], self._lane.lineage, self._lane.operator]
+        return [self._target.parts()[1], self._lane.run, self._lane.operator]
 
     def _rows(self, sql: Any) -> list[tuple[int | None]]:
-        query = "select seq from {} where target = %s and lineage = %s and operator = %s"
+        query = "select seq from {} where target = %s and run = %s and operator = %s"
         found: list[tuple[int | None]]
         found = sql.execute(composed(query, marks(self._target)), self._mine).fetchall()
         return found
@@ -124,9 +124,9 @@ class PostgresClaim:
         if is_new:
             sql.execute(
                 composed(
-                    "create table if not exists {} (target text, lineage text, operator text,"
+                    "create table if not exists {} (target text, run text, operator text,"
                     " lane int, incarnation bigint not null, generation int, seq bigint,"
-                    " moved_at timestamptz, primary key (target, lineage, operator, lane))"
+                    " moved_at timestamptz, primary key (target, run, operator, lane))"
                     " with (fillfactor = 50)",  # updates stay on their page
                     table,
                 )

@@ -198,7 +198,7 @@ class PostgresConnection:
                 found = self.sql.execute(
                     composed(
                         "update {} set incarnation = %(life)s where target = %(target)s"
-                        " and lineage = %(lineage)s and operator = %(operator)s"
+                        " and run = %(run)s and operator = %(operator)s"
                         " and lane = %(lane)s and incarnation <= %(life)s",
                         self._marks,
                     ),
@@ -221,7 +221,7 @@ class PostgresConnection:
         row = self.sql.execute(
             composed(
                 "select generation, seq from {} where target = %(target)s"
-                " and lineage = %(lineage)s and operator = %(operator)s and lane = %(lane)s",
+                " and run = %(run)s and operator = %(operator)s and lane = %(lane)s",
                 self._marks,
             ),
             self._mine,
@@ -237,7 +237,7 @@ class PostgresConnection:
         moved = self.sql.execute(
             composed(
                 "update {} set generation = %(generation)s, seq = %(seq)s, moved_at = now()"
-                " where target = %(target)s and lineage = %(lineage)s and operator = %(operator)s"
+                " where target = %(target)s and run = %(run)s and operator = %(operator)s"
                 " and lane = %(lane)s and incarnation = %(life)s"
                 " and generation is not distinct from %(old_generation)s::int"
                 " and seq is not distinct from %(old_seq)s::bigint",
@@ -281,7 +281,7 @@ class PostgresConnection:
         lane = self.lane
         return {
             "target": self.target.parts()[1],
-            "lineage": lane.lineage,
+            "run": lane.run,
             "operator": lane.operator,
             "lane": lane.number,
             "life": lane.incarnation,

@@ -160,15 +160,8 @@ class UserTransactions:
     def last_key(self, db: Any, lane: Lane) -> tuple[int, int] | None:
         return self.last_key_fn(db, lane)
 
-    def write(
-        self,
-        db: Any,
-        lane: Lane,
-        outputs: list[pa.RecordBatch],
-        before: OutputKey | None,
-        last: OutputKey,
-    ) -> None:
-        self.write_fn(db, lane, outputs, before, last)
+    def write(self, *what: Any) -> None:
+        self.write_fn(*what)
 
     def close(self, db: Any) -> None:
         if self.close_fn is not None:
