@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import clonos
-from clonos.errors import BadGraph, EffectUnknown, UnknownColumn, WrongType
+from clonos.errors import BadGraph, EffectUnknown, StateMismatch, UnknownColumn, WrongType
 from clonos.operators.chain import ChainProgram
 from clonos.operators.effects import effect_key
 from clonos.testing import Answers, StepHarness, rows
@@ -191,6 +191,58 @@ def test_a_process_says_that_it_has_effects():
     assert program_of(stream).makes_calls
 
 
+class Shop(clonos.Process):
+    def __init__(self, declared):
+        self.declared = declared
+
+    def open(self, ctx):
+        self.pay = ctx.service("pay", self.declared)
+
+    def on_row(self, row, ctx):
+        self.pay.ask(row.order, then="on_paid")
+
+    def on_paid(self, reply, ctx):
+        try:
+            return [(ctx.key, reply.get())]
+        except EffectUnknown:
+            return [(ctx.key, "unknown")]
+
+
+def shop(declared):
+    stream = orders(parallelism=1)
+    keyed = stream.key_by("order")
+    paid = keyed.process(Shop(declared), "order long, key string", effects=True, name="shop")
+    paid.sink(clonos.sinks.collect())
+    return StepHarness(program_of(stream))
+
+
+@pytest.mark.parametrize("on_unknown", ["fail", "on_error"])
+def test_a_process_hears_that_nobody_knows_only_if_the_policy_says_so(on_unknown):
+    harness = shop(clonos.effect(check=find, on_unknown=on_unknown)(pay))
+    ((call, request),) = harness.input(0, ROWS[:1], SCHEMA).asked
+    assert request.key == effect_key("run 1", "shop", [0, 1], 0)
+    if on_unknown == "fail":
+        with pytest.raises(EffectUnknown, match=r"shop\[0\]: pay: the effect") as caught:
+            harness.answer(call, EffectUnknown("the effect"))
+        assert "check=" in caught.value.remedy
+    else:
+        (batch,) = harness.answer(call, EffectUnknown("the effect")).batches.values()
+        assert rows(batch) == [(7, "unknown")]
+
+
+def test_an_open_call_does_not_go_on_as_another_kind():
+    harness = shop(clonos.effect(check=find)(pay))
+    harness.input(0, ROWS[:1], SCHEMA)
+    sealed = bytes(harness.program.delta())
+    again = shop(clonos.effect(check=find)(pay)).program
+    again.apply(sealed)
+    assert len(again.open_calls()) == 1
+    again = shop(clonos.effect(idempotent=True)(pay)).program
+    again.apply(sealed)
+    with pytest.raises(StateMismatch, match="is open, as an effect; now it would be an idempotent"):
+        again.open_calls()
+
+
 def statistics_of(harness):
     assert isinstance(harness.program, ChainProgram)
     return harness.program.statistics
@@ -198,4 +250,4 @@ def statistics_of(harness):
 
 def program_of(stream):
     """Of the last task."""
-    return stream._job.compile().codes[-1].program("run 1")
+    return stream._job.compile().codes[-1].program("shop", "run 1")
