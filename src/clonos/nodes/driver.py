@@ -271,6 +271,8 @@ class DriverNode:
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         self._check_silence(now_s)
+        if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
+            self._layers.clean(now_s)  # a task that restores reads what it was told to
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
 
@@ -459,8 +461,6 @@ class DriverNode:
             self._ports.audience.told(recovery)
         if note.what == "floor":
             self.commits.after_floor()
-            if self.may_delete and not self.coordinator.is_restoring:  # it reads what it was told
-                self._layers.clean(self._clock_s)
             self._layers.after_floor(self.keeper.layers, self._clock_s)
             self._ports.audience.floor(self.keeper.layers)
         elif note.what == "live":  # not before: a recovery needs the processors

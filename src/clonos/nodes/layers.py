@@ -77,6 +77,12 @@ class LayerCare:
         self._garbage: list[tuple[float, str]] = []
         self._survey_s = 0.0  # when
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether :meth:`clean` has something to do, also in a job that is idle: floors stand still
+        there."""
+        oldest_s = self._garbage[0][0] if self._garbage else now_s
+        return now_s >= self._survey_s or oldest_s < now_s - self._grace_s
+
     def clean(self, now_s: float) -> None:
         """Delete what can go, and look for more."""
         old = [path for since, path in self._garbage if since < now_s - self._grace_s]
