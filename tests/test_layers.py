@@ -23,7 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "blame": set(),
     "columns": {"blame", "core"},
     "state": {"core", "columns"},
-    "operators": {"core", "columns", "state"},
+    "operators": {"blame", "core", "columns", "state"},
     "transport": {"core"},
     "storage": {"core"},
     "spark": set(),

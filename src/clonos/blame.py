@@ -89,6 +89,12 @@ def users_traceback(error: BaseException) -> str:
     return "\n\n".join(told)
 
 
+def last_of_users(error: BaseException) -> FrameSummary | None:
+    """The innermost of the user's frames that an error went through."""
+    frames = _without_ours(extract_tb(error.__traceback__))
+    return next((frame for frame in reversed(frames) if _is_users(frame)), None)
+
+
 def in_short(error: BaseException) -> str:
     """The class and the message of an exception, which may be long, or fail to say anything."""
     try:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -326,3 +328,17 @@ def test_odd_column_names():
     row = row_type(("class", "_x", "count", "a b", "1"))((1, 2, 3, 4, 5))
     assert (getattr(row, "class"), row._x, row["count"], row["a b"], row["1"]) == (1, 2, 3, 4, 5)
     assert row.count(3) == 1
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda s: s.map(lambda r, ctx: ctx.clock.now_ms() - r.n, "n long"),
+        lambda s: s.with_column("n", lambda n, ctx: ctx.clock.now_ms() - n, "n"),
+    ],
+)
+def test_a_copy_asks_its_own_step(build):
+    """A step is tried in a copy: in the simulator a deep one, elsewhere a forked process."""
+    program = program_of(build, "n long")
+    output = StepHarness(deepcopy(program)).source([(1,)], "n long")
+    assert output.batches[0].rows == 1

@@ -16,7 +16,7 @@ from clonos.errors import BadGraph, BadSchema, OperatorError, SourceError
 from clonos.sources.readers import EndOfInput, IteratorReader, RateReader
 from clonos.sources.socket_reader import SocketReader
 from clonos.testing import Source as SourceEvent
-from clonos.testing import StepHarness, check_restore, rows
+from clonos.testing import InMemoryRun, StepHarness, check_restore, rows
 
 
 def read_all(reader, max_rows=1000):
@@ -243,3 +243,10 @@ def test_broken_utf8_is_a_bad_record():
     lines, program = parse(spec, [b"ok", b"\xff", None], on_bad_record="drop")
     assert lines == [("ok",)]
     assert program.statistics == {"in: bad_records": 2}
+
+
+def test_a_batch_may_have_no_rows():
+    source = clonos.sources.from_batches([[(1,)], []], schema="n long")
+    job = clonos.Job("job", parallelism=2)
+    job.source(source).sink(clonos.sinks.collect(), name="out")
+    assert InMemoryRun(job.compile()).run()["out"].to_pylist() == [{"n": 1}]

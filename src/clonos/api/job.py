@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -16,7 +17,9 @@ from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
-from clonos.operators.base import Operator, OperatorFactory
+from clonos.operators.bad_records import BAD_RECORDS
+from clonos.operators.base import OnBadRecord, Operator, OperatorFactory
+from clonos.operators.identity import IdentityOperator
 from clonos.sinks import collect
 from clonos.sources import dataframe
 from clonos.sources.spec import SourceSpec
@@ -52,7 +55,8 @@ class Job:
         What to do if a failure took logs that others depend on: go back to a checkpoint
         ("consistency"), or continue and risk duplicates ("availability").
     on_bad_record
-        A record that a function cannot handle fails the job, or is dropped and counted.
+        A record that a function cannot handle fails the job, is dropped and counted ("drop"), or
+        counted and kept in a stream of its own ("keep"), :attr:`bad_records`.
     seed
         Of ``ctx.random``.
     lineage
@@ -84,7 +88,7 @@ class Job:
         checkpoint_dir: str | None = None,
         guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
-        on_bad_record: Literal["fail", "drop"] = "fail",
+        on_bad_record: OnBadRecord = "fail",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
@@ -96,7 +100,7 @@ class Job:
                 remedy="without logs only marked checkpoints fit together: use one or the other",
             )
         _one_of("on_orphan", on_orphan, "consistency", "availability")
-        _one_of("on_bad_record", on_bad_record, "fail", "drop")
+        _one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
         self.parallelism = _number("parallelism", parallelism, 1)
         self._frames: dict[Stream, str] = {}  # streams that were made DataFrames, and their sinks
@@ -106,7 +110,7 @@ class Job:
             if sharing_depth == "full"
             else _number("sharing_depth", sharing_depth, 0),
             seed=_number("seed", seed, None),
-            drop_bad_records=on_bad_record == "drop",
+            on_bad_record=on_bad_record,
             options=JobOptions(
                 standbys=_number("standbys", standbys, 0),
                 checkpoints=checkpoints,
@@ -209,6 +213,56 @@ class Job:
         )
         vertices.append(vertex)
         return vertex
+
+    @cached_property
+    def bad_records(self) -> Stream:
+        """The records that no function could handle, of a job with ``on_bad_record="keep"``.
+
+        Send them to a sink of their own: elsewhere, that is a dead letter queue. They are output
+        like any other: each once, whatever dies. Their columns:
+
+        ``time timestamp``
+            When it was handled, by the job's logged clock.
+        ``operator string``
+            Which operator could not.
+        ``record string``
+            The row as JSON; a line of a file as it is; a timer or a reply by its key. Of a batch
+            that ``map_batches`` could not handle, each row.
+        ``error string``
+            Class and message of the exception.
+        ``raised_at string``
+            The innermost of your own lines: ``"score.py:12, in score"``.
+
+        What fails behind this stream fails the job.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job("halves", on_bad_record="keep")
+        >>> numbers = job.source(clonos.sources.from_batches([[(0,), (2,)]], schema="n long"))
+        >>> halves = numbers.map(lambda row: 10 // row.n, "half long", name="half")
+        >>> halves.sink(clonos.sinks.collect())
+        >>> job.bad_records.sink(clonos.sinks.collect(), name="bad")
+        >>> from clonos.testing import InMemoryRun
+        >>> (bad,) = InMemoryRun(job.compile()).run()["bad"].to_pylist()
+        >>> bad["operator"], bad["record"], bad["error"]
+        ('half', '{"n": 0}', 'ZeroDivisionError: integer division or modulo by zero')
+        """
+        how = self._graph.on_bad_record
+        if how != "keep":
+            raise BadGraph(
+                f"bad records of this job are not kept: on_bad_record={how!r}",
+                remedy='make it with clonos.Job(..., on_bad_record="keep")',
+            )
+        vertex = self.add_vertex(
+            "bad_records",
+            None,
+            schema=BAD_RECORDS,
+            parallelism=1,
+            make=IdentityOperator,
+            takes_bad_records=True,
+        )
+        return Stream(self, vertex)
 
     def compile(self) -> CompiledJob:
         """The plan and the code of the tasks."""

@@ -275,7 +275,7 @@ def _task(code: TaskCode) -> dict[str, Any]:
             task.writes_itself,
             task.has_effects,
         ],
-        "bad_records": "drop" if code.drop_bad_records else "fail",
+        "bad_records": code.on_bad_record,
         "operators": [
             [name, type(make()).__name__, *_plain(make)] for name, make in code.operators
         ],

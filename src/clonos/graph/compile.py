@@ -2,7 +2,8 @@
 
 Neighbouring operators of the same parallelism with no shuffle between them run fused as one
 chain, from a source to a sink if nothing is in the way. A chain ends where rows are shuffled,
-where a stream is used twice, before a union and where the user says so.
+where a stream is used twice, before a union and where the user says so; and before a sink, if bad
+records are kept: what leads to them is no sink's task.
 
 Chains share slots: a *cell* has task i of every chain of one group.
 """
@@ -10,7 +11,7 @@ Chains share slots: a *cell* has task i of every chain of one group.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
-from clonos.operators.base import OperatorFactory, OperatorInfo
+from clonos.operators.base import OnBadRecord, OperatorFactory, OperatorInfo
 from clonos.operators.chain import ChainedOperator, ChainProgram
 from clonos.operators.router import Router, Routing
 from clonos.sinks.spec import SinkSpec
@@ -45,7 +46,7 @@ class TaskCode:
     job: str
     parallelism: int
     seed: int
-    drop_bad_records: bool
+    on_bad_record: OnBadRecord
     operators: tuple[tuple[str, OperatorFactory], ...]
     routers: tuple[Router, ...]
     schemas: Mapping[int, pa.Schema]
@@ -53,6 +54,7 @@ class TaskCode:
     sink: SinkSpec | None = None
     ports: Mapping[int, int] = field(default_factory=dict)
     digests: bool = True
+    bad_records: Router | None = None
 
     @property
     def source_name(self) -> str:
@@ -68,7 +70,14 @@ class TaskCode:
             ChainedOperator(make(), self._info(number, name, lineage, run))
             for number, (name, make) in enumerate(self.operators)
         ]
-        return ChainProgram(chain, self.task.inputs, self.routers, self.ports, digests=self.digests)
+        return ChainProgram(
+            chain,
+            self.task.inputs,
+            self.routers,
+            self.ports,
+            digests=self.digests,
+            bad_records=self.bad_records,
+        )
 
     def _info(self, number: int, name: str, lineage: str, run: str) -> OperatorInfo:
         return OperatorInfo(
@@ -80,7 +89,7 @@ class TaskCode:
             index=self.task.index,
             parallelism=self.parallelism,
             seed=self.seed,
-            drop_bad_records=self.drop_bad_records,
+            on_bad_record=self.on_bad_record,
             lineage=lineage,
             run=run,
         )
@@ -151,12 +160,18 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
+    bad_records = _require_bad_records_are_taken(graph, vertices)
+    behind = _behind(vertices, bad_records)
+    vertices.sort(key=lambda vertex: vertex.id in behind)  # all others come before
     _require_own_places(vertices)
     _require_effects_can_be_made(graph, vertices)
     _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
-    chains = fuse(without_unread_columns(vertices), groups)
-    return _Wiring(graph, chains, cells(chains, groups)).compile()
+    keeps = bad_records is not None
+    # Of a bad record all columns are wanted.
+    vertices = vertices if keeps else without_unread_columns(vertices)
+    chains = fuse(vertices, groups, apart=behind if keeps else None)
+    return _Wiring(graph, chains, cells(chains, groups), behind).compile()
 
 
 def slot_groups(vertices: Sequence[Vertex]) -> dict[int, str]:
@@ -191,8 +206,16 @@ def cells(chains: Sequence[Chain], groups: Mapping[int, str]) -> dict[Chain, int
     return {chain: first[place] for chain, place in places.items()}
 
 
-def fuse(vertices: Sequence[Vertex], groups: Mapping[int, str]) -> list[Chain]:
-    """Group vertices into chains, in the order of the vertices."""
+def fuse(
+    vertices: Sequence[Vertex],
+    groups: Mapping[int, str],
+    *,
+    apart: Collection[int] | None = None,
+) -> list[Chain]:
+    """Group vertices into chains, in the order of the vertices.
+
+    Sinks are chains of their own unless they are in `apart` (None: none of them is).
+    """
     readers: dict[int, int] = {}
     for vertex in vertices:
         for edge in vertex.edges:
@@ -207,11 +230,14 @@ def fuse(vertices: Sequence[Vertex], groups: Mapping[int, str]) -> list[Chain]:
             and upstream.parallelism == vertex.parallelism
             and readers[upstream.id] == 1
             and groups[upstream.id] == groups[vertex.id]
+            and (vertex.sink is None or apart is None or vertex.id in apart)
         ):
             chains[vertex.id] = [*chains.pop(upstream.id), vertex]
         else:
             chains[vertex.id] = [vertex]
-    return sorted((Chain(tuple(chain)) for chain in chains.values()), key=lambda c: c.head.id)
+    order = {vertex.id: number for number, vertex in enumerate(vertices)}
+    made = (Chain(tuple(chain)) for chain in chains.values())
+    return sorted(made, key=lambda chain: order[chain.head.id])
 
 
 def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
@@ -222,6 +248,27 @@ def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
             needed.add(vertex.id)
             needed.update(edge.vertex.id for edge in vertex.edges)
     return [vertex for vertex in vertices if vertex.id in needed]
+
+
+def _require_bad_records_are_taken(graph: LogicalGraph, needed: Sequence[Vertex]) -> Vertex | None:
+    """The operator that they go to, if they are kept."""
+    if graph.on_bad_record != "keep":
+        return None
+    found = next((vertex for vertex in needed if vertex.takes_bad_records), None)
+    if found is None:
+        raise BadGraph(
+            "bad records are to be kept, and nobody takes them",
+            remedy="end their stream with a sink: job.bad_records.sink(...)",
+        )
+    return found
+
+
+def _behind(vertices: Sequence[Vertex], start: Vertex | None) -> set[int]:
+    """A vertex, and all that its rows come to."""
+    reached: set[int] = set() if start is None else {start.id}
+    for vertex in vertices:
+        reached |= {vertex.id for edge in vertex.edges if edge.vertex.id in reached}
+    return reached
 
 
 def _require_own_places(vertices: Sequence[Vertex]) -> None:
@@ -297,11 +344,17 @@ class _Wiring:
     """Numbers tasks and channels, chain by chain."""
 
     def __init__(
-        self, graph: LogicalGraph, chains: Sequence[Chain], cells: Mapping[Chain, int]
+        self,
+        graph: LogicalGraph,
+        chains: Sequence[Chain],
+        cells: Mapping[Chain, int],
+        behind_bad_records: Collection[int],
     ) -> None:
         self._graph = graph
         self._chains = chains
         self._cells = cells
+        self._behind = behind_bad_records
+        self._bad_records: dict[int, Router] = {}
         self._first_task: dict[Chain, int] = {}
         count = 0
         for chain in chains:
@@ -318,6 +371,8 @@ class _Wiring:
                 for port, edge in enumerate(receiver.head.edges):
                     if edge.vertex is sender.tail:
                         self._connect(sender, receiver, port, edge)
+                if receiver.head.takes_bad_records and self._keeps(sender):
+                    self._connect_bad_records(sender, receiver)
         tasks = [task for chain in self._chains for task in self._tasks(chain)]
         plan = self._with_house_keeper(self._plan(tasks))
         codes = [
@@ -341,6 +396,19 @@ class _Wiring:
             )
             self._routers[task].append(Router(routing, channels, edge.keys))
 
+    def _keeps(self, chain: Chain) -> bool:
+        """Whether what it cannot handle goes on: not what has already been found to be bad."""
+        return bool(self._behind) and chain.head.id not in self._behind and chain.tail.sink is None
+
+    def _connect_bad_records(self, sender: Chain, receiver: Chain) -> None:
+        first, schema = self._first_task[receiver], receiver.head.schema
+        for i in range(sender.parallelism):
+            task = self._first_task[sender] + i
+            channels = tuple(
+                self._channel(task, first + j, 0, schema) for j in range(receiver.parallelism)
+            )
+            self._bad_records[task] = Router(Routing.ROUND_ROBIN, channels)
+
     def _channel(self, sender: int, receiver: int, port: int, schema: pa.Schema) -> int:
         number = len(self._channels)
         self._channels.append(ChannelSpec(number, sender, receiver, port))
@@ -354,7 +422,9 @@ class _Wiring:
         specs = []
         for i in range(chain.parallelism):
             number = self._first_task[chain] + i
-            routers = self._routers[number]
+            routers = [*self._routers[number]]
+            if number in self._bad_records:
+                routers.append(self._bad_records[number])
             specs.append(
                 TaskSpec(
                     id=number,
@@ -403,12 +473,16 @@ class _Wiring:
         if sink is not None:
             routers = (Router(Routing.FORWARD, (task.outputs[-1],)),)
         channels = (*task.inputs, *task.outputs)
+        bad_records = self._bad_records.get(task.id)
+        on_bad_record = self._graph.on_bad_record
+        if on_bad_record == "keep" and bad_records is None:
+            on_bad_record = "fail"  # there is nobody to keep it
         return TaskCode(
             task=task,
             job=self._graph.name,
             parallelism=chain.parallelism,
             seed=self._graph.seed,
-            drop_bad_records=self._graph.drop_bad_records,
+            on_bad_record=on_bad_record,
             operators=tuple((vertex.name, vertex.make) for vertex in chain.vertices),
             routers=routers,
             schemas={channel: self._schemas[channel] for channel in channels},
@@ -416,4 +490,5 @@ class _Wiring:
             sink=sink,
             ports={c: self._channels[c].port for c in task.inputs if self._channels[c].port},
             digests=self._graph.options.guarantee == "exactly_once",
+            bad_records=bad_records,
         )

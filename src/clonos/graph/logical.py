@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from clonos.operators.base import OperatorFactory
+from clonos.operators.base import OnBadRecord, OperatorFactory
 from clonos.operators.router import Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
@@ -19,7 +19,8 @@ class Vertex:
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
     apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
     known; ``passes_on``: it gives the rows that it is given, all columns. ``has_effects``: it makes
-    calls that change something.
+    calls that change something. ``takes_bad_records``: its rows are those that other operators
+    could not handle.
     """
 
     id: int
@@ -34,6 +35,7 @@ class Vertex:
     reads: tuple[str, ...] | None = None
     passes_on: bool = False
     has_effects: bool = False
+    takes_bad_records: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,6 @@ class LogicalGraph:
     name: str
     sharing_depth: int = 1
     seed: int = 0
-    drop_bad_records: bool = False
+    on_bad_record: OnBadRecord = "fail"
     options: JobOptions = field(default_factory=JobOptions)
     vertices: list[Vertex] = field(default_factory=list)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from clonos.columns.rows import describe, short
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import Divergence, OperatorError, ProtocolError
+from clonos.operators.bad_records import BadRecords
 from clonos.operators.effects import effect_key
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
     from clonos.core.program import Step
+
+
+OnBadRecord = Literal["fail", "drop", "keep"]
+"""What becomes of a record that a function cannot handle, and of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class OperatorInfo:
     index: int
     parallelism: int
     seed: int = 0
-    drop_bad_records: bool = False
+    on_bad_record: OnBadRecord = "fail"
     lineage: str = ""
     run: str = ""
 
@@ -58,12 +63,14 @@ class OperatorInfo:
 class Services:
     """The current step of a task and what its operators share within it.
 
-    ``port``: by which input of the first operator rows come.
+    ``port``: by which input of the first operator rows come. ``bad_records``: those of the step, if
+    they are kept.
     """
 
     def __init__(self) -> None:
         self._step: Step | None = None
         self.port = 0
+        self.bad_records = BadRecords()
 
     def begin(self, step: Step) -> None:
         """A new step begins."""
@@ -174,16 +181,24 @@ class Operator:
         self.restore(keys.to_pylist(), values.to_pylist())
 
     def reject(self, error: Exception, record: Any) -> None:
-        """A bad record: fail, or drop and count it, as the job is set up."""
+        """A bad record, or a batch of them: fail, or count and perhaps keep it, as the job says."""
         if isinstance(error, (ProtocolError, Divergence)):
             raise error
-        if not self.info.drop_bad_records:
+        is_batch = isinstance(record, pa.RecordBatch)
+        if self.info.on_bad_record == "fail":
+            what = f"a batch of {record.num_rows} rows" if is_batch else short(record)
             raise OperatorError(
-                f"{describe(error)} (for {short(record)})",
+                f"{describe(error)} (for {what})",
                 where=self.info.where,
-                remedy='correct the function, or set on_bad_record="drop" to skip such records',
+                remedy='correct the function, or set on_bad_record="drop" to skip such records, or '
+                '"keep" to have them as a stream, job.bad_records',
             ) from error
-        self.facts.set("bad_records", self.facts.get("bad_records", 0) + 1)
+        if self.info.on_bad_record == "keep":
+            step = self.services.step
+            kept = self.services.bad_records
+            kept.keep(step.clock_ms(), self.info.operator, error, record)
+        count = record.num_rows if is_batch else 1
+        self.facts.set("bad_records", self.facts.get("bad_records", 0) + count)
 
 
 OperatorFactory = Callable[[], Operator]

@@ -81,7 +81,7 @@ class CallOperator(Operator):
 
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
-        fails = self._on_error is None and not info.drop_bad_records
+        fails = self._on_error is None and info.on_bad_record == "fail"
         self._policy = self._policy.of_task(info.parallelism, tells_trace=fails)
 
     # --- what subclasses know ---------------------------------------------------------------------
@@ -275,7 +275,8 @@ class CallOperator(Operator):
             f"{describe(error)}{times} (for {short(row)})",
             where=self.info.where,
             remedy="give on_error=, a function that makes something of a row whose call has failed,"
-            ' or set on_bad_record="drop" to skip such rows',
+            ' or set on_bad_record="drop" to skip such rows, or "keep" to have them as a stream, '
+            "job.bad_records",
             trace=failed.trace,
         ) from error
 

@@ -50,6 +50,8 @@ class ChainProgram:
         By which input of the first operator a channel comes; 0 if it is not mentioned.
     digests
         Whether what it makes will ever be compared with what it made before a failure.
+    bad_records
+        Where bad records go, if they are kept.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ChainProgram:
         ports: Mapping[int, int] | None = None,
         *,
         digests: bool = True,
+        bad_records: Router | None = None,
     ) -> None:
         self._operators = [chained.operator for chained in operators]
         self._names = [chained.info.operator for chained in operators]
@@ -68,6 +71,7 @@ class ChainProgram:
         self._ports = dict(ports or {})
         self._seal = partial(seal, digests=digests)
         self._services = Services()
+        self._bad_records = bad_records
         self._facts = Facts()
         self._produced: list[pa.RecordBatch] = []
         self._watermark_out: int | None = None
@@ -306,6 +310,10 @@ class ChainProgram:
                 self._batches_out += router.emit(step, batch, self._whole, self._seal, self._facts)
             self._made = None
         self._given = None
+        if self._services.bad_records and self._bad_records is not None:
+            self._made = bad = self._services.bad_records.take()
+            self._bad_records.emit(step, bad, self._whole, self._seal, self._facts)
+            self._made = None
         if self._watermark_out is not None:
             for router in self._routers:
                 for channel in router.channels:

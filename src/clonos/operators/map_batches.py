@@ -42,5 +42,5 @@ class MapBatchesOperator(UserFunctionOperator):
                 raise TypeError(f"returned {type(result).__name__}, not a RecordBatch or Table")
             return conform(result, self._schema)
         except Exception as error:  # noqa: BLE001 - user code
-            self.reject(error, f"a batch of {batch.num_rows} rows")
+            self.reject(error, batch)
             return None

@@ -20,7 +20,10 @@ class UserFunctionOperator(Operator):
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
         if takes_context(self._fn, info.where):
-            fn, ctx = self._fn, Context(self)
-            self._call = lambda row: fn(row, ctx)
+            self._ctx = Context(self)
+            self._call = self._with_context  # a closure would share the context with copies
         else:
             self._call = self._fn
+
+    def _with_context(self, row: Any) -> Any:
+        return self._fn(row, self._ctx)

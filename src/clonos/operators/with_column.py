@@ -29,10 +29,13 @@ class WithColumnOperator(Operator):
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
         if takes_context(self._fn, info.where, self._of):
-            fn, ctx = self._fn, Context(self)
-            self._call = lambda *values: fn(*values, ctx)
+            self._ctx = Context(self)
+            self._call = self._with_context
         else:
             self._call = self._fn
+
+    def _with_context(self, *values: Any) -> Any:
+        return self._fn(*values, self._ctx)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         values, bad = self._called(batch)
@@ -59,8 +62,10 @@ class WithColumnOperator(Operator):
         return values, bad
 
     def _reject(self, error: Exception, batch: pa.RecordBatch, row: int) -> None:
-        given = batch.slice(row, 1).select(list(self._of))
-        self.reject(error, rows_of(given)[0] if self._of else f"row {row} of a batch")
+        given = batch.slice(row, 1)
+        if self.info.on_bad_record == "fail" and self._of:  # in short: what the function was given
+            given = given.select(list(self._of))
+        self.reject(error, rows_of(given)[0])
 
 
 Reject = Callable[[Exception, pa.RecordBatch, int], None]

@@ -44,6 +44,11 @@ def enrich(row: Any, ctx: Any) -> tuple[Any, ...]:
     return row.id, row.key, row.at, row.amount + noise + answer + ctx.clock.now_ms() % 7
 
 
+def picky(row: Any) -> bool:
+    """Cannot handle one row in four."""
+    return bool(8 // (row.id % 4))
+
+
 class Running(Process):
     """A sum and a set per key, reported now and then by a timer."""
 
@@ -221,6 +226,8 @@ class ArrowJob:
 
 def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""
+    # Drawn by itself: all else in a seed is as it was.
+    keeps_bad_records = Random(random.getstate()[1][1]).random() < 0.3
     depth: Any = random.choice((0, 1, 1, 2, "full"))
     job = Job(
         "simulated",
@@ -228,11 +235,15 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
         sharing_depth=depth,
         checkpoints="marked" if has_markers else "uncoordinated",
         seed=7,
+        on_bad_record="keep" if keeps_bad_records else "fail",
     )
     source = sources.from_batches([], schema=SCHEMA)
     stream: Stream = job.source(source, name="rows").with_watermark("at", "5 seconds")
     if random.random() < 0.5:
         stream = stream.map(enrich, SCHEMA, name="enrich")
+    if keeps_bad_records:
+        stream = stream.filter(picky, name="picky")
+        job.bad_records.sink(sinks.collect(), name="bad")
     stream = with_calls(stream, Random(random.getstate()[1][0]))
     if random.random() < 0.4:
         stream = stream.union(stream.filter(lambda row: row.id % 3 == 0, name="third"))

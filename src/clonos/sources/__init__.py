@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.columns.batches import from_table
+from clonos.columns.batches import empty, from_table
 from clonos.columns.durations import parse_duration
 from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
@@ -228,7 +228,8 @@ def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:
         raise BadSchema("rows without a schema", remedy='give schema="word string, ..."')
     builder = RowBuilder(schema)
     try:
-        return builder.build([builder.as_tuple(row) for row in batch], _refuse)
+        built = builder.build([builder.as_tuple(row) for row in batch], _refuse)
+        return empty(schema) if built is None else built
     except (TypeError, ValueError) as error:
         raise WrongType(f"not rows of {', '.join(schema.names)}: {describe(error)}") from error
 
