@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -66,14 +68,29 @@ def test_a_function_that_raises(spark):
     assert sys.getswitchinterval() == users, "the process is the user's again"
 
 
-def test_bad_records_are_dropped_and_counted(spark):
+def test_bad_records_are_kept_once_whatever_dies(spark, tmp_path):
+    died = tmp_path / "died"
+
     def work(row: Any) -> int:
+        if row.n == 54 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         if row.n % 10 == 3:
             raise ValueError("three")
         return int(row.n)
 
-    result = mapped(work, on_bad_record="drop").run(spark, timeout_s=600)
-    assert sorted(result.table().column(0).to_pylist()) == [n for n in range(100) if n % 10 != 3]
+    job = mapped(work, on_bad_record="keep", is_apart=True)
+    job.bad_records.sink(clonos.sinks.collect(), name="bad")
+    result = job.run(spark, timeout_s=600)
+    assert sorted(result.table("out").column(0).to_pylist()) == [
+        n for n in range(100) if n % 10 != 3
+    ]
+    assert died.exists()
+    assert result.recoveries
+    bad = result.table("bad").to_pylist()
+    assert sorted(json.loads(each["record"])["n"] for each in bad) == list(range(3, 100, 10))
+    assert {(each["operator"], each["error"]) for each in bad} == {("work", "ValueError: three")}
+    assert {each["raised_at"].partition(":")[0] for each in bad} == {"test_failures.py"}
     assert result.dropped == {"work: bad_records": 10}
 
 
