@@ -15,8 +15,8 @@ import clonos
 from clonos.errors import BadGraph, BadSchema, OperatorError, SourceError
 from clonos.sources.readers import EndOfInput, IteratorReader, RateReader
 from clonos.sources.socket_reader import SocketReader
-from clonos.testing import Source as SourceEvent
 from clonos.testing import InMemoryRun, StepHarness, check_restore, rows
+from clonos.testing import Source as SourceEvent
 
 
 def read_all(reader, max_rows=1000):

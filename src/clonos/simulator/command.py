@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
@@ -62,7 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --mutations: a seed for each, for the tests",
     )
-    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this mistake built in")
+    parser.add_argument(
+        "--mutation",
+        type=_mutation,
+        metavar="NAME",
+        help="with this mistake built in; --mutations lists them",
+    )
+
+
+def _mutation(name: str) -> str:
+    if name not in MUTATIONS:
+        near = get_close_matches(name, MUTATIONS, n=3, cutoff=0.4)
+        hint = " or ".join(map(repr, near)) or "--mutations, which lists them"
+        raise argparse.ArgumentTypeError(f"there is no mistake {name!r}: try {hint}")
+    return name
 
 
 def run(args: argparse.Namespace) -> int:
