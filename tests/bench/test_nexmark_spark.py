@@ -23,6 +23,7 @@ def heap_and_collectors(spark):
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 @pytest.mark.usefixtures("new_jvm")
 def test_a_heap_is_that_of_a_new_virtual_machine():
     with run.session("local[2]"):

@@ -110,29 +110,33 @@ def end(kit, spark, job, files):
 
 
 def test_the_source_and_an_executor_are_killed(kit, cluster, tmp_path):
-    add_files(kit, tmp_path, range(5))
+    add_files(kit, tmp_path, range(3))
     job = build(kit, cluster, tmp_path).start(cluster, standby_slots=5)
     kit.wait_quiet(job)
-    add_files(kit, tmp_path, range(5, 10))
+    add_files(kit, tmp_path, range(3, 6))
     kit.kill(job, "events[0]")
     kit.wait_recovered(job, 1)
-    add_files(kit, tmp_path, range(10, 15))
-    kit.wait_for(lambda: job.feeds()[0].batch >= 10)
+    add_files(kit, tmp_path, range(6, 9))
+    kit.wait_for(lambda: job.feeds()[0].batch >= 6)
     (victim,) = (slot.executor_pid for slot in job.slots() if "events[0]" in slot.runs)
     os.kill(victim, signal.SIGKILL)
-    add_files(kit, tmp_path, range(15, 25))
-    result = end(kit, cluster, job, 25)
-    check(kit, cluster, tmp_path, result.table(), 25)
+    add_files(kit, tmp_path, range(9, 14))
+    result = end(kit, cluster, job, 14)
+    check(kit, cluster, tmp_path, result.table(), 14)
     assert [r.name for r in result.recoveries].count("events[0]") >= 2
     left = [p for p in (tmp_path / "a b" / "spool").rglob("rows/*") if p.is_file()]
-    assert len(left) < 25, "what was read is deleted"
+    assert len(left) < 14, "what was read is deleted"
 
 
-def test_the_driver_is_killed(kit, cluster, tmp_path):
+@pytest.mark.parametrize(
+    "deaths",
+    [[(1, "after")], pytest.param([(1, "before"), (2, "after")], marks=pytest.mark.soak)],
+)
+def test_the_driver_is_killed(kit, cluster, tmp_path, deaths):
     add_files(kit, tmp_path, range(3))
     here = str(Path(__file__).parent)
     source = str(Path(clonos.__file__).parents[1])
-    for batch, moment in ((1, "before"), (2, "after")):
+    for batch, moment in deaths:
         command = [sys.executable, "-c", DRIVER, here, source, str(tmp_path), str(batch), moment]
         driver = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert driver.returncode == -signal.SIGKILL, driver.stderr[-3000:]

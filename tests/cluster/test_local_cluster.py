@@ -25,7 +25,7 @@ def cluster(new_jvm: None) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.mark.parametrize("source", [pytest.param("files", marks=pytest.mark.soak), "dataframe"])
+@pytest.mark.parametrize("source", ["files", pytest.param("dataframe", marks=pytest.mark.soak)])
 def test_an_executor_is_killed(kit, cluster, tmp_path, source):
     rows = 4_000 if source == "files" else 9_000
     rows_in = kit.gated(tmp_path, rows) if source == "files" else kit.dataframe(cluster, rows)

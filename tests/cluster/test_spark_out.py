@@ -111,6 +111,7 @@ def test_delivered_output_that_executors_do_not_find(spark, tmp_path):
         frame.collect()
 
 
+@pytest.mark.soak
 def test_kills_on_both_sides(kit, spark, tmp_path):
     """The sink's worker and the query's driver die; each row is written once, and is the same."""
     rows, table, out = 4_000, str(tmp_path / "table"), str(tmp_path / "out")
