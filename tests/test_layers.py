@@ -40,14 +40,15 @@ LAYERS: dict[str, set[str]] = {
     "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
         "sources", "graph", "nodes", "cluster", "api", "testing"},
     "causal": {"core", "columns", "operators", "transport", "storage"},
+    "replay": {"blame", "core", "operators", "storage", "sources", "graph", "runtime", "cluster"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 
 FACADE = "clonos"
 """The package itself: what users import."""
 
-LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources"}
-LAYERS["cli"] = {FACADE, "simulator"}
+LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources", "replay"}
+LAYERS["cli"] = {FACADE, "replay", "simulator"}
 
 PUBLIC = {
     "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",

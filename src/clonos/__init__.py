@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
     from clonos.operators.process import Process, ProcessContext
     from clonos.operators.service import Service
+    from clonos.replay import Replay
 
 __version__ = VERSION
 
@@ -44,6 +45,7 @@ _HOMES = {
     "Process": "clonos.operators.process",
     "ProcessContext": "clonos.operators.process",
     "Recovery": "clonos.nodes.views",
+    "Replay": "clonos.replay",
     "Row": "clonos.columns.rows",
     "RunningJob": "clonos.cluster.driver",
     "Service": "clonos.operators.service",
@@ -79,6 +81,7 @@ __all__ = [
     "Process",
     "ProcessContext",
     "Recovery",
+    "Replay",
     "Row",
     "RunningJob",
     "Service",

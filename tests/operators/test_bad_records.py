@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, timezone
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -75,7 +76,8 @@ def test_of_a_batch_each_row_is_kept_and_counted():
     made = run.run()
     assert made["out"].to_pylist() == [{"n": 1}, {"n": 3}]
     assert [b["record"] for b in made["bad"].to_pylist()] == ['{"n": 0}', '{"n": 2}']
-    (counted,) = [h.program.statistics for h in run._tasks.values() if h.program.statistics]
+    programs: list[Any] = [harness.program for harness in run._tasks.values()]
+    (counted,) = [program.statistics for program in programs if program.statistics]
     assert counted == {"op: bad_records": 2}
 
 

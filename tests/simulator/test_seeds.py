@@ -14,7 +14,7 @@ from clonos.simulator.seeds import Kind, simulate
 
 SEEDS = 300
 """Of each kind of job some; twenty thousand in the soak tier."""
-PARTS = 8
+PARTS = 16
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -33,6 +33,10 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
+    from clonos.replay import command as replay
     from clonos.simulator import command as sim
 
-    return {"sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run)}
+    return {
+        "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
+        "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),
+    }

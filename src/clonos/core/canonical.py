@@ -104,6 +104,19 @@ def decode(data: bytes) -> Any:
         raise ProtocolError(f"unreadable value of {len(data)} bytes: {error}") from error
 
 
+def split(data: bytes) -> tuple[Any, bytes]:
+    """The value that `data` begins with, and what comes behind it.
+
+    Examples
+    --------
+    >>> split(encode("name") + b"rest")
+    ('name', b'rest')
+    """
+    unpacker = msgpack.Unpacker(ext_hook=_restore, strict_map_key=False)
+    unpacker.feed(data)
+    return unpacker.unpack(), data[unpacker.tell() :]
+
+
 def encode_error(error: BaseException) -> bytes:
     """Encode what a call raised, so that :func:`decode_error` can raise the like of it again."""
     if isinstance(error, CallError):

@@ -15,7 +15,7 @@ from clonos.columns.keys import DistinctKeys, distinct_keys
 from clonos.columns.rows import RowBuilder, results_of, rows_of
 from clonos.columns.schema import parse_type
 from clonos.core.calls import Outcome, Request
-from clonos.core.canonical import decode, encode
+from clonos.core.canonical import decode, encode, split
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
@@ -237,6 +237,16 @@ class ProcessOperator(Operator):
         super().open(info, services)
         self._ctx = ProcessContext(self)
         self._process.open(self._ctx)
+
+    def state(self) -> dict[Any, dict[str, Any]]:
+        """By key, what is kept for it: its values by name."""
+        found: dict[Any, dict[str, Any]] = {}
+        for address in list(self.store):
+            if address.startswith(_STATE):
+                name, encoded_key = split(address[len(_STATE) :])
+                kept = found.setdefault(_decode_key(encoded_key), {})
+                kept[name] = self.store.get(address)
+        return found
 
     @property
     def encoded_key(self) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clonos.core.canonical import decode, encode
@@ -62,6 +62,9 @@ class KeyedStore:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._kept)
 
     def get(self, key: bytes) -> Any:
         """The value of `key`; None if it has none."""

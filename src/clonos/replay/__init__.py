@@ -1,0 +1,193 @@
+"""The past of a job, done again: in one process, from its checkpoint, with the answers of its log.
+
+Every step that the log knows is taken again by the code of the tasks, from the state that they had
+at their last checkpoint. So an error can be looked at where it happened, with a debugger, as often
+as one likes. (In databases this is point-in-time recovery; in debuggers, record and replay.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.errors import ClonosError
+from clonos.replay.errors import NothingToReplay
+from clonos.replay.past import Past, read
+from clonos.replay.tasks import ReplayedTask, Step
+
+__all__ = ["NothingToReplay", "Replay", "ReplayedTask", "Step"]
+
+
+class Replay:
+    """A job as it was at its last checkpoint, and all that its log knows of what came then.
+
+    The checkpoint is only read; sinks, services and Spark are never touched. The job itself may be
+    stopped, complete, or have failed; while it runs, what its journal holds at this moment counts.
+
+    Parameters
+    ----------
+    job
+        A :class:`clonos.Job` with the same graph. Its
+        functions may have been changed, to print something for instance: if they do anything
+        else than they did, that is a ``Divergence``.
+    checkpoint_dir
+        Where the checkpoint is, or a copy of it; by default that of the job.
+    journal_dir
+        Where the journal is, if not below the checkpoint_dir.
+    call
+        ``call(fn, *args)`` answers calls behind the log's end; without it they raise
+        :class:`~clonos.replay.NothingToReplay`.
+
+    Raises
+    ------
+    NothingToReplay
+        There is no checkpoint, or rows can only be read with Spark.
+    OtherJob
+        The checkpoint is that of another graph.
+
+    Examples
+    --------
+    >>> replay = clonos.Replay(job)  # doctest: +SKIP
+    >>> replay.run()  # all that the log knows
+    >>> task = replay["score[0]"]
+    >>> task.state("score")["alice"]
+    {'total': 120}
+    >>> replay.step(beyond=True)  # what it would do next: here its error is raised again
+    """
+
+    def __init__(
+        self,
+        job: Any,
+        checkpoint_dir: str | None = None,
+        *,
+        journal_dir: str | Path | None = None,
+        call: Callable[..., Any] | None = None,
+    ) -> None:
+        past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal_dir)
+        self._plan = past.compiled.plan
+        self._fed = {channel.id: 0 for channel in self._plan.channels}
+        self._tasks: dict[str, ReplayedTask] = {}
+        try:
+            for spec in self._plan.tasks:
+                self._tasks[spec.name] = ReplayedTask(past, spec.id, call)
+        except BaseException:
+            self.close()
+            raise
+        for channel in self._plan.channels:
+            if channel.receiver != HOUSE_KEEPER:
+                receiver = self._of(channel.receiver)
+                self._fed[channel.id] = receiver.machine.inputs[channel.id].consumed
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what sources have opened."""
+        for task in self._tasks.values():
+            task.close()
+
+    def __getitem__(self, name: str) -> ReplayedTask:
+        if name not in self._tasks:
+            raise NothingToReplay(
+                f"there is no task {name!r}", remedy=f"use one of {', '.join(self._tasks)}"
+            )
+        return self._tasks[name]
+
+    def __iter__(self) -> Iterator[ReplayedTask]:
+        return iter(self._tasks.values())
+
+    def _of(self, task: int) -> ReplayedTask:
+        return self._tasks[self._plan.tasks[task].name]
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether every step that the log knows has been done."""
+        return all(task.is_at_the_end for task in self)
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Of each sink's task, how many outputs are known to be the ones that were delivered."""
+        return {t.name: t.compared for t in self if t.machine.spec.is_sink}
+
+    def step(self, task: str | None = None, *, beyond: bool = False) -> Step | None:
+        """Do one step; None if there is none to do.
+
+        Parameters
+        ----------
+        task
+            Of this one, after what others have to do before; by default, of the first that can.
+        beyond
+            Go on behind the log's end with the input that is there. What happens then need not
+            be what happened: order, clock and cuts of the input are chosen anew.
+
+        Raises
+        ------
+        OperatorError
+            A function has raised; ``__cause__`` is its own exception.
+        Divergence
+            The program does something else than it did.
+        """
+        wanted = None if task is None else self[task]
+        # Who is asked for, then from the sinks upwards: nobody makes what nobody waits for.
+        order = [*([] if wanted is None else [wanted]), *reversed(self._tasks.values())]
+        while (done := self._first_of(order, beyond)) is not None:
+            if wanted is None or done.task == wanted.name:
+                return done
+        self._require_complete()
+        return None
+
+    def run(
+        self, task: str | None = None, *, to: int | None = None, beyond: bool = False
+    ) -> list[Step]:
+        """Do steps, until nothing is left to do, or `task` is at position `to`.
+
+        Returns
+        -------
+        list of Step
+            Those of `task`, or all.
+        """
+        steps: list[Step] = []
+        while to is None or task is None or self[task].position < to:
+            done = self.step(task, beyond=beyond)
+            if done is None:
+                break
+            steps.append(done)
+        return steps
+
+    def _first_of(self, order: Sequence[ReplayedTask], beyond: bool) -> Step | None:
+        for task in order:
+            self._feed(task)
+            if (done := task.step(beyond=beyond)) is not None:
+                return done
+        return None
+
+    def _feed(self, task: ReplayedTask) -> None:
+        """Give it what those before it have made meanwhile."""
+        for channel in task.machine.inputs:
+            sender = self._of(self._plan.channels[channel].sender)
+            items = sender.items(channel, self._fed[channel])
+            if items:
+                task.take(channel, items)
+                self._fed[channel] = items[-1].seq
+                sender.machine.outputs[channel].log.truncate(items[-1].seq)
+
+    def _require_complete(self) -> None:
+        waiting = [task for task in self if not task.is_at_the_end]
+        if waiting:
+            raise ClonosError(
+                f"the log knows {waiting[0].log_ends_at} steps, and the input of step "
+                f"{waiting[0].position + 1} is not made again",
+                where=waiting[0].name,
+                remedy="report this as a bug",
+            )

@@ -1,0 +1,16 @@
+"""What can go wrong when the past is looked at."""
+
+from __future__ import annotations
+
+from clonos.errors import ClonosError
+
+
+class NothingToReplay(ClonosError):
+    """There is no checkpoint, or nothing in this process can read what its tasks have read."""
+
+
+class NotInLog(BaseException):
+    """Behind the log's end a function asks the world, which a replay does not.
+
+    No :class:`Exception`: a call that fails is an answer, and users' functions catch those.
+    """

@@ -1,0 +1,360 @@
+"""One task of the past: the automaton of production, fed by its own log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.blame import in_short
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.canonical import decode, decode_error
+from clonos.core.determinants import (
+    Call,
+    Clock,
+    Determinant,
+    Marker,
+    Order,
+    Outcomes,
+    SourceEnd,
+    Timer,
+    decode_record,
+)
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.intake import cuts_to_read
+from clonos.core.life import Phase
+from clonos.core.messages import Item
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.core.program import Batch
+from clonos.core.step import RunningStep
+from clonos.core.task import TaskMachine
+from clonos.errors import ClonosError, OperatorError
+from clonos.operators.chain import ChainProgram
+from clonos.operators.process import ProcessOperator
+from clonos.replay.errors import NothingToReplay, NotInLog
+from clonos.replay.past import Past
+from clonos.runtime.world import RealWorld
+from clonos.sources.prefetch import PrefetchThread
+
+ROWS_MAX: Final = 4096
+"""Rows that a source reads at once behind the log's end."""
+WAIT_S: Final = 60.0
+"""Time for rows that the log knows to be read again."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a task.
+
+    Attributes
+    ----------
+    task, position
+        Whose, and its number in the log.
+    is_logged
+        Whether the job has done it, too; else it is one that a replay has gone on with.
+    cause
+        What it was about: ``"20 rows of the source"``, ``"2 batches of words[0]"``.
+    took, made
+        Rows that came in, in the order of the step, and rows that went out, by receiver. Arrow.
+    answers
+        What calls and clock gave to the step, in order.
+    """
+
+    task: str
+    position: int
+    is_logged: bool
+    cause: str
+    took: tuple[pa.RecordBatch, ...] = ()
+    made: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
+    answers: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        rows = ", ".join(f"{_count(b.num_rows, 'row')} to {n}" for n, b in self.made.items())
+        answers = f", {_count(len(self.answers), 'answer')} used" if self.answers else ""
+        new = "" if self.is_logged else " (not in the log)"
+        return f"{self.task} step {self.position}{new}: {self.cause}{answers} -> {rows or '-'}"
+
+
+class Watched:
+    """A program, and the rows that its newest step was given."""
+
+    def __init__(self, program: ChainProgram) -> None:
+        self.program = program
+        self.took: list[Batch] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.program, name)
+
+    def on_source(self, step: Any, batch: Batch) -> None:
+        self.took = [batch]
+        self.program.on_source(step, batch)
+
+    def on_batches(
+        self, step: Any, channel: int, batches: Sequence[Batch], watermark_ms: int | None = None
+    ) -> None:
+        self.took = list(batches)
+        self.program.on_batches(step, channel, batches, watermark_ms)
+
+
+class PastWorld(RealWorld):
+    """The world behind the log's end: it has a clock, and answers calls if it is told how."""
+
+    def __init__(self, call: Callable[..., Any] | None) -> None:
+        self._call = call
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self._call is None:
+            raise NotInLog(f"{getattr(fn, '__qualname__', fn)}{tuple(args)!r}")
+        return self._call(fn, *args, **kwargs)
+
+
+class ReplayedTask:
+    """A task as it was at its floor, and steps from there.
+
+    Attributes
+    ----------
+    name
+        Such as ``"score[0]"``.
+    restored_at, log_ends_at
+        The positions between which the log knows every step.
+    """
+
+    def __init__(self, past: Past, task: int, call: Callable[..., Any] | None) -> None:
+        plan, code = past.compiled.plan, past.codes[task]
+        self.name, self._plan, self._code = code.task.name, plan, code
+        self._program = Watched(code.program(past.lineage, past.run))
+        activate = past.activations[task]
+        program: Any = self._program
+        self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
+        self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
+        self._has_rows = threading.Event()
+        self._delivered = 0
+        self._source = self._open()
+        for action in self.machine.start():
+            if isinstance(action, ev.NeedRows):
+                assert self._source is not None
+                self._source.ask(action.cuts)
+        for channel in self.machine.inputs:
+            sender = plan.channels[channel].sender
+            life = past.activations[sender].incarnation
+            self.machine.handle(ev.Opened(channel, 1, life))
+        self._expect(past.keeper)
+
+    def _open(self) -> PrefetchThread | None:
+        spec = self._code.source
+        if spec is None or self.machine.intake.ended:
+            return None
+        source = PrefetchThread(
+            spec.reader(self._code.task.index, self._code.parallelism),
+            self._has_rows.set,
+            batch_rows_max=ROWS_MAX,
+            linger_s=0.0,
+        )
+        if spec.replayable:
+            source.advance(self.machine.intake.taken)
+        return source
+
+    def _expect(self, keeper: HouseKeeper) -> None:
+        """What has left the job is made again, or a ``Divergence`` says that it is not."""
+        for channel, output in self.machine.outputs.items():
+            is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
+            if is_last and self._plan.causal_log and not keeper.generation:
+                known = keeper.inputs[channel]
+                output.log.resume(known.consumed + 1, known.consumed_chain)
+                self._delivered = known.consumed
+
+    def close(self) -> None:
+        """Let go of the source."""
+        if self._source is not None:
+            self._source.close()
+
+    # --- what there is to see -------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Of its newest step."""
+        return self.machine.position
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether every step that the log knows has been done."""
+        return self.machine.position >= self.log_ends_at
+
+    @property
+    def compared(self) -> int:
+        """Of a sink's task: how many outputs are known to be the ones that were delivered."""
+        made = max(output.log.last for output in self.machine.outputs.values())
+        return self._delivered if made >= self._delivered else 0
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Of its chain, in order."""
+        return tuple(self._program.program.operators)
+
+    def state(self, operator: str) -> dict[Any, dict[str, Any]]:
+        """What a :class:`clonos.Process` keeps now: by key, its values by name.
+
+        Raises
+        ------
+        NothingToReplay
+            The task has no such operator, or it is no process.
+        """
+        found = self._program.program.operators.get(operator)
+        if not isinstance(found, ProcessOperator):
+            have = [n for n, o in self._program.program.operators.items() if _is_process(o)]
+            raise NothingToReplay(
+                f"{operator!r} is no process of this task",
+                where=self.name,
+                remedy=f"its processes are {', '.join(have)}" if have else "it has none",
+            )
+        return found.state()
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def items(self, channel: int, after: int) -> list[Item]:
+        """What it has made for a channel behind number `after`."""
+        log = self.machine.outputs[channel].log
+        return [log.item(seq) for seq in range(max(after + 1, log.first), log.last + 1)]
+
+    def take(self, channel: int, items: Sequence[Item]) -> None:
+        """Its sender has made these."""
+        spec = self._plan.channels[channel]
+        for item in items:
+            told = Item(
+                item.seq, item.kind, item.epoch, item.value, item.batch,
+                {spec.sender: item.dep[spec.sender]}, item.chain, watermark=item.watermark,
+            )  # fmt: skip
+            life = self.machine.inputs[channel]
+            assert life.conn == 1
+            data = msg.Data(channel, item.dep[spec.sender].incarnation, told, ())
+            self.machine.handle(ev.Received(channel, 1, data))
+
+    def step(self, *, beyond: bool) -> Step | None:
+        """The next step, if there is what it takes; `beyond` the log's end only if it is said.
+
+        Raises
+        ------
+        OperatorError
+            A function has raised; its own exception is the cause.
+        Divergence
+            The program does something else than it did.
+        NothingToReplay
+            It asks the world, and nobody answers.
+        """
+        if self.is_at_the_end and not beyond:
+            return None
+        self._offer_rows()
+        machine, self._program.took = self.machine, []
+        is_logged = not self.is_at_the_end
+        job = machine.begin()
+        step = machine.under_way
+        if job is None or step is None:
+            return None
+        try:
+            job()
+        except NotInLog as asked:
+            raise NothingToReplay(
+                f"step {step.position} is not in the log, and asks {asked}",
+                where=self.name,
+                remedy="give Replay(call=...), a function that answers in place of the world",
+            ) from None
+        except ClonosError:
+            raise
+        except Exception as error:
+            raise OperatorError(in_short(error), where=self.name) from error
+        machine.end()
+        machine.flush()
+        return self._told(step, is_logged=is_logged)
+
+    def _offer_rows(self) -> None:
+        machine, source = self.machine, self._source
+        if source is None or machine.intake.ended:
+            return
+        ready = None
+        if machine.phase is Phase.REPLAYING:
+            if machine.intake.is_empty and self._wants_rows_again():
+                ready = self._wait_for(source)
+        elif machine.wants_rows and self._code.source is not None and self._code.source.replayable:
+            source.advance(machine.intake.taken)
+            ready = source.take() or self._wait_for(source)
+        if ready is not None:
+            machine.handle(ready)
+
+    def _wants_rows_again(self) -> bool:
+        record = self.machine.book.record(self.machine.id, self.machine.position + 1)
+        return bool(cuts_to_read([record]))
+
+    def _wait_for(self, source: PrefetchThread) -> Any:
+        while (ready := source.taken()) is None:
+            self._has_rows.clear()
+            if (ready := source.taken()) is not None:
+                break
+            if not self._has_rows.wait(WAIT_S):
+                raise NothingToReplay(
+                    f"the source gave no rows for {WAIT_S:.0f} s",
+                    where=self.name,
+                    remedy="see that what it has read is still there",
+                )
+        return ready
+
+    def _told(self, step: RunningStep, *, is_logged: bool) -> Step:
+        made = {self._receiver(c): batch.payload for c, batch in step.emitted.items()}
+        record = decode_record(self.machine.book.record(self.machine.id, step.position))
+        return Step(
+            self.name,
+            step.position,
+            is_logged,
+            self._cause(record[0]),
+            tuple(batch.payload for batch in self._program.took),
+            made,
+            tuple(_answers(record)),
+        )
+
+    def _receiver(self, channel: int) -> str:
+        receiver = self._plan.channels[channel].receiver
+        if receiver == HOUSE_KEEPER:
+            return self._code.task.sink or "house-keeper"
+        return self._plan.tasks[receiver].name
+
+    def _cause(self, cause: Determinant) -> str:
+        match cause:
+            case Order(channel=channel, taken=taken):
+                sender = self._plan.tasks[self._plan.channels[channel].sender].name
+                return f"{_count(taken, 'item')} of {sender}"
+            case SourceEnd():
+                return "the source's end"
+            case Timer(now_ms=now_ms):
+                return f"timers due at {now_ms} ms"
+            case Marker(epoch=epoch):
+                return f"checkpoint {epoch}"
+            case Outcomes(outcomes=outcomes):
+                return f"{_count(len(outcomes), 'answer')} of services"
+        return f"{_count(sum(batch.rows for batch in self._program.took), 'row')} of the source"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _is_process(operator: Any) -> bool:
+    return isinstance(operator, ProcessOperator)
+
+
+def _answers(record: Sequence[Determinant]) -> list[Any]:
+    answers: list[Any] = []
+    for determinant in record:
+        if isinstance(determinant, Call):
+            answers.append(_answer(determinant.ok, determinant.answer))
+        elif isinstance(determinant, Clock):
+            answers.append(determinant.now_ms)
+        elif isinstance(determinant, Outcomes):
+            answers += [_answer(outcome.ok, outcome.answer) for outcome in determinant.outcomes]
+    return answers
+
+
+def _answer(ok: bool, answer: bytes) -> Any:
+    return decode(answer) if ok else decode_error(answer)
