@@ -1,5 +1,6 @@
 """A job that fails at one row; run by a driver of its own, and looked at by another process."""
 
+import os
 import sys
 from typing import Any
 
@@ -28,7 +29,7 @@ class Total(clonos.Process):
 
     def on_row(self, row: Any, ctx: clonos.ProcessContext) -> Any:
         self.total.set(self.total.get(0) + row.score)
-        if row.n == BAD:
+        if row.n == BAD and "CORRECTED" not in os.environ:
             raise ValueError(f"score {row.score} after {self.total.get()}")
         return [(row.key, self.total.get())]
 

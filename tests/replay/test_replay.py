@@ -43,7 +43,7 @@ def past_of(job, cluster, compiled=None):
     codes = tuple(readable(job, code) for code in compiled.codes)
     lives = activations(compiled, keeper)
     store = LayerStore(cluster.driver.layers, files=cluster.disks.shared.observe())
-    return Past(compiled, codes, keeper, lives, "", "", store)
+    return Past(compiled, codes, keeper, lives, {}, "", "", store)
 
 
 def my_job(process=None, work=enrich):

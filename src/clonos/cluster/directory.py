@@ -37,7 +37,7 @@ from clonos.storage.files import LocalFiles, files_of
 from clonos.storage.folder import Folder
 from clonos.storage.terms import Term, Terms
 
-_FORMAT: Final = 6
+_FORMAT: Final = 7
 """Of all that is below the folders: names and places of files, too."""
 _PLAIN: Final = (str, int, float, bool, type(None))
 

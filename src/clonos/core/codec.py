@@ -424,6 +424,7 @@ CODEC: Final = Codec(
         40: m.Unreachable,
         41: m.Announced,
         42: m.Survived,
+        43: m.LastWords,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -108,6 +108,7 @@ class Coordinator:
             msg.Survived: self.blame.survived,
             msg.LayerAck: self.checkpoints.acknowledged,
             msg.Finished: self._on_finished,
+            msg.LastWords: self._on_last_words,
             msg.TaskError: self._on_task_error,
             msg.Followed: self.standbys.followed,
             msg.Unreachable: self.reach.complained,
@@ -289,6 +290,10 @@ class Coordinator:
             self.done = True
             self.keeper.finish()
             self.roster.do(Done())
+
+    def _on_last_words(self, slot: int, report: msg.LastWords) -> None:
+        if report.incarnation == self.tasks[report.task].incarnation:
+            self.keeper.hear(report)
 
     def _on_task_error(self, slot: int, report: msg.TaskError) -> None:
         task = self.tasks[report.task]

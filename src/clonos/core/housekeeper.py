@@ -70,6 +70,8 @@ class HouseKeeper:
         Of each channel: the last item that its receiver's floor has taken.
     floor_generation
         That of all floors.
+    failed
+        Of tasks that could not go on: the step that has failed, and what is known of it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class HouseKeeper:
         self.layers: dict[int, tuple[LayerRef, ...]] = {task.id: () for task in plan.tasks}
         self.needs: dict[int, int] = {channel.id: 0 for channel in plan.channels}
         self.complete = False
+        self.failed: dict[int, tuple[int, bytes]] = {}
         self.holder = Holder()
         self.book = self.holder.book
         self.fences = self.holder.fences
@@ -189,6 +192,8 @@ class HouseKeeper:
         for task in self.plan.tasks:
             for run in self.book.runs(task.id, 1):
                 self._write_run(run)
+        for number, step in self.failed.items():
+            self._write("failed", number, *step)
         # Before the state that they have led to, which then holds.
         self._records += [
             r for r in unsettled if msgpack.unpackb(r, strict_map_key=False)[0] == "item"
@@ -209,6 +214,7 @@ class HouseKeeper:
             "item": self._read_item,
             "world": self._read_world,
             "resolve": self._read_resolve,
+            "failed": self._take_failed,
         }
         for record in records:
             kind, *fields = msgpack.unpackb(record, strict_map_key=False)
@@ -360,8 +366,22 @@ class HouseKeeper:
             self._journal_new({run.task: before})
         self._deliver()
 
+    def hear(self, words: msg.LastWords) -> None:
+        """What a life knew that cannot go on: as if it had come with its next output."""
+        for run in words.runs:
+            is_next = run.start <= self.length(run.task) + 1
+            if is_next and not self.book.must_wait(run) and not self.book.refuses(run):
+                self.append([run])
+        if not words.runs:
+            self._take_failed(words.task, words.position, words.record)
+            self._write("failed", words.task, words.position, words.record)
+
+    def _take_failed(self, task: int, position: int, record: bytes) -> None:
+        self.failed[task] = (position, record)
+
     def begin_term(self, term: int) -> None:
         """A coordinator starts; whatever an earlier one commanded is void."""
+        self.failed.clear()
         self.term = term
         self._write("term", term, self.generation, self.complete)
 

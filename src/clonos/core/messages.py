@@ -439,6 +439,19 @@ class TaskError:
 
 
 @dataclass(frozen=True, slots=True)
+class LastWords:
+    """Of a life that cannot go on, before its :class:`TaskError`: log entries that the house-keeper
+    may not have, or (without `runs`) what is known of the step `position` that has failed: its
+    cause and the answers it was given, as far as it came. Who replays the job wants them."""
+
+    task: int
+    incarnation: Incarnation
+    position: int
+    record: bytes = b""
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """The receiver of `channel`, in its life `peer`, cannot be connected to; `why` says the
     transport."""
@@ -469,6 +482,7 @@ Report = (
     | LayerAck
     | Finished
     | TaskError
+    | LastWords
     | Followed
     | Unreachable
 )

@@ -11,16 +11,19 @@ a while. Whatever it raises is reported as an error of this task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.blame import complaint_of
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.determinants import encode_record
 from clonos.core.life import Phase
+from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan, TaskSpec
+from clonos.core.step import RunningStep
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError
 from clonos.nodes.links import Links
@@ -105,6 +108,7 @@ class Resident:
         self._command, self._standby, self._source = command, standby, warm
         self._waiting: list[msg.TaskCommand] = []  # until it is restored
         self._writer: Writer | None = None
+        self._failed_step: RunningStep | None = None
         self._latency_ms = 0
         self._counters: dict[str, int] = {}  # of the program
         self._tick_at: float | None = None  # None: nothing has happened since the last one
@@ -181,6 +185,20 @@ class Resident:
             self._source.close()
             self._source = None
 
+    def last_words(self) -> Iterator[msg.LastWords]:
+        """What this life knows, and perhaps nobody else, when it cannot go on."""
+        machine, step = self.machine, self._failed_step
+        if machine is None or not self._home.plan.causal_log:
+            return
+        life = (self.task, self._command.incarnation, machine.position)
+        book, stable = machine.book, machine.holder.stable
+        for task in book.lengths():
+            since = max(book.base(task), stable.get(task, 0))
+            for piece in in_pieces(book.runs(task, since + 1)):
+                yield msg.LastWords(*life, runs=piece)
+        if step is not None and step.is_live:
+            yield msg.LastWords(*life[:2], step.position, encode_record(step.record))
+
     def complaint(self, error: Exception) -> msg.TaskError:
         """What goes wrong in a task is reported with its place."""
         kind, what, where, remedy, trace = complaint_of(error)
@@ -254,6 +272,8 @@ class Resident:
     def ran(self, error: Exception | None) -> None:
         """The job of the step under way is done; `error`: what it has raised."""
         assert self.machine is not None
+        if error is not None:
+            self._failed_step = self.machine.under_way
         self._perform(self.machine.end(error))
 
     def _share(self, machine: TaskMachine) -> None:

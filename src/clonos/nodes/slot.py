@@ -206,6 +206,8 @@ class SlotNode:
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not resident.is_over:
             del self._residents[resident.task]
+            for words in resident.last_words():
+                self._send(words)
             self._send(resident.complaint(error))
             resident.close()
 

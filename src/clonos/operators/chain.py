@@ -310,7 +310,7 @@ class ChainProgram:
                 self._batches_out += router.emit(step, batch, self._whole, self._seal, self._facts)
             self._made = None
         self._given = None
-        if self._services.bad_records and self._bad_records is not None:
+        if self._bad_records is not None and self._services.bad_records:
             self._made = bad = self._services.bad_records.take()
             self._bad_records.emit(step, bad, self._whole, self._seal, self._facts)
             self._made = None

@@ -33,14 +33,15 @@ from clonos.storage.layers import LayerStore, get_layers
 class Past:
     """What is known of a job's past.
 
-    ``codes``: of its tasks, with sources that can be read again here; ``lineage``, ``run``: what
-    its effects are named by.
+    ``codes``: of its tasks, with sources that can be read again here; ``failed``: by task, the step
+    that has ended the job; ``lineage``, ``run``: what its effects are named by.
     """
 
     compiled: CompiledJob
     codes: tuple[TaskCode, ...]
     keeper: HouseKeeper
     activations: dict[int, msg.Activate]
+    failed: dict[int, int]
     lineage: str
     run: str
     store: LayerStore
@@ -79,11 +80,13 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
     keeper = house_keeper(compiled.plan)
     _recover(keeper, journal)
     codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
+    failed = {task: position for task, (position, _) in keeper.failed.items()}
     return Past(
         compiled,
         codes,
         keeper,
         activations(compiled, keeper),
+        failed,
         compiled.options.lineage or directory.checkpoint_id,
         directory.checkpoint_id,
         LayerStore(directory.layers_uri),
@@ -107,11 +110,25 @@ def activations(compiled: CompiledJob, keeper: HouseKeeper) -> dict[int, msg.Act
     The house-keeper has read its journal, and is of no other use afterwards.
     """
     keeper.complete = False  # what is over can be looked at, too
+    failed = dict(keeper.failed)
     coordinator = Coordinator(compiled.plan, keeper, address="", standbys=0)
     actions = coordinator.start()
     for slot in range(len(compiled.plan.cells)):
         actions += coordinator.handle(SlotReady(slot, ""), now_ms=0)
-    return _gathered(compiled.name, actions)
+    found = _gathered(compiled.name, actions)
+    for task, (position, record) in failed.items():
+        found[task] = _with_failed(found[task], keeper, position, record)
+    return found
+
+
+def _with_failed(
+    activate: msg.Activate, keeper: HouseKeeper, position: int, record: bytes
+) -> msg.Activate:
+    """With the step that has failed, if the log knows all before it: it is done again, too."""
+    if keeper.length(activate.task) != position - 1:
+        return activate
+    run = msg.Run(activate.task, activate.incarnation, position, (record,))
+    return replace(activate, log=(*activate.log, run))
 
 
 def _gathered(job: str, actions: list[Action]) -> dict[int, msg.Activate]:

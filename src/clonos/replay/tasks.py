@@ -32,7 +32,7 @@ from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
 from clonos.core.step import RunningStep
 from clonos.core.task import TaskMachine
-from clonos.errors import ClonosError, OperatorError
+from clonos.errors import ClonosError, Divergence, OperatorError
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay.errors import NothingToReplay, NotInLog
@@ -121,6 +121,8 @@ class ReplayedTask:
         Such as ``"score[0]"``.
     restored_at, log_ends_at
         The positions between which the log knows every step.
+    failed_at
+        The step that has ended the job, if one of this task did. The log knows what it was given.
     """
 
     def __init__(self, past: Past, task: int, call: Callable[..., Any] | None) -> None:
@@ -131,6 +133,7 @@ class ReplayedTask:
         program: Any = self._program
         self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
+        self.failed_at = past.failed.get(task)
         self._has_rows = threading.Event()
         self._delivered = 0
         self._source = self._open()
@@ -262,6 +265,14 @@ class ReplayedTask:
                 where=self.name,
                 remedy="give Replay(call=...), a function that answers in place of the world",
             ) from None
+        except Divergence as error:
+            if step.position != self.failed_at:
+                raise
+            raise NothingToReplay(
+                f"step {step.position}, which had failed, goes on now: {error.what}",
+                where=self.name,
+                remedy="the function seems to be corrected: start the job again",
+            ) from error
         except ClonosError:
             raise
         except Exception as error:
