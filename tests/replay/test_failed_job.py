@@ -30,6 +30,7 @@ def test_an_error_is_found_again(tmp_path):
     failed = run(HERE / "failing.py", tmp_path)
     said = re.search(r"ValueError: score \d+ after \d+", failed.stderr)
     assert said is not None, failed.stderr[-3000:]
+    assert f"clonos replay MODULE:JOB {tmp_path} shows it again" in failed.stderr
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     replay = ("-m", "clonos.cli", "replay", "failing:job", tmp_path)
     again = run(*replay, "--task", "total[0]")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
@@ -22,6 +22,7 @@ from clonos.cluster.lookout import Lookout
 from clonos.cluster.pool import SlotPool, places
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
+from clonos.errors import ClonosError, Divergence, OperatorError, masked
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
@@ -38,6 +39,8 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
+
+_REPLAY: Final = "clonos replay"
 
 
 class SystemClock:
@@ -215,6 +218,19 @@ class DriverSetup:
         self.pool.close()
         self.merger.close()
         self.plane.shutdown()
+
+    def with_hint(self, error: ClonosError) -> ClonosError:
+        """The error that has ended the job, and how to see it again."""
+        is_kept = self.compiled.plan.causal_log and not self.directory.is_temporary
+        if (
+            is_kept
+            and isinstance(error, (OperatorError, Divergence))
+            and _REPLAY not in error.remedy
+        ):
+            where = self.compiled.options.checkpoint_dir or self.directory.journal
+            hint = f"{_REPLAY} MODULE:JOB {masked(str(where))} shows it again, with a debugger"
+            error.remedy = f"{error.remedy}; {hint}" if error.remedy else hint
+        return error
 
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
