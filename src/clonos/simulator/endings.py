@@ -50,7 +50,7 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
         for action in machine.start():
             if isinstance(action, ev.NeedRows):
                 start = 0
-                for rows in action.cuts:
+                for rows, _ in action.cuts:
                     machine.handle(ev.SourceRows(job.sources[ready].read(start, rows)))
                     start += rows
         for channel in machine.inputs:
