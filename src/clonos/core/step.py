@@ -66,6 +66,8 @@ def job_of(
 ) -> Job:
     """What a program has to do of a step; `batches`: the rows that it takes."""
     match cause:
+        case SourceCut(rows=0):
+            return nothing
         case Source() | SourceCut():
             return partial(program.on_source, step, batches[0])
         case SourceEnd():
