@@ -168,3 +168,37 @@ def kafka() -> Iterator[KafkaCluster]:
         assert process.stdout is not None
         yield KafkaCluster(process.stdout.readline().strip(), is_real=False)
         process.communicate()
+
+
+# --- a Redis server of the tests' own ------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of a server that is started for the tests."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("Redis is not installed here (Debian's package: redis-server)")
+    redis = pytest.importorskip("redis")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = [
+            binary,
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            folder,
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert any("Ready to accept connections" in line for line in server.stdout)
+            url = f"redis://127.0.0.1:{port}"
+            yield url
+            with redis.Redis.from_url(url) as client:
+                client.shutdown(nosave=True)

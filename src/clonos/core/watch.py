@@ -64,7 +64,7 @@ class Rehearsal:
 
     def __init__(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
         self._task, self._cause, self._items = task, cause, items
-        if isinstance(cause, Source):
+        if isinstance(cause, Source | SourceCut):
             self.batches = [task.intake.offered]
         else:
             self.batches = [item.batch for item in items if item.batch is not None]

@@ -15,6 +15,7 @@ from clonos.core.determinants import (
     Determinant,
     Outcomes,
     Source,
+    SourceCut,
     Timer,
     decode_record,
 )
@@ -110,7 +111,7 @@ def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
     for task in job.plan.tasks:
         if task.is_source:
             causes = [decode_record(record)[0] for record in recorder.history(task.id)]
-            count = sum(cause.rows for cause in causes if isinstance(cause, Source))
+            count = sum(cause.rows for cause in causes if isinstance(cause, Source | SourceCut))
             ids = [row[0] for row in job.sources[task.id].read(0, count).payload]
             result.setdefault(job.stage_of[task.id], []).extend(ids)
     return result

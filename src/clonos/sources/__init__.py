@@ -31,15 +31,22 @@ from clonos.sources.files_reader import (
     parquet_schema,
 )
 from clonos.sources.lines import LINES, TEXT, ParseLinesOperator, infer_schema
-from clonos.sources.messages import METADATA, VALUE, ParseMessagesOperator, message_schema
+from clonos.sources.messages import (
+    METADATA,
+    VALUE,
+    ParseFieldsOperator,
+    ParseMessagesOperator,
+    message_schema,
+)
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
 from clonos.sources.spec import Feeding, SourceSpec
 
 if TYPE_CHECKING:
     from clonos.sources.kafka_reader import Topics
+    from clonos.sources.redis_reader import Streams
 
-__all__ = ["dataframe", "files", "from_batches", "kafka", "rate", "socket_lines", "stream"]
+__all__ = ["dataframe", "files", "from_batches", "kafka", "rate", "redis", "socket_lines", "stream"]
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -301,6 +308,65 @@ def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
     )
 
 
+def redis(
+    url: str,
+    streams: str | Sequence[str],
+    *,
+    schema: Any,
+    start: Literal["earliest", "latest"] | datetime = "earliest",
+    metadata: bool = False,
+) -> SourceSpec:
+    """Entries of Redis Streams, as soon as they are there: an input without end.
+
+    Streams are shared out to the tasks by their names. The log says which ids each batch has, and a
+    replay reads exactly these again, so entries must be kept as long as a job may stand still.
+    Executors need ``pip install "clonos[redis]"``.
+
+    Parameters
+    ----------
+    url
+        ``"redis://:secret@host:6379/0"``. The password is in no message.
+    schema
+        Of the columns: each is the field of its name, or null. An entry that does not fit is a bad
+        record, as a broken line of a file is.
+    start
+        Of a job that is new: "earliest", "latest", or a time.
+    metadata
+        Also give the columns ``stream``, ``id`` and ``timestamp``, that of the id.
+
+    Examples
+    --------
+    >>> source = redis("redis://cache", "clicks", schema="user string, n long", metadata=True)
+    >>> source.rows_schema.names
+    ['user', 'n', 'stream', 'id', 'timestamp']
+    """
+    # Every slot imports this package; few read from Redis.
+    from clonos.sources.redis_reader import METADATA as BESIDE
+    from clonos.sources.redis_reader import Streams
+
+    names = (streams,) if isinstance(streams, str) else tuple(sorted(set(streams)))
+    if not names:
+        raise WrongType("no streams", where="redis", remedy="name at least one")
+    if not isinstance(start, datetime) and start not in ("earliest", "latest"):
+        raise WrongType(
+            f"start={start!r}", where="redis", remedy='say "earliest", "latest" or a datetime'
+        )
+    fields = parse_schema(schema)
+    rows = _with_metadata(fields, BESIDE if metadata else ())
+    if wrong := [f.name for f in fields if pa.types.is_nested(f.type)]:
+        raise BadSchema(f"{', '.join(wrong)}: a field is bytes, text or a number", remedy="cast it")
+    found = Streams(url, names, tuple(fields.names), start, metadata)
+    return SourceSpec(
+        kind="redis",
+        schema=found.schema,
+        factory=partial(_redis, found),
+        replayable=True,
+        rows_schema=rows,
+        head=partial(ParseFieldsOperator, fields),
+        ends=False,
+    )
+
+
 def _message(
     value: Value, schema: Any, beside: Sequence[pa.Field]
 ) -> tuple[Callable[[], Operator], pa.Schema]:
@@ -313,12 +379,16 @@ def _message(
     if value == "bytes":
         return IdentityOperator, pa.schema([VALUE, *beside])
     rows = TEXT if value == "text" else parse_schema(schema)
+    return partial(ParseMessagesOperator, value, rows), _with_metadata(rows, beside)
+
+
+def _with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:
     if both := {field.name for field in beside} & set(rows.names):
         raise BadSchema(
             f"{', '.join(sorted(both))}: a column of the value and of the metadata",
             remedy="leave metadata out, or rename the field where it is produced",
         )
-    return partial(ParseMessagesOperator, value, rows), pa.schema([*rows, *beside])
+    return pa.schema([*rows, *beside])
 
 
 def _check_start(start: object) -> None:
@@ -394,6 +464,12 @@ def _kafka(topics: Topics, index: int, parallelism: int) -> Reader:
     from clonos.sources.kafka_reader import KafkaReader
 
     return KafkaReader(topics, index, parallelism)
+
+
+def _redis(streams: Streams, index: int, parallelism: int) -> Reader:
+    from clonos.sources.redis_reader import RedisReader
+
+    return RedisReader(streams, index, parallelism)
 
 
 def _rate(rate: float, rows: int | None, start_us: int, index: int, parallelism: int) -> Reader:

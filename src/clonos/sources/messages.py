@@ -1,4 +1,8 @@
-"""Messages of a broker, as readers deliver them, to rows: the value parsed, the rest beside it."""
+"""Messages and entries, as readers of brokers deliver them, to rows.
+
+Like the parsing of lines this belongs to the chain: what a broken one leads to must be the same on
+replay.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,32 @@ def message_schema(*, metadata: bool) -> pa.Schema:
     return pa.schema([VALUE, *(METADATA if metadata else ())])
 
 
-class ParseMessagesOperator(Operator):
-    """Parses the values of a batch at once; one by one only to find the broken ones.
+class _OneByOne(Operator):
+    """Parses a batch at once; row by row only to find the broken ones."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        try:
+            return self._parse(batch)
+        except (pa.ArrowException, ValueError):
+            parsed = []
+            for i in range(batch.num_rows):
+                try:
+                    parsed.append(self._parse(batch.slice(i, 1)))
+                except (pa.ArrowException, ValueError) as error:
+                    (row,) = batch.slice(i, 1).to_pylist()
+                    self.reject(BrokenLine(f"{self._what}: {error}"), row)
+            return concat(parsed) if parsed else None
+
+    def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise NotImplementedError
+
+
+class ParseMessagesOperator(_OneByOne):
+    """Parses the values of messages.
 
     Each value is a row. One that is null (a tombstone) is a row of nulls.
 
@@ -44,22 +72,9 @@ class ParseMessagesOperator(Operator):
     """
 
     def __init__(self, value_format: str, schema: pa.Schema) -> None:
-        super().__init__()
+        super().__init__(f"a message is not {value_format}")
         self._format = value_format
         self._schema = schema
-
-    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        try:
-            return self._parse(batch)
-        except (pa.ArrowException, ValueError):
-            parsed = []
-            for i in range(batch.num_rows):
-                try:
-                    parsed.append(self._parse(batch.slice(i, 1)))
-                except (pa.ArrowException, ValueError) as error:
-                    problem = BrokenLine(f"a message is not {self._format}: {error}")
-                    self.reject(problem, batch.column(0)[i].as_py())
-            return concat(parsed) if parsed else None
 
     def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         values = self._values(batch.column(0))
@@ -75,3 +90,27 @@ class ParseMessagesOperator(Operator):
         if self._format == "text":
             return pa.RecordBatch.from_arrays([values.cast(pa.string())], schema=self._schema)
         return PARSERS[self._format](pc.fill_null(values, b"{}"), self._schema)
+
+
+class ParseFieldsOperator(_OneByOne):
+    """Turns fields, which are bytes, into columns.
+
+    A field that an entry does not have is null.
+
+    Parameters
+    ----------
+    schema
+        Of the columns; what follows them in a batch stays as it is.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__("an entry does not fit the schema")
+        self._schema = schema
+
+    def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns, fields = list(batch.columns), list(batch.schema)
+        for i, wanted in enumerate(self._schema):
+            fields[i] = wanted
+            if not pa.types.is_binary(wanted.type):
+                columns[i] = columns[i].cast(pa.string()).cast(wanted.type)
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
