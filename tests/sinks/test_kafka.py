@@ -330,6 +330,35 @@ def test_a_cluster_that_is_away_is_tried_again(monkeypatch):
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_FENCED", StoreAway),
+        ("INVALID_PRODUCER_EPOCH", StoreAway),
+        ("_STATE", StoreAway),
+        ("_MSG_TIMED_OUT", StoreAway),
+        ("_ALL_BROKERS_DOWN", StoreAway),
+        ("NOT_LEADER_FOR_PARTITION", StoreAway),
+        ("TOPIC_AUTHORIZATION_FAILED", SinkFailed),
+        ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", SinkFailed),
+        ("UNSUPPORTED_VERSION", SinkFailed),
+    ],
+)
+def test_what_librdkafkas_errors_mean(name, kind):
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name))
+    sink: Any = kafka_sink("a:1", "t")
+    assert type(sink.store.topic.error(error)) is kind
+
+
+def test_a_transaction_that_has_to_be_aborted_is_tried_again():
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    unknown = confluent_kafka.KafkaError.UNKNOWN
+    error = confluent_kafka.KafkaError(unknown, "what", txn_requires_abort=True)
+    sink: Any = kafka_sink("a:1", "t")
+    assert isinstance(sink.store.topic.error(error), StoreAway)
+
+
 # --- what is seen before the job runs ------------------------------------------------------------
 
 

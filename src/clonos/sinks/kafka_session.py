@@ -29,6 +29,17 @@ ANSWER_S: Final = 60.0
 
 _POLL_S: Final = 0.1
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"}
+_BEGIN_AGAIN: Final = {
+    "_FATAL",  # this producer is of no more use; why, the next one is told
+    "_GAPLESS_GUARANTEE",
+    "_MSG_TIMED_OUT",
+    "_PURGE_INFLIGHT",
+    "_PURGE_QUEUE",
+    "_STATE",  # the transaction has failed meanwhile
+    "INVALID_TXN_STATE",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "UNKNOWN_PRODUCER_ID",
+}
 _REFUSED: Final = {"MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_TIMESTAMP"}
 
 OURS: Final = ("transactional.id", "transaction.timeout.ms", "enable.idempotence", "acks")
@@ -80,7 +91,8 @@ class Topic:
         """What an error of librdkafka means."""
         if error.name() in _FENCED:
             return StoreAway("another session has taken the lane's id", where=self.place)
-        kind = StoreAway if is_away(error) or error.txn_requires_abort() else SinkFailed
+        is_passing = error.name() in _BEGIN_AGAIN or is_away(error) or error.txn_requires_abort()
+        kind = StoreAway if is_passing else SinkFailed
         return kind(
             f"cannot write: {error.str()}",
             where=self.place,
@@ -117,6 +129,7 @@ class Sender:
                 self.producer.produce(topic, message.value, message.key, **given)
             except BufferError:
                 self.producer.poll(_POLL_S)
+                self.raise_failed()
                 continue
             except driver().KafkaException as exception:
                 raise self._error(error_of(exception), message.value) from None
@@ -135,8 +148,6 @@ class Sender:
     def _error(self, error: Any, value: bytes | str | None) -> ClonosError:
         if error.name() in _REFUSED:
             return self._topic.refused(error, value)
-        if error.name() in {"_PURGE_QUEUE", "_PURGE_INFLIGHT"}:
-            return StoreAway("the transaction was aborted", where=self._topic.place)
         return self._topic.error(error)
 
 

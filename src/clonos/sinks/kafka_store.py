@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -116,7 +117,7 @@ class KafkaClaim:
         except driver().KafkaException as exception:
             error = error_of(exception)
             return "" if error.name() == "TOPIC_ALREADY_EXISTS" else str(error.str())
-        except TimeoutError:
+        except futures.TimeoutError:
             return "creating it takes too long"
         return ""
 
@@ -126,7 +127,7 @@ class KafkaClaim:
 
         admin = AdminClient(self._store.topic.cluster.settings({}))
         resource = ConfigResource(ConfigResource.Type.TOPIC, MARKS)
-        with contextlib.suppress(driver().KafkaException, TimeoutError):
+        with contextlib.suppress(driver().KafkaException, futures.TimeoutError):
             asked = admin.describe_configs([resource], request_timeout=METADATA_S)
             return str(asked[resource].result(METADATA_S)["cleanup.policy"].value)
         return "compact"

@@ -47,7 +47,7 @@ OURS: Final = {
 USUAL: Final = {
     "group.id": "clonos",  # librdkafka wants a name; nothing is committed under it
     "isolation.level": "read_committed",
-    "fetch.wait.max.ms": 5,
+    "fetch.wait.max.ms": 100,  # brokers answer at once when there is something
     "fetch.queue.backoff.ms": 5,
     "allow.auto.create.topics": False,
 }
