@@ -26,6 +26,7 @@ _AWAY: Final = (
     "_TRANSPORT",
     "_WAIT_COORD",
     "BROKER_NOT_AVAILABLE",
+    "GROUP_AUTHORIZATION_FAILED",  # librdkafka looks for a group; none is used
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
     "REPLICA_NOT_AVAILABLE",

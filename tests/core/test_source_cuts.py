@@ -123,7 +123,7 @@ def test_user_code_hears_nothing_of_a_batch_without_rows():
     machine = life()
     machine.start()
     machine.handle(rows(0, 0, BEGIN))
-    machine.program = SimpleNamespace(is_full=False, makes_calls=False)  # type: ignore[assignment]
+    machine.program = SimpleNamespace(is_full=False, makes_calls=False)
     job = machine.begin()
     assert job is not None
     assert attempt(job) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -241,6 +242,37 @@ def test_a_position_that_is_gone_is_no_other_position(kafka, topic):
         read(reader)
     assert f"{topic}[1]" in caught.value.what
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("GROUP_AUTHORIZATION_FAILED", False),  # no group is used
+        ("_ALL_BROKERS_DOWN", False),
+        ("NOT_LEADER_FOR_PARTITION", False),
+        ("TOPIC_AUTHORIZATION_FAILED", True),
+        ("_BAD_MSG", True),
+    ],
+)
+def test_what_passes_by_itself_and_what_does_not(name, is_told):
+    class Errant:
+        """In place of a consumer: one error, and nothing behind it."""
+
+        def poll(self, _: float) -> Any:
+            error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name))
+            return SimpleNamespace(error=lambda: error, topic=lambda: "t", partition=lambda: 3)
+
+        def consume(self, *_: Any) -> list[Any]:
+            return []
+
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    reader: Any = kafka_source("a:1", "t", value="text").reader(0, 1)
+    reader._consumer = Errant()
+    if is_told:
+        with pytest.raises(SourceError, match=r"t\[3\] cannot be read"):
+            reader._poll(10, 0.1)
+    else:
+        assert reader._poll(10, 0.1) == {}
 
 
 def test_bytes_that_are_no_cut():

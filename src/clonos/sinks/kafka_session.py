@@ -239,7 +239,9 @@ class KafkaSession:
             for message in consumer.consume(1000, _POLL_S):
                 error, number = message.error(), message.partition()
                 if error is not None and error.name() != "_PARTITION_EOF":
-                    raise kafka.KafkaException(error)
+                    if not is_away(error):
+                        raise kafka.KafkaException(error)
+                    continue
                 if message.offset() + (error is None) >= ends[number][1]:
                     left.discard(number)
                 if error is None and message.key() == name:
