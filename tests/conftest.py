@@ -1,5 +1,6 @@
 """What holds for all tests: which Python Spark's workers use, and a JVM per module."""
 
+import itertools
 import os
 import shutil
 import socket
@@ -8,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -92,3 +94,111 @@ def postgres_server() -> Iterator[PostgresServer]:
 def postgres(postgres_server: PostgresServer) -> str:
     """... and its DSN."""
     return postgres_server.dsn
+
+
+# --- a Kafka cluster -----------------------------------------------------------------------------
+
+_MOCK = """
+import sys
+from confluent_kafka import Producer
+cluster = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
+(broker,) = cluster.list_topics(timeout=10).brokers.values()
+print(f"{broker.host}:{broker.port}", flush=True)
+sys.stdin.read()
+"""
+"""librdkafka's mock cluster, in a process of its own.
+
+It neither fences producers nor hides what they have aborted, keeps no times, and has four
+partitions to each topic."""
+
+_topics = itertools.count()
+
+
+class KafkaCluster:
+    """The mock, or the real one that ``CLONOS_KAFKA=host:port`` names.
+
+    Attributes
+    ----------
+    is_real
+        Transactions and fences can be tried out, too.
+    """
+
+    def __init__(self, servers: str, *, is_real: bool) -> None:
+        self.servers, self.is_real = servers, is_real
+
+    def topic(self, partitions: int = 4) -> str:
+        """Create a topic that nobody else has."""
+        name = f"clonos-test-{os.getpid()}-{next(_topics)}"
+        if self.is_real:
+            from confluent_kafka.admin import AdminClient, NewTopic
+
+            admin = AdminClient({"bootstrap.servers": self.servers})
+            for made in admin.create_topics([NewTopic(name, partitions, 1)]).values():
+                made.result(30)
+        else:
+            self.producer().list_topics(name, timeout=10)
+        return name
+
+    def producer(self, **options: object) -> Any:
+        """A producer that sends at once."""
+        from confluent_kafka import Producer
+
+        return Producer({"bootstrap.servers": self.servers, "linger.ms": 0, **options})
+
+    def produce(self, topic: str, *values: object, partition: int = 0) -> None:
+        """Have these values (and keys, if pairs) in a partition, in this order."""
+        producer = self.producer()
+        for one in values:
+            key, value = one if isinstance(one, tuple) else (None, one)
+            producer.produce(topic, value, key, partition)
+        assert producer.flush(30) == 0
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaCluster]:
+    """A cluster for the tests."""
+    pytest.importorskip("confluent_kafka")
+    if servers := os.environ.get("CLONOS_KAFKA"):
+        yield KafkaCluster(servers, is_real=True)
+        return
+    command = [sys.executable, "-c", _MOCK]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield KafkaCluster(process.stdout.readline().strip(), is_real=False)
+        process.communicate()
+
+
+# --- a Redis server of the tests' own ------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of a server that is started for the tests."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("Redis is not installed here (Debian's package: redis-server)")
+    redis = pytest.importorskip("redis")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = [
+            binary,
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            folder,
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert any("Ready to accept connections" in line for line in server.stdout)
+            url = f"redis://127.0.0.1:{port}"
+            yield url
+            with redis.Redis.from_url(url) as client:
+                client.shutdown(nosave=True)

@@ -290,7 +290,7 @@ def test_values_come_back_as_they_were(place):
     st.integers(0, 3),
 )
 def test_nested_values_are_json(values, start):
-    from clonos.sinks.postgres_rows import as_json
+    from clonos.sinks.json_texts import as_json
 
     kind = pa.struct(
         [

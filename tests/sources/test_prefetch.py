@@ -20,7 +20,7 @@ from clonos.sources.prefetch import (
     BatchSize,
     PrefetchThread,
 )
-from clonos.sources.readers import BaseReader, BatchesReader
+from clonos.sources.readers import BaseReader, BatchesReader, CutReader
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -68,7 +68,7 @@ def test_a_standby_follows_and_then_replays_exactly():
     fed = Fed(reader())
     for floor in (0, 2, 5):
         fed.prefetch.advance(floor)
-    fed.prefetch.ask([2, 1])
+    fed.prefetch.ask([(2, b""), (1, b"")])
     assert fed.rows(fed.prefetch.taken) == [5, 6]
     assert fed.rows(fed.prefetch.taken) == [7]
     assert fed.rows(fed.prefetch.take) == [8, 9]
@@ -104,7 +104,7 @@ def replay(source: LongReader, cuts: list[int], ahead: int) -> None:
     """A task that begins when the reader has read ahead as far as it goes: so many batches."""
     fed = Fed(source)
     fed.prefetch.advance(0)
-    fed.prefetch.ask(cuts)
+    fed.prefetch.ask([(rows, b"") for rows in cuts])
     for _ in range(ahead):
         fed.woken.get(timeout=5)
     with pytest.raises(Empty):
@@ -180,3 +180,61 @@ def test_without_a_backlog_the_size_of_batches_stays():
         size.learn(100, 1000, second)
         size.learn(USUAL_ROWS, 1000, second + 0.5)
     assert size.rows == USUAL_ROWS
+
+
+class CountingDown(CutReader):
+    """What it gives depends on when it is asked: the next of a number that only it knows."""
+
+    schema = SCHEMA
+
+    def __init__(self, first: int) -> None:
+        self.first, self.opened = first, list[bytes]()
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        self.cut = cut
+        self.opened.append(cut)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        if not self.cut:
+            self.cut = b"%d" % self.first
+            return self.rows()
+        self.cut = b"%d" % (int(self.cut) - 1)
+        return self.rows(int(self.cut))
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        is_first = not self.cut
+        self.cut = cut
+        return self.rows() if is_first else self.rows(int(cut))
+
+    @staticmethod
+    def rows(*numbers: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"n": list(numbers)}, schema=SCHEMA)
+
+
+def test_what_a_reader_calls_its_rows_is_offered_with_them():
+    fed = Fed(CountingDown(9))
+    fed.prefetch.advance(0)
+    given = [fed.get(fed.prefetch.take) for _ in range(3)]
+    assert [rows.cut for rows in given] == [b"9", b"8", b"7"]
+    assert [rows.batch.rows for rows in given] == [0, 1, 1]
+    fed.prefetch.close()
+
+
+def test_rows_are_read_again_by_their_cuts():
+    fed = Fed(CountingDown(1000))
+    fed.prefetch.advance(0)
+    fed.prefetch.ask([(0, b"9"), (1, b"8"), (1, b"7")])
+    assert [fed.rows(fed.prefetch.taken) for _ in range(3)] == [[], [8], [7]]
+    assert fed.rows(fed.prefetch.take) == [6]
+    fed.prefetch.close()
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_standby_goes_where_its_task_is_though_it_has_read_no_row(rows):
+    reader = CountingDown(1000)
+    fed = Fed(reader)
+    fed.prefetch.advance(0)
+    fed.prefetch.advance(rows, b"9")
+    assert fed.rows(fed.prefetch.take) == [8]
+    assert reader.opened[-1] == b"9"
+    fed.prefetch.close()

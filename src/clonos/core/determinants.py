@@ -29,6 +29,7 @@ class Cause(IntEnum):
     CLOCK = 5
     CALL = 6
     OUTCOMES = 7
+    SOURCE_CUT = 8
 
 
 class Source(NamedTuple):
@@ -92,12 +93,31 @@ class Outcomes(NamedTuple):
     outcomes: Sequence[Outcome]
 
 
-Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes
+class SourceCut(NamedTuple):
+    """Like :class:`Source`, where a number of rows does not say which: `cut` says where they lie,
+    in the reader's words. There may be no rows: then it says where the reader begins."""
 
-KINDS: tuple[type[Any], ...] = (Source, SourceEnd, Order, Timer, Marker, Clock, Call, Outcomes)
+    rows: int
+    digest: int
+    cut: bytes
+
+
+Determinant = Source | SourceEnd | Order | Timer | Marker | Clock | Call | Outcomes | SourceCut
+
+KINDS: tuple[type[Any], ...] = (
+    Source,
+    SourceEnd,
+    Order,
+    Timer,
+    Marker,
+    Clock,
+    Call,
+    Outcomes,
+    SourceCut,
+)
 ARITY = tuple(len(kind._fields) for kind in KINDS)
 NUMBER: dict[type[Any], int] = {kind: number for number, kind in enumerate(KINDS)}
-CAUSES = frozenset({*range(Cause.MARKER + 1), Cause.OUTCOMES})
+CAUSES = frozenset({*range(Cause.MARKER + 1), Cause.OUTCOMES, Cause.SOURCE_CUT})
 
 
 def encode_record(determinants: Sequence[Determinant]) -> bytes:

@@ -75,11 +75,13 @@ class OutputClosed:
 @dataclass(frozen=True, slots=True)
 class SourceRows:
     """The reader has rows. ``content``: their encoding, if the reader cannot read them again;
-    ``born_ms``: when it got them."""
+    ``born_ms``: when it got them; ``cut``: where they lie, in the words of a reader for which their
+    number does not say it."""
 
     batch: Batch
     content: bytes | None = None
     born_ms: int = 0
+    cut: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +189,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class NeedRows:
-    """Replay: read again exactly these numbers of rows, one after the other, and offer each."""
+    """Replay: read again exactly these cuts, one after the other, and offer each.
 
-    cuts: tuple[int, ...]
+    ``cuts``: of each, the number of its rows, and the reader's words for it, if it has such.
+    """
+
+    cuts: tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.determinants import Determinant, Source, SourceEnd, decode_record
+from clonos.core.determinants import (
+    Determinant,
+    Source,
+    SourceCut,
+    SourceEnd,
+    decode_record,
+)
 from clonos.core.program import Batch
 from clonos.errors import Divergence
 
@@ -19,15 +25,18 @@ class Intake:
     ----------
     taken
         Rows taken, over all lives of the task.
+    cut
+        Where they end, in the words of a reader that has such; else empty.
     ended
         The end was taken as well: there is no more.
     is_closed
         Somebody's memory is full: logs never block a task in mid-graph, so sources wait.
     """
 
-    def __init__(self, taken: int, *, ended: bool) -> None:
-        self.taken = taken
-        self.ended = ended
+    def __init__(self, floor: msg.Layer | None) -> None:
+        self.taken = floor.source_rows if floor is not None else 0
+        self.cut = floor.source_cut if floor is not None else b""
+        self.ended = floor is not None and floor.source_ended
         self.is_closed = False
         self._offered: deque[ev.SourceRows] = deque()
         self._is_over = False
@@ -60,6 +69,8 @@ class Intake:
             return None
         if self._offered:
             rows = self._offered[0]
+            if rows.cut:
+                return SourceCut(rows.batch.rows, rows.batch.digest, rows.cut)
             return Source(rows.batch.rows, rows.batch.digest, rows.content)
         return SourceEnd() if self._is_over else None
 
@@ -72,11 +83,12 @@ class Intake:
         """Return the rows of the cut that was chosen."""
         rows = self._offered.popleft()
         self.taken += rows.batch.rows
+        self.cut = rows.cut
         return rows
 
-    def reread(self, cut: Source, decode: Callable[[bytes], Batch], task: str) -> bool:
+    def reread(self, cut: Source | SourceCut, decode: Callable[[bytes], Batch], task: str) -> bool:
         """Fetch the rows of a logged cut, from the log or from the reader."""
-        if cut.content is not None:
+        if isinstance(cut, Source) and cut.content is not None:
             self._offered.clear()
             self._offered.append(ev.SourceRows(decode(cut.content), cut.content))
         elif not self._offered:
@@ -91,7 +103,15 @@ class Intake:
         return True
 
 
-def cuts_to_read(records: Iterable[bytes]) -> tuple[int, ...]:
-    """Rows of each logged cut that the reader has to read again."""
+def cuts_to_read(records: Iterable[bytes]) -> tuple[tuple[int, bytes], ...]:
+    """Of each logged cut that the reader has to read again: its rows, and its words for it."""
     causes = (decode_record(record)[0] for record in records)
-    return tuple(c.rows for c in causes if isinstance(c, Source) and c.content is None)
+    return tuple(found for cause in causes if (found := _to_read(cause)) is not None)
+
+
+def _to_read(cause: Determinant) -> tuple[int, bytes] | None:
+    if isinstance(cause, SourceCut):
+        return cause.rows, cause.cut
+    if isinstance(cause, Source) and cause.content is None:
+        return cause.rows, b""
+    return None

@@ -25,7 +25,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
 _MAGIC: Final = b"CLAY"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _HEAD: Final = struct.Struct("<4sHI")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PATH: Final = re.compile(

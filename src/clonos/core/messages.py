@@ -517,3 +517,4 @@ class Layer:
     delta: bytes
     end_is_out: bool = False
     generation: int = 0
+    source_cut: bytes = b""

@@ -137,6 +137,7 @@ class Seals:
             clock_ms=task.clock_ms,
             wake_ms=task.wake_ms,
             source_rows=task.intake.taken,
+            source_cut=task.intake.cut,
             source_ended=task.intake.ended,
             delta=b"",
             end_is_out=task.end_is_out,

@@ -15,6 +15,7 @@ from clonos.core.determinants import (
     Order,
     Outcomes,
     Source,
+    SourceCut,
     SourceEnd,
     Timer,
 )
@@ -65,7 +66,9 @@ def job_of(
 ) -> Job:
     """What a program has to do of a step; `batches`: the rows that it takes."""
     match cause:
-        case Source():
+        case SourceCut(rows=0):
+            return nothing
+        case Source() | SourceCut():
             return partial(program.on_source, step, batches[0])
         case SourceEnd():
             return partial(program.on_end, step, None)

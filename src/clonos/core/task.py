@@ -23,6 +23,7 @@ from clonos.core.determinants import (
     Order,
     Outcomes,
     Source,
+    SourceCut,
     SourceEnd,
     Timer,
     decode_record,
@@ -117,8 +118,7 @@ class TaskMachine:
         self.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else None
-        taken, ended = (floor.source_rows, floor.source_ended) if floor else (0, False)
-        self.intake = Intake(taken, ended=ended)
+        self.intake = Intake(floor)
         self.book.truncate(self.id, self.position)
         for run in activate.log:
             self.book.append(run)
@@ -479,7 +479,7 @@ class TaskMachine:
         if isinstance(cause, Order):
             items = self.inbounds.retake(cause, name)
             return self._begin(cause, items, logged) if items else None
-        if isinstance(cause, Source) and not self.intake.reread(cause, decode, name):
+        if isinstance(cause, Source | SourceCut) and not self.intake.reread(cause, decode, name):
             return None
         return self._begin(cause, [], logged)
 
@@ -504,7 +504,7 @@ class TaskMachine:
         match cause:
             case Order(channel=channel):
                 batches = self._take_items(step, channel, items)
-            case Source():
+            case Source() | SourceCut():
                 offered = self.intake.take()
                 batches, self.born_ms = [offered.batch], offered.born_ms
             case SourceEnd():

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from clonos.core import messages as msg
-from clonos.core.determinants import Determinant, Marker, Order, Outcomes, Source, Timer
+from clonos.core.determinants import (
+    Determinant,
+    Marker,
+    Order,
+    Outcomes,
+    Source,
+    SourceCut,
+    Timer,
+)
 from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
 from clonos.core.messages import CALLS, MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
@@ -56,7 +64,7 @@ class Rehearsal:
 
     def __init__(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
         self._task, self._cause, self._items = task, cause, items
-        if isinstance(cause, Source):
+        if isinstance(cause, Source | SourceCut):
             self.batches = [task.intake.offered]
         else:
             self.batches = [item.batch for item in items if item.batch is not None]
@@ -185,7 +193,7 @@ def rows_of(cause: Determinant, items: Sequence[Item], taken: int, wake_ms: int 
     match cause:
         case Order(channel=channel):
             return Rows(channel, items[0].seq, items[-1].seq)
-        case Source(rows=rows):
+        case Source(rows=rows) | SourceCut(rows=rows):
             return Rows(SOURCE_ROWS, taken + 1, taken + rows)
         case Timer(now_ms=now_ms):
             due_ms = now_ms if wake_ms is None else wake_ms

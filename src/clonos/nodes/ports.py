@@ -101,8 +101,8 @@ class Prefetch(Protocol):
     def is_placed(self) -> bool:
         """Whether the reader has been given a position."""
 
-    def advance(self, rows_consumed: int) -> None:
-        """Seek past the first `rows_consumed` rows; never goes back."""
+    def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """Seek past the first `rows_consumed` rows, which end with `cut`; never goes back."""
 
     def take(self) -> SourceRows | SourceEnded | None:
         """The next rows, if any are ready. Asking starts reading ahead.
@@ -113,8 +113,8 @@ class Prefetch(Protocol):
             Reading has failed.
         """
 
-    def ask(self, cuts: Sequence[int]) -> None:
-        """Replay: read cuts of exactly these numbers of rows."""
+    def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
+        """Replay: read exactly these cuts: their rows, and the reader's words for each."""
 
     def taken(self) -> SourceRows | SourceEnded | None:
         """The next of what :meth:`ask` has asked for, if it is there; raises like :meth:`take`."""

@@ -166,7 +166,7 @@ class Resident:
         if machine.spec.is_source and not machine.intake.ended:
             self._source = warm or ports.sources.open(self.task)
             if not machine.spec.is_gated:
-                self._source.advance(machine.intake.taken)
+                self._source.advance(machine.intake.taken, machine.intake.cut)
         else:
             self._close_source()
         return machine
@@ -293,7 +293,7 @@ class Resident:
         elif machine.wants_rows and self._has_room:
             if not source.is_placed:
                 # It cannot replay: what it gave before is in the log, it goes on behind that.
-                source.advance(machine.intake.taken)
+                source.advance(machine.intake.taken, machine.intake.cut)
             ready = source.take()
         if ready is not None:
             self._perform(machine.handle(ready))

@@ -123,7 +123,9 @@ class Copies:
         if spec.is_source and not spec.is_gated:
             if task not in self._warm:
                 self._warm[task] = self._ports.sources.open(task)
-            self._warm[task].advance(standby.floor.source_rows if standby.floor else 0)
+            floor = standby.floor
+            place = (floor.source_rows, floor.source_cut) if floor is not None else (0, b"")
+            self._warm[task].advance(*place)
 
     def fetched(self, ticket: int, layers: Iterable[Layer]) -> None:
         """Layers have come; who asked for them may be gone."""

@@ -158,7 +158,7 @@ class ReplayedTask:
             linger_s=0.0,
         )
         if spec.replayable:
-            source.advance(self.machine.intake.taken)
+            source.advance(self.machine.intake.taken, self.machine.intake.cut)
         return source
 
     def _expect(self, keeper: HouseKeeper) -> None:
@@ -290,7 +290,7 @@ class ReplayedTask:
             if machine.intake.is_empty and self._wants_rows_again():
                 ready = self._wait_for(source)
         elif machine.wants_rows and self._code.source is not None and self._code.source.replayable:
-            source.advance(machine.intake.taken)
+            source.advance(machine.intake.taken, machine.intake.cut)
             ready = source.take() or self._wait_for(source)
         if ready is not None:
             machine.handle(ready)

@@ -15,6 +15,7 @@ from clonos.core.determinants import (
     Determinant,
     Outcomes,
     Source,
+    SourceCut,
     Timer,
     decode_record,
 )
@@ -50,7 +51,7 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
         for action in machine.start():
             if isinstance(action, ev.NeedRows):
                 start = 0
-                for rows in action.cuts:
+                for rows, _ in action.cuts:
                     machine.handle(ev.SourceRows(job.sources[ready].read(start, rows)))
                     start += rows
         for channel in machine.inputs:
@@ -110,7 +111,7 @@ def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
     for task in job.plan.tasks:
         if task.is_source:
             causes = [decode_record(record)[0] for record in recorder.history(task.id)]
-            count = sum(cause.rows for cause in causes if isinstance(cause, Source))
+            count = sum(cause.rows for cause in causes if isinstance(cause, Source | SourceCut))
             ids = [row[0] for row in job.sources[task.id].read(0, count).payload]
             result.setdefault(job.stage_of[task.id], []).extend(ids)
     return result

@@ -18,6 +18,7 @@ from clonos.core.determinants import (
     Order,
     Outcomes,
     Source,
+    SourceCut,
     Timer,
     decode_record,
 )
@@ -253,7 +254,7 @@ def bounded_calls(machine: TaskMachine, cause: Determinant, *, was_full: bool) -
     """Invariant 7: no input is taken while as many calls are open as may be, unless a marker comes
     behind it."""
     require(
-        not was_full or not isinstance(cause, (Order, Source)),
+        not was_full or not isinstance(cause, (Order, Source, SourceCut)),
         "bounded memory",
         f"{machine.spec.name} takes input with {len(machine.calls)} calls open",
     )

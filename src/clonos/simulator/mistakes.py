@@ -465,9 +465,9 @@ def forget_what_is_expected(_: Any) -> Any:
 
 
 def cut_elsewhere(original: Any) -> Any:
-    def cuts(causes: Any) -> tuple[int, ...]:
-        first, *others = original(causes) or (0,)
-        return (first + 1, *others) if first else ()
+    def cuts(causes: Any) -> tuple[tuple[int, bytes], ...]:
+        (first, cut), *others = original(causes) or ((0, b""),)
+        return ((first + 1, cut), *others) if first else ()
 
     return cuts
 

@@ -436,21 +436,21 @@ class SlotPrefetch:
         self._is_gated = slot.cluster.job.plan.tasks[task].is_gated
         self._stand = -1
         self._ready: deque[ev.SourceRows | ev.SourceEnded] = deque()
-        self._cuts: deque[int] = deque()
+        self._cuts: deque[tuple[int, bytes]] = deque()
         self._reads_ahead = self._is_reading = self._is_closed = False
 
     @property
     def is_placed(self) -> bool:
         return self._stand >= 0
 
-    def advance(self, rows_consumed: int) -> None:
+    def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         self._stand = max(self._stand, rows_consumed)
 
     def take(self) -> ev.SourceRows | ev.SourceEnded | None:
         self._reads_ahead = True
         return self.taken()
 
-    def ask(self, cuts: Sequence[int]) -> None:
+    def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
         self._cuts.extend(cuts)
         self._read_on()
 
@@ -475,7 +475,7 @@ class SlotPrefetch:
         self._is_reading = False
         random = self._cluster.random
         if self._cuts:
-            count = self._cuts.popleft()
+            count, _ = self._cuts.popleft()
         else:
             count = random.choice((1, 1, 2, 3)) * self._cluster.options.rows_at_once
         batch = self._source.read(self._stand, count)

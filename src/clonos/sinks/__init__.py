@@ -9,7 +9,7 @@ with rows (``delivered``, ``outputs``), and how Spark reads them (``data_source`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -29,6 +29,7 @@ __all__ = [
     "callback",
     "collect",
     "console",
+    "kafka",
     "parquet",
     "postgres",
     "spark_write",
@@ -152,6 +153,64 @@ def postgres(
         raise WrongType(f"mode={mode!r}", where="postgres", remedy='say "error" or "append"')
     store = PostgresStore(PostgresTransactions(Target(dsn, table), keys), mode)
     return SinkSpec("postgres", store=store, upsert=keys)
+
+
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    key: str | None = None,
+    value: Literal["json", "text", "bytes"] = "json",
+    transactions: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> SinkSpec:
+    """Write to a topic of Kafka, from the tasks themselves.
+
+    Rows go out in transactions: what comes while one runs goes into the next one. Readers with
+    ``isolation.level=read_committed`` see each row once, in the order of its task. The compacted
+    topic ``clonos-marks`` has a mark for each task; it is created if it does not exist. Driver and
+    executors need ``pip install "clonos[kafka]"``.
+
+    Parameters
+    ----------
+    servers
+        ``"host:port,host:port"``.
+    key
+        The column that is the messages' key: a text, bytes or an integer. Messages with one key go
+        to one partition, the one that Java's producers choose.
+    value
+        "json": an object of all columns; "text" and "bytes": the column ``value``.
+    transactions
+        False: messages are written at least once, and again if a task dies or brokers do not
+        answer. Each has a header ``clonos-key``, which repetitions share.
+    options
+        For librdkafka: ``{"security.protocol": "SSL", ...}``. They are in no message.
+
+    Raises
+    ------
+    UnknownColumn, WrongType
+        When the job starts: the stream has no such columns.
+    SinkFailed
+        When the job starts: the topic does not exist, or the cluster does not answer.
+
+    Examples
+    --------
+    >>> kafka("kafka:9092", "judged", key="user").store.topic.place
+    'topic judged of <Kafka at kafka:9092>'
+    """
+    # Every slot imports this package; few write to Kafka.
+    from clonos.kafka import Cluster
+    from clonos.sinks.kafka_messages import Format
+    from clonos.sinks.kafka_session import OURS, Topic
+    from clonos.sinks.kafka_store import KafkaStore
+
+    if value not in {"json", "text", "bytes"}:
+        raise WrongType(f"value={value!r}", where="kafka", remedy='say "json", "text" or "bytes"')
+    cluster = Cluster(servers, dict(options or {}))
+    cluster.settings(dict.fromkeys(OURS))
+    return SinkSpec(
+        "kafka", store=KafkaStore(Topic(cluster, topic), Format(value, key), transactions)
+    )
 
 
 def transactional(

@@ -53,8 +53,8 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "parquet", "table", "spark_write", "postgres" or
-        "transactional".
+        "collect", "console", "callback", "kafka", "parquet", "table", "spark_write", "postgres"
+        or "transactional".
     head
         Makes the operator of the sink's chain.
     path

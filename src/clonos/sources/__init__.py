@@ -7,10 +7,10 @@ readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
+from clonos.operators.base import Operator
+from clonos.operators.identity import IdentityOperator
 from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
 from clonos.sources.files_reader import (
     FileList,
@@ -29,15 +31,29 @@ from clonos.sources.files_reader import (
     parquet_schema,
 )
 from clonos.sources.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.sources.messages import (
+    METADATA,
+    VALUE,
+    ParseFieldsOperator,
+    ParseMessagesOperator,
+    message_schema,
+)
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
 from clonos.sources.spec import Feeding, SourceSpec
 
-__all__ = ["dataframe", "files", "from_batches", "rate", "socket_lines", "stream"]
+if TYPE_CHECKING:
+    from clonos.sources.kafka_reader import Topics
+    from clonos.sources.redis_reader import Streams
+
+__all__ = ["dataframe", "files", "from_batches", "kafka", "rate", "redis", "socket_lines", "stream"]
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
+
+Value = Literal["json", "text", "bytes"]
+"""What the value of a message is."""
 
 
 def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
@@ -91,6 +107,79 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
         replayable=True,
         rows_schema=rows,
         head=partial(ParseLinesOperator, format, rows),
+    )
+
+
+def kafka(
+    servers: str,
+    topics: str | Sequence[str],
+    *,
+    value: Value = "json",
+    schema: Any = None,
+    start: str | datetime | Mapping[tuple[str, int], int] = "earliest",
+    metadata: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> SourceSpec:
+    """Messages of Kafka's topics, as soon as they are there: an input without end.
+
+    Partitions are shared out to the tasks, and new ones are found within 10 seconds; there is no
+    consumer group. The log says which offsets each batch has, and a replay reads exactly these
+    again, so messages must be kept as long as a job may stand still, and must not be compacted
+    away. Executors need ``pip install "clonos[kafka]"``.
+
+    Parameters
+    ----------
+    servers
+        ``"host:port,host:port"``.
+    value
+        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
+        ``value``). What cannot be read is a bad record, as a broken line of a file is. A null is a
+        row of nulls.
+    schema
+        Of the columns of "json".
+    start
+        Of a job that is new: "earliest", "latest", the time of the first message, or offsets by
+        ``(topic, partition)``. Where there is no offset, and in partitions that appear later, the
+        first message is the first.
+    metadata
+        Also give the columns ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
+    options
+        For librdkafka: ``{"security.protocol": "SSL", ...}``. They are in no message.
+
+    Raises
+    ------
+    BadSchema
+        "json" without a schema, or with a column that is metadata, too.
+    WrongType
+        An argument, or an option that is not yours to set.
+
+    Examples
+    --------
+    >>> kafka("kafka:9092", "clicks", schema="user string, at timestamp").rows_schema.names
+    ['user', 'at']
+    >>> kafka("kafka:9092", "clicks", value="bytes", metadata=True).rows_schema.names
+    ['value', 'key', 'topic', 'partition', 'offset', 'timestamp']
+    """
+    # Every slot imports this package; few read from Kafka.
+    from clonos.kafka import Cluster
+    from clonos.sources.kafka_reader import OURS, Topics
+
+    cluster = Cluster(servers, dict(options or {}))
+    cluster.settings(OURS)
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names:
+        raise WrongType("no topics", where="kafka", remedy="name at least one")
+    _check_start(start)
+    found = Topics(cluster, tuple(sorted(set(names))), start, metadata)
+    head, rows = _message(value, schema, METADATA if metadata else ())
+    return SourceSpec(
+        kind="kafka",
+        schema=message_schema(metadata=metadata),
+        factory=partial(_kafka, found),
+        replayable=True,
+        rows_schema=rows,
+        head=head,
+        ends=False,
     )
 
 
@@ -219,6 +308,106 @@ def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
     )
 
 
+def redis(
+    url: str,
+    streams: str | Sequence[str],
+    *,
+    schema: Any,
+    start: Literal["earliest", "latest"] | datetime = "earliest",
+    metadata: bool = False,
+) -> SourceSpec:
+    """Entries of Redis Streams, as soon as they are there: an input without end.
+
+    Streams are shared out to the tasks by their names. The log says which ids each batch has, and a
+    replay reads exactly these again, so entries must be kept as long as a job may stand still.
+    Executors need ``pip install "clonos[redis]"``.
+
+    Parameters
+    ----------
+    url
+        ``"redis://:secret@host:6379/0"``. The password is in no message.
+    schema
+        Of the columns: each is the field of its name, or null. An entry that does not fit is a bad
+        record, as a broken line of a file is.
+    start
+        Of a job that is new: "earliest", "latest", or a time.
+    metadata
+        Also give the columns ``stream``, ``id`` and ``timestamp``, that of the id.
+
+    Examples
+    --------
+    >>> source = redis("redis://cache", "clicks", schema="user string, n long", metadata=True)
+    >>> source.rows_schema.names
+    ['user', 'n', 'stream', 'id', 'timestamp']
+    """
+    # Every slot imports this package; few read from Redis.
+    from clonos.sources.redis_reader import METADATA as BESIDE
+    from clonos.sources.redis_reader import Streams
+
+    names = (streams,) if isinstance(streams, str) else tuple(sorted(set(streams)))
+    if not names:
+        raise WrongType("no streams", where="redis", remedy="name at least one")
+    if not isinstance(start, datetime) and start not in ("earliest", "latest"):
+        raise WrongType(
+            f"start={start!r}", where="redis", remedy='say "earliest", "latest" or a datetime'
+        )
+    fields = parse_schema(schema)
+    rows = _with_metadata(fields, BESIDE if metadata else ())
+    if wrong := [f.name for f in fields if pa.types.is_nested(f.type)]:
+        raise BadSchema(f"{', '.join(wrong)}: a field is bytes, text or a number", remedy="cast it")
+    found = Streams(url, names, tuple(fields.names), start, metadata)
+    return SourceSpec(
+        kind="redis",
+        schema=found.schema,
+        factory=partial(_redis, found),
+        replayable=True,
+        rows_schema=rows,
+        head=partial(ParseFieldsOperator, fields),
+        ends=False,
+    )
+
+
+def _message(
+    value: Value, schema: Any, beside: Sequence[pa.Field]
+) -> tuple[Callable[[], Operator], pa.Schema]:
+    """What parses messages, and what comes of it."""
+    if value not in get_args(Value):
+        raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
+    if (schema is not None) != (value == "json"):
+        wrong = "json without a schema" if value == "json" else f"a schema for {value}"
+        raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
+    if value == "bytes":
+        return IdentityOperator, pa.schema([VALUE, *beside])
+    rows = TEXT if value == "text" else parse_schema(schema)
+    return partial(ParseMessagesOperator, value, rows), _with_metadata(rows, beside)
+
+
+def _with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:
+    if both := {field.name for field in beside} & set(rows.names):
+        raise BadSchema(
+            f"{', '.join(sorted(both))}: a column of the value and of the metadata",
+            remedy="leave metadata out, or rename the field where it is produced",
+        )
+    return pa.schema([*rows, *beside])
+
+
+def _check_start(start: object) -> None:
+    is_good = start in ("earliest", "latest") if isinstance(start, str) else False
+    if isinstance(start, datetime):
+        is_good = to_ms(start) >= 0
+    elif isinstance(start, Mapping):
+        is_good = all(
+            isinstance(topic, str) and isinstance(number, int) and isinstance(offset, int)
+            for (topic, number), offset in start.items()
+        )
+    if not is_good:
+        raise WrongType(
+            f"start={start!r}",
+            where="kafka",
+            remedy='say "earliest", "latest", a datetime, or {("topic", 0): 42}',
+        )
+
+
 def _batch(batch: Any, schema: pa.Schema | None) -> pa.RecordBatch:
     if isinstance(batch, pa.Table):
         return from_table(batch)
@@ -270,6 +459,18 @@ def _socket(host: str, port: int, resume: bool, index: int, parallelism: int) ->
 
 def _lines(found: FileList, has_header: bool, index: int, parallelism: int) -> Reader:
     return LinesReader(found, index, parallelism, has_header=has_header)
+
+
+def _kafka(topics: Topics, index: int, parallelism: int) -> Reader:
+    from clonos.sources.kafka_reader import KafkaReader
+
+    return KafkaReader(topics, index, parallelism)
+
+
+def _redis(streams: Streams, index: int, parallelism: int) -> Reader:
+    from clonos.sources.redis_reader import RedisReader
+
+    return RedisReader(streams, index, parallelism)
 
 
 def _rate(rate: float, rows: int | None, start_us: int, index: int, parallelism: int) -> Reader:

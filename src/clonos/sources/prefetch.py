@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from clonos.blame import in_short
 from clonos.columns.batches import seal, to_bytes
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.errors import ClonosError, SourceError
-from clonos.sources.readers import EndOfInput, Reader
+from clonos.sources.readers import CutReader, EndOfInput, Reader
 
 READY_MAX: Final = 2
 """Batches read ahead: one being handled, one ready."""
@@ -105,6 +107,7 @@ class PrefetchThread:
         self._reader = reader
         self._stand = -1  # rows behind us; -1: not open
         self._wanted = -1
+        self._at = self._cut = b""  # the same, in the words of a reader that has such
         self._wake = wake
         self._size = BatchSize(batch_rows_max)
         self._linger_s = linger_s
@@ -113,7 +116,7 @@ class PrefetchThread:
         self._admitted_until = time.monotonic()
         self._ready: deque[SourceRows | SourceEnded | ClonosError] = deque()
         self._ready_bytes = 0
-        self._exact: deque[int] = deque()
+        self._exact: deque[tuple[int, bytes]] = deque()
         self._reading_ahead = False
         self._closed = False
         self._changed = threading.Condition()
@@ -125,10 +128,10 @@ class PrefetchThread:
         """Whether it has been told where the task stands."""
         return self._wanted >= 0
 
-    def advance(self, rows_consumed: int) -> None:
-        """Stand behind the first `rows_consumed` rows; never goes back."""
+    def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """Stand behind the first `rows_consumed` rows, which end with `cut`; never goes back."""
         with self._changed:
-            self._wanted = rows_consumed
+            self._wanted, self._cut = rows_consumed, cut
             self._changed.notify()
 
     def take(self) -> SourceRows | SourceEnded | None:
@@ -145,8 +148,11 @@ class PrefetchThread:
                 self._changed.notify()
             return self._pop()
 
-    def ask(self, cuts: Sequence[int]) -> None:
-        """Replay: read cuts of exactly these numbers of rows; :meth:`taken` returns them."""
+    def ask(self, cuts: Sequence[tuple[int, bytes]]) -> None:
+        """Replay: read exactly these cuts; :meth:`taken` returns them.
+
+        Of each it is said how many rows it has, and what the reader has called it.
+        """
         with self._changed:
             self._exact.extend(cuts)
             self._changed.notify()
@@ -190,22 +196,23 @@ class PrefetchThread:
             self._changed.wait_for(
                 lambda: (
                     self._closed
-                    or self._wanted > self._stand
+                    or self._is_behind()
                     or (self._exact and not self._is_ahead())
                     or (self._reading_ahead and len(self._ready) < READY_MAX)
                 )
             )
             if self._closed:
                 return False
-            wanted = self._wanted
-            is_exact = self._exact and wanted <= self._stand and not self._is_ahead()
-            exact = self._exact.popleft() if is_exact else 0
-        if wanted > self._stand:
-            self._go_to(wanted)
+            wanted, cut = self._wanted, self._cut
+            is_behind = self._is_behind()
+            is_exact = self._exact and not is_behind and not self._is_ahead()
+            exact = self._exact.popleft() if is_exact else None
+        if is_behind:
+            self._go_to(wanted, cut)
             return True
         try:
-            if exact:
-                rows = self._reader.read_exactly(exact)
+            if exact is not None:
+                rows = self._read_again(*exact)
             else:
                 rows = self._reader.read(self._admit(), self._linger_s)
         except EndOfInput:
@@ -214,22 +221,37 @@ class PrefetchThread:
         if rows is not None:
             self._stand += rows.num_rows
             self._wanted = self._stand
+            if isinstance(self._reader, CutReader):
+                self._cut = self._at = self._reader.cut
             content = None if self._reader.replayable else to_bytes(rows)
             batch = seal(rows, digests=self._digests)
-            if not exact:
+            if exact is None:
                 self._size.learn(batch.rows, batch.nbytes, time.monotonic())
-            self._put(SourceRows(batch, content, time.time_ns() // 1_000_000))
+            self._put(SourceRows(batch, content, time.time_ns() // 1_000_000, self._at))
         return True
 
-    def _go_to(self, rows_consumed: int) -> None:
-        if self._stand < 0:
+    def _read_again(self, rows: int, cut: bytes) -> pa.RecordBatch:
+        if isinstance(self._reader, CutReader):
+            return self._reader.read_cut(cut)
+        return self._reader.read_exactly(rows)
+
+    def _go_to(self, rows_consumed: int, cut: bytes) -> None:
+        if isinstance(self._reader, CutReader):
+            self._reader.open(rows_consumed, cut)
+        elif self._stand < 0:
             self._reader.open(rows_consumed)
         else:
             while self._stand < rows_consumed:
                 skipped = min(rows_consumed - self._stand, SKIP_ROWS)
                 self._reader.skip(skipped)
                 self._stand += skipped
-        self._stand = rows_consumed
+        self._stand, self._at = rows_consumed, cut
+
+    def _is_behind(self) -> bool:
+        """Whether it does not stand where it shall; where rows have no number, their cut says."""
+        if self._wanted == self._stand:
+            return self._cut != self._at
+        return self._wanted > self._stand
 
     def _admit(self) -> int:
         """How many rows may be read now; waits until it is worth reading."""

@@ -89,6 +89,42 @@ class BaseReader:
         """See :meth:`Reader.close`."""
 
 
+class CutReader(BaseReader):
+    """A reader of something that has no one order, such as the partitions of a topic.
+
+    How many rows were read does not say which. So each batch is a *cut*: bytes in the reader's own
+    words, which the log keeps. From them it reads the very same rows again, in the same order, and
+    goes on behind them.
+
+    A batch may have no rows: its cut then says where the reader begins. What depends on the moment
+    ("from now on") is thereby logged, too.
+
+    Attributes
+    ----------
+    cut
+        Of the rows that were read last; empty before the first.
+    """
+
+    cut = b""
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """Begin, or begin again, behind `cut`; if it is empty, where the source says.
+
+        It is called again while a standby follows its task, and should then cost little.
+        """
+        raise NotImplementedError
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        """The rows of `cut`, which follow those that it was opened behind, or read last.
+
+        Raises
+        ------
+        SourceError
+            They are not there any more.
+        """
+        raise NotImplementedError
+
+
 class BufferedReader(BaseReader):
     """Cuts what :meth:`_pieces` yields to the size that is asked for; skips by reading."""
 

@@ -42,9 +42,9 @@ class SourceSpec:
     Parameters
     ----------
     kind
-        "batches", "dataframe", "files", "materialized" (a DataFrame that is written to files
-        first), "rate", "socket", "stream" (a streaming DataFrame) or "versions" (of a table that
-        is looked up).
+        "batches", "dataframe", "files", "kafka", "materialized" (a DataFrame that is written to
+        files first), "rate", "redis", "socket", "stream" (a streaming DataFrame) or "versions"
+        (of a table that is looked up).
     schema
         Of what the reader delivers.
     factory

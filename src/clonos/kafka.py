@@ -1,0 +1,124 @@
+"""What the Kafka source and sink share: a cluster's address, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from clonos.errors import DefinitionError, WrongType
+
+Partition = tuple[str, int]
+"""Topic and number."""
+
+LOG: Final = logging.getLogger("clonos.kafka")
+"""What librdkafka says."""
+METADATA_S: Final = 10.0
+"""How long an answer about topics is waited for."""
+
+_AWAY: Final = (
+    "_ALL_BROKERS_DOWN",
+    "_DESTROY_BROKER",
+    "_RESOLVE",
+    "_TIMED_OUT",
+    "_TIMED_OUT_QUEUE",
+    "_TRANSPORT",
+    "_WAIT_COORD",
+    "BROKER_NOT_AVAILABLE",
+    "GROUP_AUTHORIZATION_FAILED",  # librdkafka looks for a group; none is used
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "REPLICA_NOT_AVAILABLE",
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Cluster:
+    """A Kafka cluster, and how to reach it. No text that is made of it shows the options.
+
+    Parameters
+    ----------
+    servers
+        ``"host:port,host:port"``.
+    options
+        For librdkafka, such as ``{"security.protocol": "SSL"}``.
+
+    Examples
+    --------
+    >>> Cluster("kafka:9092", {"sasl.password": "secret"})
+    <Kafka at kafka:9092>
+    """
+
+    servers: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Kafka at {self.servers}>"
+
+    def settings(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of librdkafka: the user's options, and `ours`, which they must not say.
+
+        Raises
+        ------
+        WrongType
+            They do.
+        """
+        for name in self.options:
+            if name == "bootstrap.servers" or name in ours:
+                raise WrongType(
+                    f"the option {name!r} is not yours to set",
+                    where=repr(self),
+                    remedy="leave it out: what is promised rests on it",
+                )
+        return {**self.options, **ours, "bootstrap.servers": self.servers}
+
+
+def driver() -> Any:
+    """The module confluent_kafka.
+
+    Raises
+    ------
+    DefinitionError
+        It is not installed.
+    """
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise DefinitionError(
+            "the package confluent-kafka is not there",
+            where="kafka",
+            remedy='pip install "clonos[kafka]", for the driver and all executors',
+        ) from None
+    return confluent_kafka
+
+
+def error_of(exception: BaseException) -> Any:
+    """The ``KafkaError`` in what confluent_kafka has raised."""
+    return exception.args[0]
+
+
+def is_away(error: Any) -> bool:
+    """Whether a ``KafkaError`` may pass by itself: brokers that are away or elect a leader.
+
+    Examples
+    --------
+    >>> class TimedOut:
+    ...     name = staticmethod(lambda: "_TIMED_OUT")
+    ...     retriable = staticmethod(lambda: False)
+    >>> is_away(TimedOut())
+    True
+    """
+    return bool(error.retriable()) or error.name() in _AWAY
+
+
+def shown(partition: Partition) -> str:
+    """A partition, as errors name it.
+
+    Examples
+    --------
+    >>> shown(("orders", 3))
+    'orders[3]'
+    """
+    topic, number = partition
+    return f"{topic}[{number}]"

@@ -1,0 +1,142 @@
+"""A topic of Kafka as the place of a sink: claimed by the driver, written to by the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent import futures
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.kafka import METADATA_S, driver, error_of
+from clonos.sinks.errors import SinkFailed
+from clonos.sinks.kafka_messages import Format
+from clonos.sinks.kafka_session import KafkaSession, PlainWriter, Topic, partitions_of
+from clonos.sinks.kafka_transactions import MARKS, KafkaTransactions
+from clonos.sinks.lanes import Lane, OutputWriter
+from clonos.sinks.transactions import TransactionalWriter
+
+MARKS_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),  # what is not compacted yet is read by each life that begins
+    "min.cleanable.dirty.ratio": "0.1",
+}
+"""Of the topic of marks, if the driver creates it."""
+
+
+@dataclass(frozen=True)
+class KafkaStore:
+    """A :class:`~clonos.sinks.spec.Store`.
+
+    Parameters
+    ----------
+    has_transactions
+        Without them a message may be there more than once.
+    """
+
+    topic: Topic
+    format: Format
+    has_transactions: bool = True
+
+    @property
+    def place(self) -> str | None:
+        return None  # several sinks may write to a topic: each lane has a mark of its own
+
+    @property
+    def transactions(self) -> KafkaTransactions:
+        """How a lane writes, if it has transactions."""
+        return KafkaTransactions(partial(KafkaSession, self.topic), self.format)
+
+    def claim(self, lane: Lane, tasks: int) -> KafkaClaim:
+        return KafkaClaim(self)
+
+    def writer(self, lane: Lane) -> OutputWriter:
+        if not self.has_transactions:
+            return PlainWriter(self.topic, lane, self.format.messages)
+        return TransactionalWriter(self.transactions, lane)
+
+
+class KafkaClaim:
+    """A :class:`~clonos.sinks.spec.Claim` that claims nothing: a topic is for many. It sees that
+    the topics are there."""
+
+    def __init__(self, store: KafkaStore) -> None:
+        self._store = store
+
+    def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
+        self._store.format.check(schema)
+        topic = self._store.topic
+        try:
+            consumer = topic.consumer("read_committed")
+            try:
+                if not partitions_of(consumer, topic.name, topic):
+                    raise SinkFailed(
+                        "the topic does not exist", where=topic.place, remedy="create it"
+                    )
+                if self._store.has_transactions:
+                    self._require_marks(consumer, is_new=is_new)
+            finally:
+                consumer.close()
+        except driver().KafkaException as exception:
+            raise SinkFailed(
+                f"the cluster does not answer: {error_of(exception).str()}",
+                where=topic.place,
+                remedy="see that the driver and all executors reach the brokers",
+            ) from None
+
+    def _require_marks(self, consumer: Any, *, is_new: bool) -> None:
+        """A topic that forgets old messages would forget marks."""
+        topic, why = self._store.topic, ""
+        if not partitions_of(consumer, MARKS, topic):
+            why = self._create() if is_new else "it was there when the job began"
+            if not why:
+                return
+        elif "compact" in self._policy():
+            return
+        else:
+            why = "it does not keep the newest message of each key"
+        settings = " ".join(f"--config {name}={value}" for name, value in MARKS_CONFIG.items())
+        raise SinkFailed(
+            f"there is no topic {MARKS} for marks: {why}",
+            where=repr(topic.cluster),
+            remedy=f"kafka-topics.sh --create --topic {MARKS} --partitions 1 {settings}"
+            if is_new
+            else "put it back, or start the job afresh, with another checkpoint_dir",
+        )
+
+    def _create(self) -> str:
+        """Create the topic of marks; what is against it."""
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient(self._store.topic.cluster.settings({}))
+        new = NewTopic(MARKS, num_partitions=1, replication_factor=-1, config=MARKS_CONFIG)
+        try:
+            admin.create_topics([new], operation_timeout=METADATA_S)[MARKS].result(METADATA_S)
+        except driver().KafkaException as exception:
+            error = error_of(exception)
+            return "" if error.name() == "TOPIC_ALREADY_EXISTS" else str(error.str())
+        except futures.TimeoutError:
+            return "creating it takes too long"
+        return ""
+
+    def _policy(self) -> str:
+        """What becomes of old marks. Who may not look is trusted: "compact"."""
+        from confluent_kafka.admin import AdminClient, ConfigResource
+
+        admin = AdminClient(self._store.topic.cluster.settings({}))
+        resource = ConfigResource(ConfigResource.Type.TOPIC, MARKS)
+        with contextlib.suppress(driver().KafkaException, futures.TimeoutError):
+            asked = admin.describe_configs([resource], request_timeout=METADATA_S)
+            return str(asked[resource].result(METADATA_S)["cleanup.policy"].value)
+        return "compact"
+
+    def check(self) -> None:
+        """Nothing is claimed."""
+
+    def withdraw(self) -> None:
+        """Nothing was claimed."""
+
+    def end(self) -> None:
+        """Nothing is left: marks are kept, as long as the job may be started again."""

@@ -1,0 +1,97 @@
+"""Where a task stands in the partitions that it reads: the cut of a Kafka source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import msgpack
+
+from clonos.errors import SourceError
+from clonos.kafka import Partition
+
+
+@dataclass(frozen=True)
+class Span:
+    """So many messages of a partition, from `start` on, all before `end`.
+
+    There may be fewer than ``end - start``: transactions leave marks among them, and compaction
+    leaves holes. The last one is at ``end - 1``.
+    """
+
+    start: int
+    end: int
+    rows: int
+
+
+@dataclass
+class Cut:
+    """Which messages a batch has, and with them where the next one begins.
+
+    Attributes
+    ----------
+    spans
+        By partition, in the order of the batch's rows. A partition that a task reads is there even
+        if the batch has nothing of it.
+
+    Examples
+    --------
+    >>> cut = Cut({("a", 0): Span(5, 9, 4), ("a", 2): Span(7, 7, 0)})
+    >>> len(cut.encode()), Cut.decode(cut.encode()) == cut
+    (11, True)
+    """
+
+    spans: dict[Partition, Span] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[Partition, int]:
+        """The next message of each partition."""
+        return {partition: span.end for partition, span in self.spans.items()}
+
+    def encode(self) -> bytes:
+        """As few bytes as possible: there is one in each log entry of the task."""
+        topics: dict[str, dict[int, Any]] = {}
+        for (topic, number), span in self.spans.items():
+            is_idle = span.start == span.end
+            said = span.end if is_idle else (span.start, span.end, span.rows)
+            topics.setdefault(topic, {})[number] = said
+        packed: bytes = msgpack.packb(topics)
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Cut:
+        """Inverse of :meth:`encode`.
+
+        Raises
+        ------
+        SourceError
+            These are other bytes.
+        """
+        try:
+            return cls(dict(_spans(msgpack.unpackb(data, strict_map_key=False))))
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise SourceError(
+                f"{len(data)} bytes do not say where in a topic they lie: {error}",
+                remedy="see that the source of this name was a Kafka source when the job began",
+            ) from error
+
+
+def _spans(topics: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[Partition, Span]]:
+    for topic, numbers in topics.items():
+        for number, said in numbers.items():
+            span = Span(said, said, 0) if isinstance(said, int) else Span(*said)
+            yield (topic, number), span
+
+
+def task_of(partition: Partition, parallelism: int) -> int:
+    """Which task reads a partition. New topics and partitions move none that there are.
+
+    Examples
+    --------
+    >>> sorted(task_of(("orders", n), 2) for n in range(4))
+    [0, 0, 1, 1]
+    """
+    topic, number = partition
+    return (crc32(topic.encode()) + number) % parallelism

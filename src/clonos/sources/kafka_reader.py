@@ -1,0 +1,366 @@
+"""Messages of Kafka's topics, by partition and offset.
+
+The engine says which task reads which partition; no consumer group does. A batch has the messages
+of each partition together, in the order of their offsets, and its cut says which these are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.columns.instants import to_ms
+from clonos.errors import ProtocolError, SourceError
+from clonos.kafka import LOG, METADATA_S, Cluster, Partition, driver, error_of, is_away, shown
+from clonos.sources.kafka_cut import Cut, Span, task_of
+from clonos.sources.messages import METADATA, message_schema
+from clonos.sources.readers import CutReader
+
+Start = str | datetime | Mapping[Partition, int]
+
+REFRESH_S: Final = 10.0
+"""How often it is asked whether there are new partitions."""
+AHEAD_ROWS: Final = 65_536
+"""On replay a partition that is so far ahead of the others waits."""
+END_S: Final = 30.0
+"""A partition that ends before what was read of it may have a new leader that has yet to catch up;
+after this time it is another partition."""
+
+_POLL_S: Final = 0.25
+_REFRESH_WAIT_S: Final = 1.0
+_US_PER_MS: Final = 1000
+
+OURS: Final = {
+    "auto.offset.reset": "error",  # a position that is gone is an error, never another position
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+}
+"""What is promised rests on these."""
+
+USUAL: Final = {
+    "group.id": "clonos",  # librdkafka wants a name; nothing is committed under it
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": 100,  # brokers answer at once when there is something
+    "fetch.queue.backoff.ms": 5,
+    "allow.auto.create.topics": False,
+}
+"""What users may say otherwise."""
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What to read of a cluster.
+
+    Parameters
+    ----------
+    start
+        Where a task begins that has read nothing: "earliest", "latest", a time, or offsets by
+        partition. Partitions that appear later, or have no offset there, are read from their first
+        message on.
+    refresh_s
+        See :data:`REFRESH_S`.
+    """
+
+    cluster: Cluster
+    names: tuple[str, ...]
+    start: Start = "earliest"
+    has_metadata: bool = False
+    refresh_s: float = REFRESH_S
+
+    def consumer(self, tell: Callable[[Any], object]) -> Any:
+        """A new consumer, to which no partition is assigned.
+
+        Parameters
+        ----------
+        tell
+            Is told of brokers that cannot be reached. librdkafka connects again by itself; what it
+            cannot mend comes in place of a message.
+        """
+        settings = {**USUAL, **self.cluster.settings(OURS)}
+        return driver().Consumer({**settings, "error_cb": tell}, logger=LOG)
+
+
+class KafkaReader(CutReader):
+    """One task's partitions of some topics."""
+
+    def __init__(self, topics: Topics, task_index: int, parallelism: int) -> None:
+        self._topics = topics
+        self._index, self._parallelism = task_index, parallelism
+        self.schema = message_schema(metadata=topics.has_metadata)
+        self._consumer: Any = None
+        self._ends: dict[Partition, int] = {}  # behind what was delivered
+        self._has_begun = self._is_assigned = False
+        self._ahead: dict[Partition, deque[Any]] = {}  # came, and was not asked for yet
+        self._paused: set[Partition] = set()
+        self._known_ends: dict[Partition, int] = {}  # there was nothing behind
+        self._refresh_at = 0.0
+        self._complaint = ""  # the last one of librdkafka's
+
+    # --- the reader ------------------------------------------------------------------------------
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """See :meth:`CutReader.open`; nothing is fetched before something is read."""
+        del rows_consumed
+        self.cut = cut
+        self._ends = Cut.decode(cut).ends if cut else {}
+        self._has_begun = bool(cut)
+        if self._consumer is None:
+            self._consumer = self._topics.consumer(self._hear)
+        elif self._is_assigned:
+            self._consumer.unassign()
+        self._is_assigned = False
+        self._ahead = {}
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        if not self._has_begun:
+            return self._begin()
+        self._refresh()
+        self._assign()
+        taken = self._take_ahead(max_rows) or self._poll(max_rows, max_wait_s)
+        return self._batch(taken) if taken else None
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        """See :meth:`CutReader.read_cut`."""
+        spans = Cut.decode(cut).spans
+        if any(self._ends.get(p, span.start) != span.start for p, span in spans.items()):
+            raise ProtocolError("cuts are read out of order", remedy="report this as a bug")
+        self._place({p: span.start for p, span in spans.items() if p not in self._ends})
+        self._has_begun = True
+        self._assign()
+        taken = {p: self._exactly(p, span) for p, span in spans.items() if span.rows}
+        return self._batch(taken)
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def _begin(self) -> pa.RecordBatch | None:
+        """Choose where to begin, and have that written down before anything is read."""
+        try:
+            found = self._partitions(METADATA_S)
+            starts = self._starts(found)
+        except driver().KafkaException as exception:
+            told = [error_of(exception).str(), self._complaint]
+            raise self._failed("; ".join(["it does not answer", *filter(None, told)])) from None
+        self._ends = starts
+        self._has_begun = True
+        self._refresh_at = time.monotonic() + self._topics.refresh_s
+        return self._batch({})
+
+    def _partitions(self, timeout_s: float) -> list[Partition]:
+        """Those of this task, sorted."""
+        found = []
+        for topic in self._topics.names:
+            metadata = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+            if metadata.error is not None:
+                if is_away(metadata.error) and metadata.error.name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise driver().KafkaException(metadata.error)
+                raise self._failed(
+                    f"there is no topic {topic!r} for this job: {metadata.error.str()}",
+                    "create the topic, or see that the job may read it",
+                )
+            found += [(topic, number) for number in metadata.partitions]
+        return sorted(p for p in found if task_of(p, self._parallelism) == self._index)
+
+    def _starts(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        start = self._topics.start
+        if isinstance(start, datetime):
+            return self._at(partitions, to_ms(start))
+        if isinstance(start, str):
+            return {p: self._edges(p)[start == "latest"] for p in partitions}
+        return {p: start[p] if p in start else self._edges(p)[0] for p in partitions}
+
+    def _at(self, partitions: Sequence[Partition], start_ms: int) -> dict[Partition, int]:
+        """The first message of that time or later; behind the last one if there is none."""
+        asked = [driver().TopicPartition(*p, start_ms) for p in partitions]
+        answers = self._consumer.offsets_for_times(asked, timeout=METADATA_S) if asked else []
+        found = {}
+        for answer in answers:
+            if answer.error is not None:
+                raise driver().KafkaException(answer.error)
+            partition = (answer.topic, answer.partition)
+            offset = answer.offset
+            found[partition] = offset if offset >= 0 else self._edges(partition)[1]
+        return {p: found[p] for p in partitions}
+
+    def _edges(self, partition: Partition) -> tuple[int, int]:
+        """The first message that is there, and the one that comes next."""
+        place = driver().TopicPartition(*partition)
+        first, end = self._consumer.get_watermark_offsets(place, timeout=METADATA_S)
+        return first, end
+
+    def _refresh(self) -> None:
+        """Look for new partitions now and then; they are read from their first message on."""
+        now = time.monotonic()
+        if now < self._refresh_at:
+            return
+        self._refresh_at = now + self._topics.refresh_s
+        try:
+            found = self._partitions(_REFRESH_WAIT_S)
+            new = {p: self._edges(p)[0] for p in found if p not in self._ends}
+        except (driver().KafkaException, SourceError):
+            return  # brokers that are away are asked again; what there is is read on
+        self._place(new)
+
+    def _place(self, new: Mapping[Partition, int]) -> None:
+        if new:
+            self._ends = dict(sorted({**self._ends, **new}.items()))
+            self._is_assigned = False
+
+    def _assign(self) -> None:
+        """Begin to fetch, behind what was delivered."""
+        if self._is_assigned:
+            return
+        self._ahead, self._known_ends, self._paused = {}, {}, set()
+        at = [driver().TopicPartition(*p, end) for p, end in self._ends.items()]
+        self._consumer.assign(at)
+        self._is_assigned = True
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _poll(self, max_rows: int, max_wait_s: float) -> dict[Partition, list[Any]]:
+        """What there is, without waiting for more; at most so much."""
+        first = self._consumer.poll(max_wait_s)
+        if first is None:
+            return {}
+        messages = [first]
+        if max_rows > 1:
+            messages += self._consumer.consume(max_rows - 1, 0)
+        found: dict[Partition, list[Any]] = {}
+        for message in messages:
+            if (error := message.error()) is not None:
+                self._judge(error, message)
+                continue
+            partition = (message.topic(), message.partition())
+            known = found.get(partition)
+            if known is None:
+                known = found[partition] = []
+            known.append(message)
+        return found
+
+    def _judge(self, error: Any, message: Any) -> None:
+        """An error in place of a message."""
+        if error.name() == "_PARTITION_EOF" or (is_away(error) and not error.fatal()):
+            return
+        partition = (message.topic() or ", ".join(self._topics.names), message.partition() or 0)
+        if error.name() in {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}:
+            raise self._lost(partition, error.str())
+        raise self._failed(f"partition {shown(partition)} cannot be read: {error.str()}")
+
+    def _take_ahead(self, max_rows: int) -> dict[Partition, list[Any]]:
+        """What a replay has left."""
+        taken: dict[Partition, list[Any]] = {}
+        for partition, waiting in self._ahead.items():
+            if waiting and max_rows:
+                rows = [waiting.popleft() for _ in range(min(len(waiting), max_rows))]
+                taken[partition] = rows
+                max_rows -= len(rows)
+        if not taken and self._paused:
+            self._go_on(self._paused)
+        return taken
+
+    def _exactly(self, partition: Partition, span: Span) -> list[Any]:
+        """The messages of a span, which were read before."""
+        taken: list[Any] = []
+        until = time.monotonic() + END_S
+        while len(taken) < span.rows:
+            waiting = self._ahead.setdefault(partition, deque())
+            if waiting and waiting[0].offset() < span.end:
+                taken.append(waiting.popleft())
+                continue
+            end = self._known_ends.get(partition)
+            is_short = end is not None and (end >= span.end or time.monotonic() > until)
+            if waiting or is_short:
+                raise self._lost(partition, f"{len(taken)} of {span.rows} messages are there")
+            self._go_on({partition} & self._paused)
+            self._fetch(partition)
+        if taken and taken[-1].offset() != span.end - 1:
+            raise self._lost(partition, f"there is none at {span.end - 1}")
+        return taken
+
+    def _fetch(self, wanted: Partition) -> None:
+        """Wait a little, and put what comes to what is ahead."""
+        message = self._consumer.poll(_POLL_S)
+        if message is None:
+            return
+        for one in (message, *self._consumer.consume(AHEAD_ROWS, 0)):
+            partition = (one.topic(), one.partition())
+            error = one.error()
+            if error is None:
+                self._ahead.setdefault(partition, deque()).append(one)
+            elif error.name() == "_PARTITION_EOF":
+                self._known_ends[partition] = one.offset()
+            else:
+                self._judge(error, one)
+        full = {p for p, waiting in self._ahead.items() if len(waiting) >= AHEAD_ROWS}
+        if new := full - self._paused - {wanted}:
+            self._consumer.pause([driver().TopicPartition(*p) for p in new])
+            self._paused |= new
+
+    def _go_on(self, partitions: Iterable[Partition]) -> None:
+        chosen = set(partitions)
+        if chosen:
+            self._consumer.resume([driver().TopicPartition(*p) for p in chosen])
+            self._paused -= chosen
+
+    def _batch(self, taken: Mapping[Partition, Sequence[Any]]) -> pa.RecordBatch:
+        """The messages as columns; from now on the next ones lie behind them."""
+        spans = {}
+        messages: list[Any] = []
+        for partition, start in self._ends.items():
+            rows = taken.get(partition, ())
+            end = rows[-1].offset() + 1 if rows else start
+            spans[partition] = Span(start, end, len(rows))
+            messages += rows
+        cut = Cut(spans)
+        self._ends, self.cut = cut.ends, cut.encode()
+        return pa.RecordBatch.from_arrays(self._columns(messages), schema=self.schema)
+
+    def _columns(self, messages: Sequence[Any]) -> list[pa.Array]:
+        columns = [pa.array([m.value() for m in messages], pa.binary())]
+        if self._topics.has_metadata:
+            key, topic, partition, offset, timestamp = (field.type for field in METADATA)
+            columns += [
+                pa.array([m.key() for m in messages], key),
+                pa.array([m.topic() for m in messages], topic),
+                pa.array([m.partition() for m in messages], partition),
+                pa.array([m.offset() for m in messages], offset),
+                pa.array([_time_us(m.timestamp()) for m in messages], pa.int64()).cast(timestamp),
+            ]
+        return columns
+
+    # --- what goes wrong -------------------------------------------------------------------------
+
+    def _hear(self, error: Any) -> None:
+        self._complaint = error.str()
+
+    def _lost(self, partition: Partition, why: str) -> SourceError:
+        return self._failed(
+            f"messages of partition {shown(partition)} that are needed again are gone ({why})",
+            "keep messages longer than a job may stand still, and do not compact a topic that it "
+            "reads; or start the job afresh, with another checkpoint_dir",
+        )
+
+    def _failed(self, what: str, remedy: str = "") -> SourceError:
+        return SourceError(
+            what,
+            where=repr(self._topics.cluster),
+            remedy=remedy or "see that every executor reaches the brokers and may read the topics",
+        )
+
+
+def _time_us(timestamp: tuple[int, int]) -> int | None:
+    kind, at_ms = timestamp
+    return at_ms * _US_PER_MS if kind else None

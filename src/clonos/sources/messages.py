@@ -1,0 +1,116 @@
+"""Messages and entries, as readers of brokers deliver them, to rows.
+
+Like the parsing of lines this belongs to the chain: what a broken one leads to must be the same on
+replay.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.columns.batches import concat
+from clonos.columns.schema import TIMESTAMP
+from clonos.errors import BrokenLine
+from clonos.operators.base import Operator
+from clonos.sources.lines import PARSERS
+
+VALUE: Final = pa.field("value", pa.binary())
+
+METADATA: Final = (
+    pa.field("key", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", TIMESTAMP),
+)
+"""What a Kafka message has beside its value, as Spark's Kafka source calls it."""
+
+
+def message_schema(*, metadata: bool) -> pa.Schema:
+    """What readers of messages deliver."""
+    return pa.schema([VALUE, *(METADATA if metadata else ())])
+
+
+class _OneByOne(Operator):
+    """Parses a batch at once; row by row only to find the broken ones."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        try:
+            return self._parse(batch)
+        except (pa.ArrowException, ValueError):
+            parsed = []
+            for i in range(batch.num_rows):
+                try:
+                    parsed.append(self._parse(batch.slice(i, 1)))
+                except (pa.ArrowException, ValueError) as error:
+                    (row,) = batch.slice(i, 1).to_pylist()
+                    self.reject(BrokenLine(f"{self._what}: {error}"), row)
+            return concat(parsed) if parsed else None
+
+    def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise NotImplementedError
+
+
+class ParseMessagesOperator(_OneByOne):
+    """Parses the values of messages.
+
+    Each value is a row. One that is null (a tombstone) is a row of nulls.
+
+    Parameters
+    ----------
+    value_format
+        "text" or "json".
+    schema
+        Of the columns that a value gives.
+    """
+
+    def __init__(self, value_format: str, schema: pa.Schema) -> None:
+        super().__init__(f"a message is not {value_format}")
+        self._format = value_format
+        self._schema = schema
+
+    def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = self._values(batch.column(0))
+        if len(values) != batch.num_rows:
+            raise ValueError("it is empty")
+        rest = zip(batch.schema, batch.columns, strict=True)
+        _, *beside = rest
+        fields = [*values.schema, *(field for field, _ in beside)]
+        columns = [*values.columns, *(column for _, column in beside)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    def _values(self, values: pa.Array) -> pa.RecordBatch:
+        if self._format == "text":
+            return pa.RecordBatch.from_arrays([values.cast(pa.string())], schema=self._schema)
+        return PARSERS[self._format](pc.fill_null(values, b"{}"), self._schema)
+
+
+class ParseFieldsOperator(_OneByOne):
+    """Turns fields, which are bytes, into columns.
+
+    A field that an entry does not have is null.
+
+    Parameters
+    ----------
+    schema
+        Of the columns; what follows them in a batch stays as it is.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__("an entry does not fit the schema")
+        self._schema = schema
+
+    def _parse(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns, fields = list(batch.columns), list(batch.schema)
+        for i, wanted in enumerate(self._schema):
+            fields[i] = wanted
+            if not pa.types.is_binary(wanted.type):
+                columns[i] = columns[i].cast(pa.string()).cast(wanted.type)
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

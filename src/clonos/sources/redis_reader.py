@@ -1,0 +1,274 @@
+"""Entries of Redis Streams, by their ids.
+
+A batch has the entries of each stream together, in the order of their ids. Its cut says behind
+which id they begin, with which one they end, and how many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from zlib import crc32
+
+import msgpack
+import pyarrow as pa
+
+from clonos.columns.instants import to_ms
+from clonos.columns.schema import TIMESTAMP
+from clonos.errors import DefinitionError, ProtocolError, SourceError
+from clonos.sources.readers import CutReader
+
+ANSWER_S: Final = 10.0
+"""How long an answer is waited for, beyond what it may take."""
+
+METADATA: Final = (
+    pa.field("stream", pa.string()),
+    pa.field("id", pa.string()),
+    pa.field("timestamp", TIMESTAMP),
+)
+"""What an entry has beside its fields; the time is that of its id."""
+
+_FIRST: Final = "0-0"
+_LAST_OF_MS: Final = (1 << 64) - 1
+_AWAY_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Span:
+    """So many entries behind the id `after`; the last one is `last`."""
+
+    after: str
+    last: str
+    rows: int
+
+
+def encode(spans: Mapping[str, Span]) -> bytes:
+    """A batch's cut: by stream, in the order of its rows.
+
+    Examples
+    --------
+    >>> cut = {"clicks": Span("0-0", "17-1", 4)}
+    >>> decode(encode(cut)) == cut
+    True
+    """
+    packed: bytes = msgpack.packb(
+        {stream: (span.after, span.last, span.rows) for stream, span in spans.items()}
+    )
+    return packed
+
+
+def decode(cut: bytes) -> dict[str, Span]:
+    """Inverse of :func:`encode`; anything else raises `SourceError`."""
+    try:
+        return {stream: Span(*said) for stream, said in msgpack.unpackb(cut).items()}
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise SourceError(
+            f"{len(cut)} bytes do not say where in a stream they lie: {error}",
+            remedy="see that the source of this name was a Redis source when the job began",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What to read of a server.
+
+    Parameters
+    ----------
+    url
+        Only :meth:`connect` shows the password to anybody.
+    columns
+        The fields that are read of each entry.
+    start
+        Where a task begins that has read nothing: "earliest", "latest" or a time.
+    """
+
+    url: str = field(repr=False)
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    start: str | datetime = "earliest"
+    has_metadata: bool = False
+
+    @property
+    def place(self) -> str:
+        """Which server, without the password."""
+        parts = urlsplit(self.url)
+        return f"Redis at {parts.hostname or parts.path}:{parts.port or 6379}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what readers deliver: each field as bytes."""
+        fields = [pa.field(name, pa.binary()) for name in self.columns]
+        return pa.schema([*fields, *(METADATA if self.has_metadata else ())])
+
+    def connect(self) -> Any:
+        """A client; it connects when it is needed, and again."""
+        return driver().Redis.from_url(
+            self.url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
+        )
+
+
+class RedisReader(CutReader):
+    """One task's streams: stream s belongs to task CRC-32 of its name modulo the parallelism."""
+
+    def __init__(self, streams: Streams, task_index: int, parallelism: int) -> None:
+        self.schema = streams.schema
+        self._streams = streams
+        mine = (n for n in streams.names if crc32(n.encode()) % parallelism == task_index)
+        self._names = tuple(sorted(mine))
+        self._client: Any = None
+        self._last: dict[str, str] = {}  # the newest id that was delivered
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """See :meth:`CutReader.open`."""
+        del rows_consumed
+        self.cut = cut
+        self._last = {stream: span.last for stream, span in decode(cut).items()} if cut else {}
+        if self._client is None:
+            self._client = self._streams.connect()
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        if not self.cut:
+            return self._begin()
+        for stream in self._names:  # those that were not read before
+            self._last.setdefault(stream, _FIRST)
+        if not self._names:
+            time.sleep(max_wait_s)
+            return None
+        wait_ms = max(int(max_wait_s * 1000), 1)  # 0 would mean for ever
+        try:
+            found = self._client.xread(self._last, max_rows, wait_ms)
+        except _away():
+            time.sleep(_AWAY_S)
+            return None
+        except driver().RedisError as error:
+            raise self._failed(f"cannot be read: {error}") from error
+        taken: dict[str, Any] = {}
+        for stream, entries in found:
+            if some := entries[:max_rows]:
+                taken[stream.decode()] = some
+                max_rows -= len(some)
+        return self._batch(taken) if taken else None
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        """See :meth:`CutReader.read_cut`."""
+        spans = decode(cut)
+        if any(self._last.get(stream, s.after) != s.after for stream, s in spans.items()):
+            raise ProtocolError("cuts are read out of order", remedy="report this as a bug")
+        self._last = {stream: span.after for stream, span in spans.items()}
+        return self._batch({s: self._again(s, span) for s, span in spans.items() if span.rows})
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _begin(self) -> pa.RecordBatch:
+        """Choose where to begin, and have that written down before anything is read."""
+        try:
+            self._client.ping()
+            self._last = {stream: self._start(stream) for stream in self._names}
+        except driver().RedisError as error:
+            raise self._failed(f"it does not answer: {error}") from error
+        return self._batch({})
+
+    def _start(self, stream: str) -> str:
+        """The id behind which a new task begins."""
+        start = self._streams.start
+        if isinstance(start, datetime):
+            before = to_ms(start) - 1
+            return f"{before}-{_LAST_OF_MS}" if before >= 0 else _FIRST
+        if start == "earliest":
+            return _FIRST
+        found = self._client.xrevrange(stream, count=1)
+        return found[0][0].decode() if found else _FIRST
+
+    def _again(self, stream: str, span: Span) -> Any:
+        """The entries of a span, which were read before."""
+        found = self._patiently(
+            lambda: self._client.xrange(stream, f"({span.after}", span.last, span.rows + 1)
+        )
+        if len(found) != span.rows or found[-1][0].decode() != span.last:
+            raise SourceError(
+                f"entries of stream {stream!r} that are needed again are gone "
+                f"({len(found)} of {span.rows} are there)",
+                where=self._streams.place,
+                remedy="keep entries longer than a job may stand still (MAXLEN, MINID, XTRIM), and "
+                "delete none; or start the job afresh, with another checkpoint_dir",
+            )
+        return found
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        while True:
+            try:
+                return ask()
+            except _away():
+                time.sleep(_AWAY_S)
+            except driver().RedisError as error:
+                raise self._failed(f"cannot be read: {error}") from error
+
+    def _batch(self, taken: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
+        spans: dict[str, Span] = {}
+        entries: list[Any] = []
+        streams: list[str] = []
+        for stream in sorted(self._last):
+            rows, after = taken.get(stream, ()), self._last[stream]
+            last = rows[-1][0].decode() if rows else after
+            spans[stream] = Span(after, last, len(rows))
+            entries += rows
+            streams += [stream] * len(rows)
+        self._last = {stream: span.last for stream, span in spans.items()}
+        self.cut = encode(spans)
+        columns = [
+            pa.array([values.get(name) for _, values in entries], pa.binary())
+            for name in (column.encode() for column in self._streams.columns)
+        ]
+        if self._streams.has_metadata:
+            ids = [number.decode() for number, _ in entries]
+            times = pa.array([1000 * int(number.split("-")[0]) for number in ids], pa.int64())
+            columns += [
+                pa.array(streams, pa.string()),
+                pa.array(ids, pa.string()),
+                times.cast(TIMESTAMP),
+            ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _failed(self, what: str) -> SourceError:
+        return SourceError(
+            what,
+            where=self._streams.place,
+            remedy="see that every executor reaches the server, and that these are streams",
+        )
+
+
+def driver() -> Any:
+    """The module redis.
+
+    Raises
+    ------
+    DefinitionError
+        It is not installed.
+    """
+    try:
+        import redis
+    except ImportError:
+        raise DefinitionError(
+            "the package redis is not there",
+            where="sources.redis",
+            remedy='pip install "clonos[redis]", for all executors',
+        ) from None
+    return redis
+
+
+def _away() -> tuple[type[Exception], ...]:
+    """What passes by itself: a server that is away, starts, or has a new primary."""
+    found = driver()
+    names = ("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError")
+    return tuple(getattr(found, name) for name in names)

@@ -1,0 +1,397 @@
+"""Topics as a source: what is read, where, and what is read again."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.errors import BadSchema, DefinitionError, OperatorError, SourceError, WrongType
+from clonos.kafka import Cluster
+from clonos.sources import kafka as kafka_source
+from clonos.sources.kafka_cut import Cut, Span, task_of
+from clonos.sources.kafka_reader import KafkaReader
+from clonos.testing.harness import Source, StepHarness
+
+LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
+
+
+def reader_of(
+    kafka: Any, topics: Any, index: int = 0, parallelism: int = 1, **options: Any
+) -> KafkaReader:
+    given: dict[str, Any] = {"value": "bytes", "metadata": True, **options}
+    reader: Any = kafka_source(kafka.servers, topics, **given).reader(index, parallelism)
+    return reader  # type: ignore[no-any-return]
+
+
+def opened(*args: Any, cut: bytes = b"", **options: Any) -> KafkaReader:
+    reader = reader_of(*args, **options)
+    reader.open(0, cut)
+    return reader
+
+
+def read(reader: KafkaReader, max_rows: int = 1000) -> pa.RecordBatch:
+    """The next batch with rows."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        batch = reader.read(max_rows, 0.1)
+        if batch is not None and batch.num_rows:
+            return batch
+    raise AssertionError("nothing came")
+
+
+def read_rows(reader: KafkaReader, rows: int, max_rows: int = 1000) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = []
+    while sum(batch.num_rows for batch in batches) < rows:
+        batches.append(read(reader, max_rows))
+    return batches
+
+
+def values(*batches: pa.RecordBatch) -> list[bytes]:
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+@pytest.fixture
+def topic(kafka):
+    return kafka.topic()
+
+
+def fill(kafka: Any, topic: str, rows: int = 100, first: int = 0) -> list[bytes]:
+    """So many messages in each partition."""
+    made = []
+    for partition in range(4):
+        some = [b"%d/%d" % (partition, first + n) for n in range(rows)]
+        kafka.produce(topic, *some, partition=partition)
+        made += some
+    return made
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def test_the_first_batch_has_no_rows_and_says_where_the_reader_begins(kafka, topic):
+    kafka.produce(topic, b"a", b"b", partition=2)
+    reader = opened(kafka, topic, start="latest")
+    first = reader.read(10, 0.1)
+    assert first is not None
+    assert first.num_rows == 0
+    assert Cut.decode(reader.cut).ends == {(topic, n): 2 * (n == 2) for n in range(4)}
+    reader.close()
+
+
+def test_all_messages_come_with_what_they_have_beside_their_value(kafka, topic):
+    before = datetime.now(timezone.utc) - timedelta(seconds=1)
+    kafka.produce(topic, (b"k", b"a"), b"b", (b"k", None), partition=1)
+    reader = opened(kafka, topic)
+    rows = [row for batch in read_rows(reader, 3) for row in batch.to_pylist()]
+    assert [row["value"] for row in rows] == [b"a", b"b", None]
+    assert [row["key"] for row in rows] == [b"k", None, b"k"]
+    assert [row["offset"] for row in rows] == [0, 1, 2]
+    assert {(row["topic"], row["partition"]) for row in rows} == {(topic, 1)}
+    assert all(before < row["timestamp"] < datetime.now(timezone.utc) for row in rows)
+    reader.close()
+
+
+def test_partitions_are_shared_out_and_each_is_in_order(kafka, topic):
+    made = fill(kafka, topic)
+    readers = [opened(kafka, topic, index, 3) for index in range(3)]
+    mine = [[n for n in range(4) if task_of((topic, n), 3) == index] for index in range(3)]
+    found = [
+        values(*read_rows(reader, 100 * len(numbers), max_rows=70))
+        for reader, numbers in zip(readers, mine, strict=True)
+    ]
+    assert sorted(value for some in found for value in some) == sorted(made)
+    for some in found:
+        for number in range(4):
+            numbers = [int(v.split(b"/")[1]) for v in some if v.startswith(b"%d/" % number)]
+            assert numbers in ([], list(range(100)))
+    for reader in readers:
+        reader.close()
+
+
+def test_a_task_without_a_partition_waits(kafka, topic):
+    index = next(i for i in range(9) if all(task_of((topic, n), 9) != i for n in range(4)))
+    reader = opened(kafka, topic, index, 9)
+    assert reader.read(10, 0.01).num_rows == 0  # type: ignore[union-attr]
+    assert reader.cut
+    assert reader.read(10, 0.01) is None
+    reader.close()
+
+
+def test_a_task_begins_where_it_is_told(kafka, topic):
+    fill(kafka, topic, 5)
+    reader = opened(kafka, topic, start={(topic, 0): 3, (topic, 1): 5})
+    found = values(*read_rows(reader, 12))
+    assert sorted(found)[:2] == [b"0/3", b"0/4"]
+    assert sum(value.startswith((b"2/", b"3/")) for value in found) == 10
+    reader.close()
+
+
+def test_a_task_begins_at_a_time(kafka, topic):
+    fill(kafka, topic, 5)
+    now = datetime.now(timezone.utc)
+    late = opened(kafka, topic, start=now + timedelta(hours=1))
+    assert late.read(10, 0.1).num_rows == 0  # type: ignore[union-attr]
+    assert set(Cut.decode(late.cut).ends.values()) == {5}
+    late.close()
+    if kafka.is_real:  # the mock keeps no times
+        early = opened(kafka, topic, start=LONG_AGO)
+        assert len(values(*read_rows(early, 20))) == 20
+        early.close()
+
+
+def test_partitions_that_appear_are_read_from_their_first_message_on(kafka, topic, monkeypatch):
+    fill(kafka, topic, 5)
+    there = [2]
+    every = KafkaReader._partitions
+    monkeypatch.setattr(KafkaReader, "_partitions", lambda self, s: every(self, s)[: there[0]])
+    monkeypatch.setattr("clonos.sources.kafka_reader.REFRESH_S", 0.0)
+    reader = opened(kafka, topic, start="latest")
+    assert reader.read(10, 0.1).num_rows == 0  # type: ignore[union-attr]
+    kafka.produce(topic, b"new", partition=0)
+    assert values(read(reader)) == [b"new"]
+    there[0] = 4
+    before = reader.cut
+    batches = read_rows(reader, 10)
+    assert sorted(values(*batches)) == [b"%d/%d" % (p, n) for p in (2, 3) for n in range(5)]
+    reader.close()
+    again = opened(kafka, topic, cut=before)
+    kafka.produce(topic, b"later", partition=0)
+    idle = {p: Span(end, end, 0) for p, end in Cut.decode(before).ends.items()}
+    again.read_cut(Cut({**idle, (topic, 3): Span(0, 5, 5)}).encode())
+    assert b"later" in values(*read_rows(again, 6))
+    again.close()
+
+
+# --- what is read again --------------------------------------------------------------------------
+
+
+def test_cuts_are_read_again_exactly_and_then_what_follows(kafka, topic):
+    made = fill(kafka, topic)
+    first = opened(kafka, topic)
+    given = [(first.read(10, 0.1), first.cut)]
+    given.extend((read(first, 17), first.cut) for _ in range(8))
+    first.close()
+    again = opened(kafka, topic)
+    replayed = [again.read_cut(cut) for _, cut in given]
+    assert replayed == [batch for batch, _ in given]
+    missing = len(made) - sum(batch.num_rows for batch in replayed)
+    rest = read_rows(again, missing)
+    assert sorted(values(*replayed, *rest)) == sorted(made)
+    again.close()
+
+
+def test_a_standby_goes_on_behind_any_cut(kafka, topic):
+    made = fill(kafka, topic)
+    first = opened(kafka, topic)
+    before = read_rows(first, 150, max_rows=50)
+    cut = first.cut
+    first.close()
+    standby = opened(kafka, topic)
+    standby.open(0, cut)
+    after = read_rows(standby, len(made) - sum(batch.num_rows for batch in before))
+    assert sorted(values(*before, *after)) == sorted(made)
+    standby.close()
+
+
+def test_a_replay_with_one_partition_far_ahead_waits_for_the_others(kafka, topic, monkeypatch):
+    monkeypatch.setattr("clonos.sources.kafka_reader.AHEAD_ROWS", 10)
+    made = fill(kafka, topic, 200)
+    reader = opened(kafka, topic)
+    cuts = [
+        Cut({(topic, n): Span(20 * i, 20 * (i + 1), 20) for n in range(4)}).encode()
+        for i in range(10)
+    ]
+    found = [reader.read_cut(cut) for cut in cuts]
+    assert sorted(values(*found)) == sorted(made)
+    kafka.produce(topic, b"next", partition=3)
+    assert values(read(reader)) == [b"next"]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("span", "why"),
+    [
+        (Span(3, 9, 6), "2 of 6 messages"),  # there are five: the topic was made anew
+        (Span(2, 5, 2), "there is none at 4|2 of 2"),
+        (Span(1, 4, 1), "there is none at 3"),
+    ],
+)
+def test_messages_that_are_gone_are_named(kafka, topic, span, why, monkeypatch):
+    monkeypatch.setattr("clonos.sources.kafka_reader.END_S", 0.0)
+    fill(kafka, topic, 5)
+    start = Cut({(topic, n): Span(span.start, span.start, 0) for n in range(4)}).encode()
+    reader = opened(kafka, topic, cut=start)
+    idle = Cut.decode(start).spans
+    with pytest.raises(SourceError, match=why) as caught:
+        reader.read_cut(Cut({**idle, (topic, 1): span}).encode())
+    assert f"{topic}[1]" in caught.value.what
+    reader.close()
+
+
+def test_a_position_that_is_gone_is_no_other_position(kafka, topic):
+    fill(kafka, topic, 5)
+    cut = Cut({(topic, n): Span(5 + 995 * (n == 1), 5 + 995 * (n == 1), 0) for n in range(4)})
+    reader = opened(kafka, topic, cut=cut.encode())
+    with pytest.raises(SourceError, match="are gone") as caught:
+        read(reader)
+    assert f"{topic}[1]" in caught.value.what
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("GROUP_AUTHORIZATION_FAILED", False),  # no group is used
+        ("_ALL_BROKERS_DOWN", False),
+        ("NOT_LEADER_FOR_PARTITION", False),
+        ("TOPIC_AUTHORIZATION_FAILED", True),
+        ("_BAD_MSG", True),
+    ],
+)
+def test_what_passes_by_itself_and_what_does_not(name, is_told):
+    class Errant:
+        """In place of a consumer: one error, and nothing behind it."""
+
+        def poll(self, _: float) -> Any:
+            error = confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name))
+            return SimpleNamespace(error=lambda: error, topic=lambda: "t", partition=lambda: 3)
+
+        def consume(self, *_: Any) -> list[Any]:
+            return []
+
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    reader: Any = kafka_source("a:1", "t", value="text").reader(0, 1)
+    reader._consumer = Errant()
+    if is_told:
+        with pytest.raises(SourceError, match=r"t\[3\] cannot be read"):
+            reader._poll(10, 0.1)
+    else:
+        assert reader._poll(10, 0.1) == {}
+
+
+def test_bytes_that_are_no_cut():
+    with pytest.raises(SourceError, match="do not say where"):
+        Cut.decode(b"\xc1")
+    with pytest.raises(SourceError, match="do not say where"):
+        Cut.decode(b"\x81\xa1a\x01")
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+def test_a_topic_that_does_not_exist(kafka):
+    reader = opened(kafka, "nobody-has-made-this-one")
+    with pytest.raises(SourceError, match="no topic 'nobody-has-made-this-one'") as caught:
+        reader.read(10, 0.1)
+    assert "create the topic" in caught.value.remedy
+    reader.close()
+
+
+def test_a_cluster_that_does_not_answer(kafka, monkeypatch):
+    monkeypatch.setattr("clonos.sources.kafka_reader.METADATA_S", 0.3)
+    options = {"sasl.password": "secret", "log_level": 0}
+    reader: Any = kafka_source("127.0.0.1:1", "t", value="text", options=options).reader(0, 1)
+    reader.open(0)
+    with pytest.raises(SourceError, match="does not answer") as caught:
+        reader.read(10, 0.1)
+    assert caught.value.where == "<Kafka at 127.0.0.1:1>"
+    assert "secret" not in str(caught.value)
+    reader.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["bootstrap.servers", "auto.offset.reset", "enable.auto.commit"])
+def test_options_that_are_not_the_users(name):
+    with pytest.raises(WrongType, match=name):
+        kafka_source("a:1", "t", value="text", options={name: "x"})
+
+
+def test_the_description_of_a_source_shows_no_secret():
+    spec = kafka_source("a:1", "t", value="text", options={"sasl.password": "secret"})
+    assert "secret" not in repr(spec)
+    assert "secret" not in repr(Cluster("a:1", {"sasl.password": "secret"}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({}, BadSchema),
+        ({"schema": "a string", "value": "text"}, BadSchema),
+        ({"schema": "key string", "metadata": True}, BadSchema),
+        ({"value": "avro"}, WrongType),
+        ({"value": "text", "start": "yesterday"}, WrongType),
+        ({"value": "text", "start": {("t", 0): "3"}}, WrongType),
+    ],
+)
+def test_wrong_arguments(wrong, kind):
+    with pytest.raises(kind) as caught:
+        kafka_source("a:1", "t", **wrong)
+    assert isinstance(caught.value, DefinitionError)
+    assert caught.value.remedy
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def program(**options: Any) -> Any:
+    job = clonos.Job(on_bad_record="drop" if options.pop("drop", False) else "fail")
+    rows = job.source(kafka_source("a:1", "t", **options))
+    rows.sink(clonos.sinks.collect(), name="out")
+    return StepHarness(job.compile().codes[0].program())
+
+
+def messages(*values: bytes | None, metadata: bool = True) -> pa.RecordBatch:
+    beside = [(None, "t", 0, n, None) for n in range(len(values))]
+    schema = kafka_source("a:1", "t", value="bytes", metadata=metadata).schema
+    rows = [(v, *rest)[: len(schema)] for v, rest in zip(values, beside, strict=True)]
+    columns = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def given(harness: Any, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    (out,) = harness.feed(Source(batch)).batches.values()
+    return out.payload.to_pylist()  # type: ignore[no-any-return]
+
+
+JSON = {"schema": "a long, b string", "metadata": True}
+
+
+def test_json_becomes_columns_beside_the_metadata():
+    pretty = b'{\n "a": 2,\n "unknown": 5}'
+    rows = given(program(**JSON), messages(b'{"a": 1, "b": "x"}', None, pretty))
+    assert [(row["a"], row["b"], row["offset"]) for row in rows] == [
+        (1, "x", 0),
+        (None, None, 1),
+        (2, None, 2),
+    ]
+
+
+BROKEN = [b"", b"no", b'{"a": 1}{"a": 2}', b'{"a": ', b'{"a": "x"}']
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_message_fails_the_job(broken):
+    with pytest.raises(OperatorError, match="not json"):
+        program(**JSON).feed(Source(messages(b'{"a": 1}', broken)))
+
+
+def test_broken_messages_are_dropped_and_counted():
+    harness = program(**JSON, drop=True)
+    rows = given(harness, messages(b'{"a": 1}', *BROKEN, b'{"a": 3}'))
+    assert [(row["a"], row["offset"]) for row in rows] == [(1, 0), (3, 6)]
+    assert sum(harness.program.statistics.values()) == len(BROKEN)
+
+
+def test_texts_and_bytes():
+    rows = given(program(value="text"), messages("é".encode(), None, b"", metadata=False))
+    assert [row["value"] for row in rows] == ["é", None, ""]
+    rows = given(program(value="bytes"), messages(b"\xff", None, metadata=False))
+    assert [row["value"] for row in rows] == [b"\xff", None]
+    with pytest.raises(OperatorError, match="not text"):
+        program(value="text").feed(Source(messages(b"\xff", metadata=False)))

@@ -1,0 +1,214 @@
+"""Redis Streams as a source: what is read, and what is read again."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.errors import BadSchema, OperatorError, SourceError, WrongType
+from clonos.sources import redis as redis_source
+from clonos.sources.redis_reader import RedisReader, Span, decode, encode
+from clonos.testing.harness import Source, StepHarness
+
+redis = pytest.importorskip("redis")
+_numbers = itertools.count()
+
+
+class Server:
+    """A server, and the streams of a test."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.client = url, redis.Redis.from_url(url)
+        self.names = [f"s{next(_numbers)}" for _ in range(3)]
+
+    def add(self, stream: str, *numbers: int, **more: Any) -> None:
+        for n in numbers:
+            self.client.xadd(stream, {"n": n, **more})
+
+    def opened(
+        self, index: int = 0, parallelism: int = 1, cut: bytes = b"", **options: Any
+    ) -> RedisReader:
+        given: dict[str, Any] = {"schema": "n long", "metadata": True, **options}
+        reader: Any = redis_source(self.url, self.names, **given).reader(index, parallelism)
+        reader.open(0, cut)
+        return reader  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def server(redis_url):
+    made = Server(redis_url)
+    yield made
+    made.client.delete(*made.names)
+    made.client.close()
+
+
+def read(reader: RedisReader, max_rows: int = 1000) -> pa.RecordBatch:
+    for _ in range(100):
+        batch = reader.read(max_rows, 0.1)
+        if batch is not None and batch.num_rows:
+            return batch
+    raise AssertionError("nothing came")
+
+
+def numbers(*batches: pa.RecordBatch) -> list[int]:
+    return [int(value) for batch in batches for value in batch.column("n").to_pylist()]
+
+
+def test_the_first_batch_has_no_rows_and_says_where_the_reader_begins(server):
+    server.add(server.names[0], 1)
+    reader = server.opened(start="latest")
+    assert reader.read(10, 0.1).num_rows == 0
+    server.add(server.names[0], 2)
+    server.add(server.names[1], 3)
+    found = [read(reader)]
+    if found[0].num_rows == 1:
+        found.append(read(reader))
+    assert sorted(numbers(*found)) == [2, 3]
+    reader.close()
+
+
+def test_entries_come_with_what_they_have_beside_their_fields(server):
+    before = datetime.now(timezone.utc) - timedelta(seconds=1)
+    server.add(server.names[0], 5, unknown="x")
+    reader = server.opened()
+    (row,) = read(reader).to_pylist()
+    assert (row["n"], row["stream"]) == (b"5", server.names[0])
+    assert server.client.xrange(server.names[0])[0][0].decode() == row["id"]
+    assert before < row["timestamp"] < datetime.now(timezone.utc) + timedelta(seconds=1)
+    reader.close()
+
+
+def test_streams_are_shared_out(server):
+    for n, name in enumerate(server.names):
+        server.add(name, *range(10 * n, 10 * n + 10))
+    readers = [server.opened(index, 2) for index in range(2)]
+    found = []
+    for reader in readers:
+        reader.read(10, 0.01)
+        while (batch := reader.read(100, 0.05)) is not None:
+            found += numbers(batch)
+        reader.close()
+    assert sorted(found) == list(range(30))
+
+
+def test_a_task_begins_at_a_time(server):
+    server.add(server.names[0], 1)
+    late = server.opened(start=datetime.now(timezone.utc) + timedelta(hours=1))
+    assert late.read(10, 0.1).num_rows == 0
+    assert late.read(10, 0.1) is None
+    late.close()
+    early = server.opened(start=datetime(2001, 1, 1, tzinfo=timezone.utc))
+    assert numbers(read(early)) == [1]
+    early.close()
+
+
+def test_cuts_are_read_again_exactly_and_then_what_follows(server):
+    for n, name in enumerate(server.names):
+        server.add(name, *range(100 * n, 100 * n + 50))
+    first = server.opened()
+    given = [(first.read(10, 0.1), first.cut)]
+    given.extend((read(first, 17), first.cut) for _ in range(5))
+    first.close()
+    again = server.opened()
+    assert [again.read_cut(cut) for _, cut in given] == [batch for batch, _ in given]
+    standby = server.opened()
+    standby.open(0, given[-1][1])
+    rest, other = [], []
+    while (batch := again.read(100, 0.05)) is not None:
+        rest.append(batch)
+    while (batch := standby.read(100, 0.05)) is not None:
+        other.append(batch)
+    assert numbers(*rest) == numbers(*other)
+    every = numbers(*rest, *(batch for batch, _ in given))
+    assert sorted(every) == sorted(n for k in range(3) for n in range(100 * k, 100 * k + 50))
+    again.close()
+    standby.close()
+
+
+@pytest.mark.parametrize("deleted", [0, 2, 4])
+def test_entries_that_are_gone_are_named(server, deleted):
+    name = server.names[0]
+    server.add(name, *range(5))
+    first = server.opened()
+    begin = (first.read(10, 0.1), first.cut)[1]
+    read(first)
+    cut = first.cut
+    first.close()
+    server.client.xdel(name, server.client.xrange(name)[deleted][0])
+    again = server.opened(cut=begin)
+    with pytest.raises(SourceError, match="4 of 5 are there") as caught:
+        again.read_cut(cut)
+    assert name in caught.value.what
+    again.close()
+
+
+def test_what_is_said_of_a_server_that_is_away(server):
+    reader: Any = redis_source("redis://:secret@127.0.0.1:1", "s", schema="n long").reader(0, 1)
+    assert "secret" not in repr(redis_source("redis://:secret@a", "s", schema="n long"))
+    reader.open(0)
+    with pytest.raises(SourceError, match="does not answer") as caught:
+        reader.read(10, 0.1)
+    assert caught.value.where == "Redis at 127.0.0.1:1"
+    assert "secret" not in str(caught.value)
+    later = encode({"s": Span("0-0", "1-1", 1)})
+    reader.open(1, later)
+    assert reader.read(10, 0.1) is None  # it has begun: it waits
+    reader.close()
+    server.client.set(server.names[0], "no stream")
+    wrong = server.opened()
+    wrong.read(10, 0.1)
+    with pytest.raises(SourceError, match="WRONGTYPE"):
+        wrong.read(10, 0.1)
+    wrong.close()
+
+
+def test_bytes_that_are_no_cut():
+    for wrong in (b"\xc1", b"\x81\xa1a\x01", b"\x01"):
+        with pytest.raises(SourceError, match="do not say where"):
+            decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"schema": "id long", "metadata": True}, BadSchema),
+        ({"schema": "n array<long>"}, BadSchema),
+        ({"schema": "n long", "start": "yesterday"}, WrongType),
+        ({"schema": "n long", "streams": []}, WrongType),
+    ],
+)
+def test_wrong_arguments(options, kind):
+    with pytest.raises(kind) as caught:
+        redis_source("redis://a", **{"streams": "s", **options})
+    assert caught.value.remedy
+
+
+def test_fields_become_columns_and_those_that_do_not_fit_are_bad_records():
+    spec = redis_source("redis://a", "s", schema="n long, word string", metadata=True)
+    rows = [
+        (b"1", "é".encode(), "s", "1-1", None),
+        (b"x", b"", "s", "1-2", None),
+        (None, None, "s", "1-3", None),
+    ]
+    columns = zip(zip(*rows, strict=True), spec.schema, strict=True)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in columns], schema=spec.schema
+    )
+
+    def harness(bad: Any) -> StepHarness:
+        job = clonos.Job(on_bad_record=bad)
+        job.source(spec).sink(clonos.sinks.collect(), name="out")
+        return StepHarness(job.compile().codes[0].program())
+
+    (out,) = harness("drop").feed(Source(batch)).batches.values()
+    assert [(r["n"], r["word"], r["id"]) for r in out.payload.to_pylist()] == [
+        (1, "é", "1-1"),
+        (None, None, "1-3"),
+    ]
+    with pytest.raises(OperatorError, match="does not fit the schema"):
+        harness("fail").feed(Source(batch))
