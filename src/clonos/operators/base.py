@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.columns.rows import describe, short
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.errors import Divergence, OperatorError, ProtocolError
+from clonos.errors import Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.effects import effect_key
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
@@ -178,10 +178,12 @@ class Operator:
         if isinstance(error, (ProtocolError, Divergence)):
             raise error
         if not self.info.drop_bad_records:
-            raise OperatorError(
+            is_ours = isinstance(error, ExpressionFailed)
+            what = "expression" if is_ours else "function"
+            raise (ExpressionFailed if is_ours else OperatorError)(
                 f"{describe(error)} (for {short(record)})",
                 where=self.info.where,
-                remedy='correct the function, or set on_bad_record="drop" to skip such records',
+                remedy=f'correct the {what}, or set on_bad_record="drop" to skip such records',
             ) from error
         self.facts.set("bad_records", self.facts.get("bad_records", 0) + 1)
 
