@@ -215,5 +215,6 @@ def test_sources_are_pruned_through_expressions(tmp_path):
     (code,) = job.compile().codes
     assert [name for name, _ in code.operators][1:] == ["where", "withColumns", "where_2",
         "select", "collect"]  # fmt: skip
+    assert code.source is not None
     assert code.source.schema.names == ["a", "b"]
     assert InMemoryRun(job.compile()).run()["collect"].to_pylist() == [{"x": 2}]

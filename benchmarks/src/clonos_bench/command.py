@@ -13,6 +13,7 @@ from clonos.errors import ClonosError
 from clonos_bench import (
     calls,
     causal,
+    columns,
     edges,
     latency,
     layers,
@@ -37,6 +38,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
     "layers": (layers, "checkpoints with markers and without: stalls and cost"),
     "postgres": (postgres, "rows into PostgreSQL: how many a second, and how soon they are seen"),
+    "columns": (columns, "column expressions beside functions, per batch, and to compile"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
     "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),

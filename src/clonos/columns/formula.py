@@ -95,9 +95,6 @@ def compute(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
     ExpressionFailed
         For at least one of the rows there is no value, as in Spark with ANSI mode on.
     """
-    if expression.raises:
-        # Rows are picked out of these columns again and again; one of them counts the rows.
-        batch = batch.select(sorted(columns_of(expression)) or batch.schema.names[:1])
     return _column(_evaluate(expression, batch), batch.num_rows)
 
 
@@ -142,7 +139,9 @@ def _where(expression: Expression, batch: pa.RecordBatch, needed: pa.BooleanArra
     """The values in the rows that are `needed`; in others perhaps nulls."""
     if not expression.raises or needed.true_count == len(needed):
         return _evaluate(expression, batch)
-    rows = batch.filter(needed)
+    # One column at least: rows are counted by it.
+    read = sorted(columns_of(expression)) or batch.schema.names[:1]
+    rows = batch.select(read).filter(needed)
     values = _column(_evaluate(expression, rows), rows.num_rows)
     is_needed = needed.to_numpy(zero_copy_only=False)
     return values.take(pa.array(np.cumsum(is_needed) - 1, mask=~is_needed))

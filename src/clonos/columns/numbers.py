@@ -54,7 +54,6 @@ def integral_divide(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
     left, right = arguments
     _forbid_zero(left, right, "DIVIDE_BY_ZERO")
     try:
-        # A null has some value below it, which must not be divided by.
         return pc.divide_checked(left, right)
     except pa.ArrowInvalid as error:
         raise Fault(overflow_of(result)) from error
@@ -82,17 +81,12 @@ def positive_modulo(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
 
 
 def _integer_remainder(left: Datum, right: Datum, result: pa.DataType) -> Datum:
-    # The smallest integer cannot be divided by -1; the remainder is that of 1.
-    minus_one = pc.equal(right, pa.scalar(-1, result))
-    if any_true(minus_one):
-        right = pc.if_else(minus_one, pa.scalar(1, result), right)
-    return pc.subtract(left, pc.multiply(pc.divide(left, _never_zero(right)), right))
-
-
-def _never_zero(right: Datum) -> Datum:
-    """Where the dividend is null, the divisor may be zero, and some kernels look."""
-    zero = pc.equal(right, pa.scalar(0, right.type))
-    return pc.if_else(zero, pa.scalar(1, right.type), right) if any_true(zero) else right
+    # The smallest integer cannot be divided by -1; the remainder is that of 1. Where the dividend
+    # is null, the divisor may be zero, and some kernels look at it.
+    if isinstance(right, pa.Array) or right.as_py() in {-1, 0}:
+        is_odd = pc.or_(*(pc.equal(right, pa.scalar(odd, result)) for odd in (-1, 0)))
+        right = pc.if_else(is_odd, pa.scalar(1, result), right)
+    return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
 
 
 def _float_remainder(left: Datum, right: Datum) -> pa.Array:
@@ -105,6 +99,8 @@ def _float_remainder(left: Datum, right: Datum) -> pa.Array:
 
 
 def _forbid_zero(left: Datum, right: Datum, condition: str) -> None:
+    if isinstance(right, pa.Scalar) and right.as_py() != 0:
+        return
     zero = pc.equal(right, pa.scalar(0, right.type))
     if any_true(zero) and any_true(pc.and_(zero, pc.is_valid(left))):
         raise Fault(condition)
