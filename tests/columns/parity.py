@@ -115,7 +115,7 @@ def pairs(left: str, right: str, more: list[Any] | None = None) -> pa.Table:
 _COMPARED: Final = [
     "a = b", "a <> b", "a < b", "a <= b", "a > b", "a >= b", "a <=> b", "a is distinct from b",
     "a in (b, a)", "greatest(a, b)", "least(a, b)", "least(a, b, a)", "coalesce(a, b)",
-    "nvl(b, a)", "nullif(a, b)", "nvl2(a, b, a)", "ifnull(a, b)", "a is null", "b is not null",
+    "nvl(b, a)", "nullif(a, b)", "nvl2(a, b, a)", "ifnull(a, b)", "a is null", "a is not null",
     "a between b and a", "if(a = b, a, b)", "case when a < b then a when a > b then b end",
     "equal_null(a, b)",
 ]  # fmt: skip

@@ -88,6 +88,15 @@ def test_names_and_types_are_those_of_spark():
     ]  # fmt: skip
 
 
+def test_fields_of_structs():
+    schema = "n int, pair struct<x: int, y: string>"
+    given = [[(1, {"x": 5, "y": "a"}), (2, None), (3, {"x": None, "y": "b"})]]
+    made = stream(given, schema).selectExpr(
+        "n", "nvl(pair.x, -1)", "pair.y is null", "pair is null"
+    )
+    assert result(made) == [(1, 5, False, False), (2, -1, True, True), (3, -1, False, False)]
+
+
 def test_a_whole_job_gives_what_spark_gives(spark):
     given = [[(i % 13, i, f"s{i % 7}", START) for i in range(k, k + 50)] for k in range(0, 200, 50)]
     columns = ["n % 5 as k", "case when n <> 0 then l div n end as q", "concat(s, '!') as s"]

@@ -36,7 +36,7 @@ def cast(arguments: Sequence[Datum], result: pa.DataType) -> Datum:
     (column,) = arguments
     if column.type == result:
         return column
-    return _CASTS[kind_of(column.type), kind_of(result)](column, result)
+    return CASTS[kind_of(column.type), kind_of(result)](column, result)
 
 
 def is_known(source: pa.DataType, target: pa.DataType) -> bool:
@@ -52,7 +52,7 @@ def is_known(source: pa.DataType, target: pa.DataType) -> bool:
         return target.scale >= source.scale and _whole(target) >= _whole(source)
     if kinds == (INTEGER, DECIMAL):
         return bool(_whole(target) >= _DIGITS[source])
-    return source == target or kinds in _CASTS
+    return source == target or kinds in CASTS
 
 
 def can_raise(source: pa.DataType, target: pa.DataType) -> bool:
@@ -125,7 +125,7 @@ def _same_clock(column: pa.Array, target: pa.DataType) -> pa.Array:
     return column.view(_LONG).view(target)
 
 
-_CASTS: Final[dict[tuple[str, str], Convert]] = {
+CASTS: Final[dict[tuple[str, str], Convert]] = {
     (INTEGER, INTEGER): _to_integer,
     (INTEGER, FLOATING): _freely,
     (INTEGER, DECIMAL): _freely,
@@ -146,11 +146,15 @@ _CASTS: Final[dict[tuple[str, str], Convert]] = {
     (ZONED, LOCAL): _same_clock,
     (LOCAL, ZONED): _same_clock,
 }
+"""What there is, by the kinds of both types; decimals and their like only where nothing is lost."""
 
-
-def describe() -> list[tuple[str, str]]:
-    """The casts, as pairs of kinds."""
-    return list(_CASTS)
+CONDITIONS: Final = {
+    INTEGER: ("CAST_OVERFLOW",),
+    FLOATING: ("CAST_OVERFLOW",),
+    STRING: ("CAST_INVALID_INPUT",),
+    DATE: ("DATETIME_OVERFLOW",),
+}
+"""What a cast from a kind of types may raise; the last of them has no name in Spark."""
 
 
 def is_of_zone(source: pa.DataType, target: pa.DataType) -> bool:

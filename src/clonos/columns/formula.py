@@ -124,14 +124,13 @@ def _arguments(
     if order is None or not any(argument.raises for argument in given):
         return [_evaluate(argument, batch) for argument in given]
     found: dict[int, Datum] = {}
-    present: pa.BooleanArray | None = None
+    present: pa.BooleanArray | None = None  # all, so far
     for i in order:
-        if present is None:
-            found[i] = _evaluate(given[i], batch)
-        else:
-            found[i] = _where(given[i], batch, present)
-        is_there = _column(found[i], batch.num_rows).is_valid()
-        present = is_there if present is None else pc.and_(present, is_there)
+        made = _evaluate(given[i], batch) if present is None else _where(given[i], batch, present)
+        found[i] = made
+        if made.null_count if isinstance(made, pa.Array) else not made.is_valid:
+            is_there = _column(made, batch.num_rows).is_valid()
+            present = is_there if present is None else pc.and_(present, is_there)
     return [found[i] for i in range(len(given))]
 
 

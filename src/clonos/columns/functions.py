@@ -71,8 +71,10 @@ def _of(*kinds: frozenset[str] | str) -> Callable[[Types, pa.DataType], bool]:
 
     def accepts(given: Types, result: pa.DataType) -> bool:
         del result
+        if len(given) < len(allowed):
+            return False
         wanted = [*allowed, *[allowed[-1]] * (len(given) - len(allowed))]
-        return all(kind_of(t) in kinds for t, kinds in zip(given, wanted, strict=False))
+        return all(kind_of(t) in kinds for t, kinds in zip(given, wanted, strict=True))
 
     return accepts
 
