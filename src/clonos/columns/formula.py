@@ -45,7 +45,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A function of expressions; ``text`` is its SQL, ``raises``: it or a part of it can raise."""
+    """A function of expressions.
+
+    ``raises``: it or a part of it can raise; ``text``: its SQL, if it can.
+    """
 
     function: str
     arguments: tuple[Expression, ...]
@@ -58,9 +61,14 @@ Expression: TypeAlias = Column | Constant | Apply
 
 
 def apply(
-    function: str, arguments: Sequence[Expression], data_type: pa.DataType, text: str
+    function: str, arguments: Sequence[Expression], data_type: pa.DataType, text: str = ""
 ) -> Apply:
     """A function of the table, or one of :data:`LAZY`, applied to expressions.
+
+    Parameters
+    ----------
+    text
+        Its SQL, for errors, if the function itself can raise.
 
     Examples
     --------

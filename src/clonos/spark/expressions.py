@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
-from clonos.columns.formula import LAZY, Apply, Column, Constant, Expression, apply
+from clonos.columns.formula import LAZY, Column, Constant, Expression, apply
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
 from clonos.columns.schema import parse_type, spark_type
@@ -95,7 +95,7 @@ def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
     walker, frame = _begin(schema, where)
     plan = frame.where(given)._jdf.queryExecution().analyzed()  # noqa: SLF001
     _require_plan(plan, "Filter", where)
-    return walker.walk(plan.condition())
+    return walker.whole(plan.condition())
 
 
 def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
@@ -136,6 +136,11 @@ def _require_plan(plan: Any, kind: str, where: str) -> None:
         )
 
 
+def _class_of(node: Any) -> str:
+    """Of an expression or a plan; what these call themselves may be somebody else's name."""
+    return str(node.getClass().getSimpleName())
+
+
 def _elements(seq: Any) -> list[Any]:
     return [seq.apply(i) for i in range(seq.size())]
 
@@ -154,20 +159,27 @@ class _Walker:
 
     def column(self, part: Any) -> Expression:
         """A named expression; a column as it is may be of any type."""
-        while part.getClass().getSimpleName() == "Alias":
+        while _class_of(part) == "Alias":
             part = part.child()
-        made = self.walk(part)
+        made = self.whole(part)
         if not isinstance(made, Column) and kind_of(made.type) not in SIMPLE:
             raise self._refusal(part, f"its type is {made.type}")
         return made
 
+    def whole(self, part: Any) -> Expression:
+        """One expression, such as a condition."""
+        if not part.deterministic():
+            self._refuse_unrepeatable(part)
+        return self.walk(part)
+
     def walk(self, part: Any) -> Expression:
-        """One expression with all below it."""
-        name = part.getClass().getSimpleName()
+        """A part with all below it. Each question to the JVM takes a while: there are few."""
+        name = _class_of(part)
         if name == "AttributeReference":
             field = self._known[part.exprId().id()]
             return Column(field.name, field.type)
-        self._refuse_unrepeatable(part, name)
+        if name in _REFUSED:
+            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
         if part.foldable():
             constant = self._folded(part)
             if constant is not None:
@@ -182,14 +194,13 @@ class _Walker:
             return self.walk(part.replacement())
         raise self._refusal(part, f"there is no {name} in tasks")
 
-    def made(self, part: Any, name: str, arguments: Sequence[Expression]) -> Apply:
+    def made(self, part: Any, name: str, arguments: Sequence[Expression]) -> Expression:
         """A function, if it is exact for these arguments."""
         result = self._type(part)
-        made = apply(name, arguments, result, part.sql()) if name in LAZY else None
-        if made is not None:
+        if name in LAZY:
             if any(kind_of(argument.type) not in SIMPLE for argument in arguments):
                 raise self._refusal(part, _types_text(arguments))
-            return made
+            return apply(name, arguments, result)
         function = FUNCTIONS[name]
         types = [argument.type for argument in arguments]
         constants = [a.scalar if isinstance(a, Constant) else None for a in arguments]
@@ -200,7 +211,11 @@ class _Walker:
         if name == "In" and any(argument.raises for argument in arguments[1:]):
             raise self._refusal(part, "a value of the list can raise")
         self._require_zone(part, function, types, result)
-        if function.can_raise(types, result, constants) and name in _MODES:
+        if name == "Cast" and types == [result]:
+            return arguments[0]
+        if not function.can_raise(types, result, constants):
+            return apply(name, arguments, result)
+        if name in _MODES:
             self._require_ansi(part, getattr(part, _MODES[name])())
         return apply(name, arguments, result, part.sql())
 
@@ -217,28 +232,27 @@ class _Walker:
             return None
         return Constant(_scalar(value, data_type, kind))
 
-    def _refuse_unrepeatable(self, part: Any, name: str) -> None:
-        is_by_itself = not part.deterministic() and all(
-            child.deterministic() for child in _elements(part.children())
-        )
-        if name in _REFUSED or is_by_itself:
-            raise self._refusal(part, "it gives something else each time", _REFUSED.get(name, ""))
+    def _refuse_unrepeatable(self, part: Any) -> None:
+        """Refuse the smallest part that is not deterministic."""
+        for child in _elements(part.children()):
+            if not child.deterministic():
+                self._refuse_unrepeatable(child)
+        remedy = _REFUSED.get(_class_of(part), "")
+        raise self._refusal(part, "it gives something else each time", remedy)
 
     def _refuse_clocks(self, part: Any) -> None:
-        name = part.getClass().getSimpleName()
+        name = _class_of(part)
         if name in _REFUSED:
             raise self._refusal(part, "it gives something else each time", _REFUSED[name])
         for child in _elements(part.children()):
             self._refuse_clocks(child)
 
     def _type(self, part: Any) -> pa.DataType:
-        data_type = part.dataType()
-        if data_type.getClass().getSimpleName() == "DayTimeIntervalType":
-            return pa.duration("us")
-        text = data_type.catalogString()
+        text = part.dataType().catalogString()
         if text not in self._types:
+            is_interval = text.startswith("interval ") and not {"year", "month"} & set(text.split())
             try:
-                self._types[text] = parse_type(text)
+                self._types[text] = pa.duration("us") if is_interval else parse_type(text)
             except BadSchema:
                 raise self._refusal(part, f"its type is {text}") from None
         return self._types[text]
@@ -282,7 +296,9 @@ class _Walker:
         """One of these parts."""
         return self._common[part.id().id()]
 
-    def case_of(self, part: Any, condition: Expression, yes: Expression, no: Expression) -> Apply:
+    def case_of(
+        self, part: Any, condition: Expression, yes: Expression, no: Expression
+    ) -> Expression:
         """``if``."""
         return self.made(part, "CaseWhen", [condition, yes, no])
 
@@ -305,7 +321,7 @@ class _Walker:
     def nan_or(self, part: Any) -> Expression:
         """``nanvl(a, b)``."""
         value, other = map(self.walk, _elements(part.children()))
-        is_nan = apply("IsNaN", [value], pa.bool_(), part.sql())
+        is_nan = apply("IsNaN", [value], pa.bool_())
         return self.case_of(part, is_nan, other, value)
 
     def field(self, part: Any) -> Expression:
