@@ -112,6 +112,13 @@ def pairs(left: str, right: str, more: list[Any] | None = None) -> pa.Table:
     return pa.table({"a": column(left, list(firsts)), "b": column(right, list(seconds))})
 
 
+def small_pairs() -> pa.Table:
+    """Pairs of a few longs, most of which can be computed with."""
+    edges = [None, 0, 1, -1, 2, 11, -100, 2**63 - 1]
+    firsts, seconds = zip(*((a, b) for a in edges for b in edges), strict=True)
+    return pa.table({"a": column("long", list(firsts)), "b": column("long", list(seconds))})
+
+
 _COMPARED: Final = [
     "a = b", "a <> b", "a < b", "a <= b", "a > b", "a >= b", "a <=> b", "a is distinct from b",
     "a in (b, a)", "greatest(a, b)", "least(a, b)", "least(a, b, a)", "coalesce(a, b)",
@@ -120,6 +127,13 @@ _COMPARED: Final = [
     "equal_null(a, b)",
 ]  # fmt: skip
 _ADDED: Final = ["a + b", "a - b", "a * b", "-a", "+a", "abs(a)"]
+_CONSTANTS: Final = [
+    "5 - a", "5 * a", "5 div a", "5 % a", "pmod(5, a)", "1 / a", "a / null", "a + null", "a % null",
+    "1 = a", "1 <=> a", "a <=> null", "a = null", "1 in (a, b)", "a in (null)", "null in (a)",
+    "greatest(a, 1)", "least(1, a, b)", "greatest(a, null)", "coalesce(null, a)", "coalesce(a, 1)",
+    "if(true, a, b)", "if(1 = null, a, b)", "case when 1 = null then a else b end", "nullif(1, a)",
+    "a between null and b", "cast(null as int) + a", "-(a + null)",
+]  # fmt: skip
 _INTEGERS: Final = [
     *_COMPARED, *_ADDED, "a div b", "a % b", "pmod(a, b)", "mod(a, 3)", "a % -1", "a div -1",
     "a div 7", "a / b", "a / 100", "a & b", "a | b", "a ^ b", "~a", "floor(a)", "ceil(a)",
@@ -154,6 +168,10 @@ _TEXTS: Final = [
     "startswith(a, '')", "startswith(a, null)", "a like 'a%'", "a like '%a'", "a like '_'",
     "a like '%b%'", "a like '__'", "a like 'abc'", "a like ''", "a like '%'", "a like '_%_'",
     "a like '%.%'", "a not like 'a%'", "a in ('a', 'abc', null)", "a in ('a', 'b')", "a > 'a'",
+    "'x' || a", "concat(a, null)", "'a' in (a, b)", "greatest('b', a)", "'a' = a", "a like null",
+    "substring(a, null)", "substring(a, 1, null)", "trim(both null from a)",
+    "replace(a, null, 'x')",
+    "replace(a, 'a', null)", "contains(a, null)", "left(a, null)",
     "coalesce(a, 'none')", "case when a like 'a%' then upper(a) else lower(b) end",
 ]  # fmt: skip
 _PARTS: Final = [
@@ -173,7 +191,9 @@ _TRUNCATED: Final = [
 
 CASES: Final[dict[tuple[str, str], list[str]]] = {
     ("boolean", "boolean"): [
-        *_COMPARED, "a and b", "a or b", "not a", "a and not b", "cast(a as int)",
+        *_COMPARED, "a and b", "a or b", "true and a",
+        "false or a", "a or null", "null and a", "null or not a", "a = true", "a <=> null",
+        "not a", "a and not b", "cast(a as int)",
         "cast(a as byte)", "cast(a as double)", "cast(a as string)", "if(a, 1, 2)",
         "case when a then b else not b end",
     ],
@@ -181,17 +201,22 @@ CASES: Final[dict[tuple[str, str], list[str]]] = {
     ("short", "short"): _SMALL_INTEGERS,
     ("int", "int"): _INTEGERS,
     ("long", "long"): _INTEGERS,
-    ("int", "long"): [*_COMPARED, "a + b", "a * b", "a div b"],
+    ("int", "long"): [*_COMPARED, "a + b", "a * b", "a div b", *_CONSTANTS],
     ("long", "double"): [*_COMPARED, "a + b", "a / b", "a % b"],
+    ("double", "int"): ["1.5D - a", "1 / a", "2.5D % a", "greatest(1.5D, a)", "a in (1.5D, null)",
+        "double('NaN') = a", "double('NaN') > a", "a <=> double('NaN')", "a % null", "b / a"],
     ("float", "float"): _FLOATING,
     ("double", "double"): _FLOATING,
     ("string", "string"): _TEXTS,
     ("binary", "binary"): [*_COMPARED, "length(a)", "octet_length(a)"],
     ("date", "date"): [*_COMPARED, *_PARTS, "datediff(a, b)", "a > date'2024-01-01'",
+        "datediff(date'2024-01-01', a)", "datediff(a, null)", "greatest(a, date'2024-01-01')",
         "cast(a as timestamp)", "cast(a as timestamp_ntz)", "a = '2024-01-01'"],
-    ("date", "int"): ["date_add(a, b)", "date_sub(a, b)", "a + b", "a - b", "date_add(a, 1)"],
+    ("date", "int"): ["date_add(a, b)", "date_sub(a, b)", "a + b", "a - b", "date_add(a, 1)",
+        "date_add(date'2024-01-01', b)", "date_sub(a, null)", "date_add(null, b)"],
     ("timestamp", "timestamp"): [*_TIMES, *_TRUNCATED, "unix_micros(a)", "unix_millis(a)",
-        "unix_seconds(a)", "cast(a as timestamp_ntz)", "a < '2024-01-01'"],
+        "unix_seconds(a)", "cast(a as timestamp_ntz)", "a < '2024-01-01'",
+        "a + cast(null as interval day)", "greatest(a, timestamp'2024-01-01')"],
     ("timestamp_ntz", "timestamp_ntz"): [*_TIMES, "cast(a as timestamp)"],
     ("decimal(10,2)", "decimal(10,2)"): [*_COMPARED, *_ADDED, "a * 2", "a + 1", "a > 1",
         "a in (1, 2.5)", "cast(a as decimal(12,2))", "cast(a as decimal(14,4))"],
@@ -201,3 +226,46 @@ CASES: Final[dict[tuple[str, str], list[str]]] = {
 """By the types of `a` and `b`."""
 
 NUMERAL_CASES: Final = [f"cast(a as {t})" for t in ("byte", "short", "int", "long")]
+
+_LEAVES: Final = {
+    "number": ["a", "b"],
+    "truth": ["(a > b)", "(a = 0)", "(b is null)", "(a < 5)"],
+    "text": ["cast(a as string)", "cast(b as string)", "concat('a', cast(a as string))"],
+}
+"""None is constant: Spark's optimizer would compute it, and leave out what it decides."""
+_NODES: Final = {
+    "number": [
+        "({number} + {number})", "({number} - {number})", "({number} * {number})",
+        "({number} + 1)", "({number} % 7)",
+        "({number} div {number})", "({number} % {number})", "pmod({number}, {number})",
+        "(- {number})", "abs({number})", "if({truth}, {number}, {number})",
+        "case when {truth} then {number} when {truth} then {number} end",
+        "coalesce({number}, {number})", "greatest({number}, {number})",
+        "cast(length({text}) as long)", "({number} & {number})",
+        "cast(floor({number} / {number}) as long)",
+    ],
+    "truth": [
+        "({number} < {number})", "({number} = {number})", "({number} <=> {number})",
+        "({truth} and {truth})", "({truth} or {truth})", "(not {truth})", "({number} is null)",
+        "({number} in (1, a, null))", "({text} like 'a%')", "({text} < {text})",
+        "coalesce({truth}, {truth})",
+        "startswith({text}, '1')",
+    ],
+    "text": [
+        "cast({number} as string)", "concat({text}, {text})", "upper({text})", "trim({text})",
+        "substring({text}, 2, 3)", "replace({text}, '1', 'a')", "if({truth}, {text}, {text})",
+        "coalesce({text}, {text})", "reverse({text})", "cast({truth} as string)",
+    ],
+}  # fmt: skip
+
+
+def composed(random: Random, kind: str, depth: int) -> str:
+    """A drawn expression over two columns of longs."""
+    if depth == 0:
+        return random.choice(_LEAVES[kind])
+    node = random.choice(_NODES[kind])
+    while "{" in node:
+        inner = node[node.index("{") + 1 : node.index("}")]
+        part = composed(random, inner, random.randrange(depth))
+        node = node.replace(f"{{{inner}}}", part, 1)
+    return node

@@ -68,6 +68,11 @@ def test_a_part_that_can_raise_is_computed_for_the_rows_that_need_it(made, expec
         values(ONE_BY_N, [1, 0])
 
 
+def test_the_only_argument_may_raise():
+    for function in ("UnaryMinus", "Abs"):
+        assert values(apply(function, [ONE_BY_N], LONG, function), [1, None, 2])[1:] == [None, 0]
+
+
 def test_what_comes_first_is_computed_for_all_rows():
     for function in ("And", "Or"):
         made = apply(function, [equal(ONE_BY_N, number(1)), N_IS_0], BOOL, function)

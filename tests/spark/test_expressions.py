@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import clonos
 from clonos.errors import ExpressionFailed, NeedsSpark, NotInTasks
 from clonos.spark.session import get_or_create
+from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
@@ -73,11 +76,31 @@ NARROW = "n int, l long, s string, t timestamp"
             [(2024, START + dt.timedelta(days=1))],
         ),
         (lambda s: s.where("case when n <> 0 then 10 div n end = 5").select("n"), [(2,)]),
-        (lambda s: s.where("n = 0").drop("t", "s"), [(0, 0)]),
+        (lambda s: s.where("n = 0").drop(F.col("t"), F.col("s")), [(0, 0)]),
     ],
 )  # fmt: skip
 def test_what_users_write(build, expected):
     assert result(build(stream([ROWS], NARROW)), restore=0.3, batch_rows=3) == expected
+
+
+def test_what_slots_are_sent_computes_the_same():
+    made = (
+        stream([ROWS], NARROW).where("n % 2 = 1 and s <> 'x'").selectExpr("l div n as q", "hour(t)")
+    )
+    made.sink(clonos.sinks.collect())
+    (code,) = made._job.compile().codes
+    sent = cloudpickle.loads(cloudpickle.dumps(code))
+    outputs = [StepHarness(one.program()).source(ROWS, NARROW).batches for one in (code, sent)]
+    given, expected = ([rows(batch) for batch in output.values()] for output in outputs)
+    assert given == expected == [[(100, 12)] * 5]
+
+
+def test_any_thread_may_define_a_job():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(stream().where("n > 1").columns))
+    thread.start()
+    thread.join()
+    assert made == [stream().columns]
 
 
 def test_names_and_types_are_those_of_spark():
@@ -146,6 +169,7 @@ REFUSED = {
     "substring(s, n, 1)": "constant",
     "startswith(s, s)": "constant",
     "date_trunc(s, t)": "constant",
+    "t < timestamp'20000-01-01'": "9999",
     "t + make_interval(1)": "",
     "t + interval 1 month": "no TimestampAddYMInterval",
     "t - t": "SubtractTimestamps",
@@ -173,6 +197,13 @@ def test_what_is_not_exact_is_refused_by_name(expression):
     assert REFUSED[expression] in str(caught.value)
     assert caught.value.where == "op"
     assert caught.value.remedy
+
+
+def test_a_udf_is_refused_with_what_to_write_instead():
+    double = F.udf(lambda n: 2 * n, "int")
+    for build in (lambda s: s.withColumn("m", double("n")), lambda s: s.where(double("n") > 1)):
+        with pytest.raises(NotInTasks, match="with_column"):
+            build(stream())
 
 
 def test_errors_of_the_analysis_are_those_of_spark():

@@ -242,7 +242,7 @@ class ColumnOperations(Placed):
         return self._renamed("withColumnsRenamed", columns, name, parallelism)
 
     def drop(
-        self, *columns: str, name: str | None = None, parallelism: int | None = None
+        self, *columns: Any, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """All columns but these; names that there are not say nothing, as in PySpark.
 
@@ -253,6 +253,8 @@ class ColumnOperations(Placed):
         >>> rows.drop("b", "c").columns
         ['a']
         """
+        if any(map(is_column, columns)):
+            return self._analysed("drop", lambda frame: frame.drop(*columns), name, parallelism)
         kept = [column for column in self.schema.names if column not in columns]
         if not kept:
             raise WrongType(

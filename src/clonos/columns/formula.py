@@ -29,6 +29,11 @@ class Column:
     type: pa.DataType
     raises: bool = False
 
+    @property
+    def fingerprint(self) -> str:
+        """What it is, as text: a checkpoint belongs to one graph."""
+        return f"`{self.name}`"
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -41,6 +46,11 @@ class Constant:
     def type(self) -> pa.DataType:
         """Of the value."""
         return self.scalar.type
+
+    @property
+    def fingerprint(self) -> str:
+        """See :attr:`Column.fingerprint`."""
+        return f"{self.scalar.as_py()!r} {self.type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,12 @@ class Apply:
     type: pa.DataType
     text: str
     raises: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """See :attr:`Column.fingerprint`."""
+        given = ", ".join(argument.fingerprint for argument in self.arguments)
+        return f"{self.function}({given}) {self.type}"
 
 
 Expression: TypeAlias = Column | Constant | Apply
@@ -129,7 +145,7 @@ def _arguments(
 ) -> list[Datum]:
     """All arguments; where one is null, Spark does not compute those after it."""
     given = expression.arguments
-    if order is None or not any(argument.raises for argument in given):
+    if order is None or len(given) == 1 or not any(argument.raises for argument in given):
         return [_evaluate(argument, batch) for argument in given]
     found: dict[int, Datum] = {}
     present: pa.BooleanArray | None = None  # all, so far

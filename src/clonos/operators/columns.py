@@ -41,6 +41,11 @@ class Projection:
         """Of the rows that are made."""
         return pa.schema([field for field, _ in self.columns])
 
+    @property
+    def fingerprint(self) -> str:
+        """What it is, as text: a checkpoint belongs to one graph."""
+        return ", ".join(f"{field.name}: {made.fingerprint}" for field, made in self.columns)
+
     def reads(self, unread: Collection[str] = ()) -> frozenset[str]:
         """The columns that it looks at, if nobody looks at those of its own that are `unread`."""
         return frozenset().union(*(columns_of(made) for _, made in self.without(unread).columns))

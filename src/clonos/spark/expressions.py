@@ -51,6 +51,12 @@ _REFUSED: Final = {
 }
 """What gives something else each time, and what to write instead."""
 
+_INSTEAD: Final = {
+    "PythonUDF": 'give the function itself: with_column("name type", fn, "column"), or filter(fn)',
+    "ScalaUDF": "apply it to the DataFrame before it becomes a source",
+}
+"""What to write instead of something that is not in the table."""
+
 _MODES: Final = {
     **dict.fromkeys(
         ["Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod", "Cast"],
@@ -99,7 +105,8 @@ def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
 
 
 def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
-    spark = SparkSession.getActiveSession()
+    # A thread other than the one that made the session has no active one.
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
     if spark is None:
         raise NeedsSpark(
             "a column expression is read by Spark, and there is no session",
@@ -192,7 +199,7 @@ class _Walker:
             return self.made(part, name, arguments)
         if is_instance_of(self._gateway, part, f"{_CATALYST}.RuntimeReplaceable"):
             return self.walk(part.replacement())
-        raise self._refusal(part, f"there is no {name} in tasks")
+        raise self._refusal(part, f"there is no {name} in tasks", _INSTEAD.get(name, ""))
 
     def made(self, part: Any, name: str, arguments: Sequence[Expression]) -> Expression:
         """A function, if it is exact for these arguments."""
@@ -207,7 +214,7 @@ class _Walker:
         if not function.accepts(types, result):
             raise self._refusal(part, _types_text(arguments))
         if not function.fits(constants):
-            raise self._refusal(part, "some argument has to be constant, or another constant")
+            raise self._refusal(part, "some argument must be constant there, and of a plain form")
         if name == "In" and any(argument.raises for argument in arguments[1:]):
             raise self._refusal(part, "a value of the list can raise")
         self._require_zone(part, function, types, result)
@@ -230,7 +237,12 @@ class _Walker:
             value = part.eval(self._no_row)
         except (Py4JError, PySparkException):
             return None
-        return Constant(_scalar(value, data_type, kind))
+        constant = _scalar(value, data_type, kind)
+        try:
+            constant.as_py()
+        except (OverflowError, ValueError):
+            raise self._refusal(part, "Python knows only the years 1 to 9999") from None
+        return Constant(constant)
 
     def _refuse_unrepeatable(self, part: Any) -> None:
         """Refuse the smallest part that is not deterministic."""
