@@ -9,5 +9,6 @@ BEGIN, END = "<!-- functions -->\n", "<!-- end -->"
 page = Path(__file__).parents[1] / "docs" / "columns.md"
 before, begin, rest = page.read_text("utf-8").partition(BEGIN)
 _, end, after = rest.partition(END)
-assert begin and end, f"the marks of the list are missing in {page}"
+assert begin, f"{page} has no list"
+assert end, f"the list in {page} has no end"
 page.write_text(f"{before}{BEGIN}{table()}\n{END}{after}", "utf-8")
