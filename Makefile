@@ -1,6 +1,6 @@
 # The habitual commands in one place.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types sim soak bench docs machines format lock clean
+.PHONY: help setup demo test lint types sim soak bench docs machines columns format lock clean
 
 PY := .venv/bin/python
 
@@ -34,6 +34,9 @@ bench:    setup ## the benchmarks
 
 docs:     setup ## run every example in the docstrings
 	@$(PY) -m pytest src/clonos benchmarks/src examples/demo
+
+columns: setup ## make the list in docs/columns.md from the table of functions
+	@$(PY) scripts/columns.py
 
 machines: setup ## make docs/machines.md from the tables
 	@$(PY) scripts/machines.py > docs/machines.md

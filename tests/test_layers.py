@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "operators": {"blame", "core", "columns", "state"},
     "transport": {"core"},
     "storage": {"core"},
-    "spark": set(),
+    "spark": {"columns"},
     "sinks": {"blame", "kafka", "core", "columns", "state", "operators", "storage"},
     "sources": {"blame", "kafka", "core", "columns", "operators", "storage", "spark"},
     "graph": {"core", "operators", "sinks", "sources"},
@@ -82,7 +82,8 @@ EVERYBODY = {"errors", "version"}
 
 CIRCLES: dict[frozenset[str], str] = {
     frozenset(
-        {f"clonos.api.{one}" for one in ("job", "streams", "keyed", "joins", "placed", "windowed")}
+        {f"clonos.api.{one}" for one in ("job", "streams", "columns", "keyed", "joins", "placed",
+            "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):

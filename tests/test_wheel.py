@@ -12,10 +12,12 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
-    "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/py.typed",
+    "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/kafka.py",
+    "clonos/py.typed",
     "clonos/version.py",
     "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",
-    "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/runtime",
+    "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/replay",
+    "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
     "clonos/transport",
@@ -23,7 +25,7 @@ CONTENTS = {
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""
 
-OPTIONAL = {"tenacity", "cryptography", "psycopg"}
+OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "redis"}
 """Imported only by what the extras are for."""
 
 WITH_PYSPARK = {"py4j"}

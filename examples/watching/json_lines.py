@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import clonos
+from clonos.spark.session import get_or_create
 
 
 class JsonLines(clonos.Listener):
@@ -44,12 +45,13 @@ class JsonLines(clonos.Listener):
 
 def main(out: TextIO) -> None:
     """Run the job."""
+    spark = get_or_create("local[8]")
     job = clonos.Job("watched", checkpoint_interval="300 ms")
     numbers = job.source(clonos.sources.rate(1_000), name="numbers")
-    numbers.map(lambda row: row.value * 2, "n long", name="twice", parallelism=2).sink(
+    numbers.selectExpr("value * 2 as n", name="twice", parallelism=2).sink(
         clonos.sinks.collect(), name="out"
     )
-    running = job.start(listeners=[JsonLines(out)])
+    running = job.start(spark, listeners=[JsonLines(out)])
     wait_for(running, lambda progress: progress.checkpoint.id >= 3)
     (pid,) = [slot.pid for slot in running.slots() if "twice[1]" in slot.runs]
     os.kill(pid, signal.SIGKILL)

@@ -115,12 +115,24 @@ class BadGraph(DefinitionError):
     """Streams do not form a job that can run: no sink, a name used twice, ..."""
 
 
+class NotInTasks(DefinitionError):
+    """A column expression has a part that tasks do not compute exactly as Spark does."""
+
+
+class NeedsSpark(DefinitionError):
+    """A column expression is given, but no session is there that could read it."""
+
+
 class Unbounded(DefinitionError):
     """All rows of a stream are requested, but the stream may never end."""
 
 
 class OperatorError(ClonosError):
     """A user function raised, or its result does not fit the schema."""
+
+
+class ExpressionFailed(OperatorError):
+    """A column expression has no value for a row; Spark would raise the condition it names."""
 
 
 class BrokenLine(ClonosError):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory, describe, differences
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.columns.formula import Column, Constant, apply
 from clonos.graph.compile import CompiledJob
+from clonos.operators.columns import Projection, WhereOperator
 from clonos.storage.terms import OtherJournal
 
 
@@ -31,6 +36,28 @@ def compiled(
 
 def directory(path: object) -> JobDirectory:
     return JobDirectory(str(path), None, on_one_machine=True)
+
+
+def divided(by: int, above: int) -> CompiledJob:
+    """A job with an expression in a condition, and in a column."""
+    job = clonos.Job("divided")
+    stream: Any = job.source(clonos.sources.from_batches([], schema="n long"))
+    n = Column("n", pa.int64())
+    made = apply("IntegralDivide", [n, Constant(pa.scalar(by))], pa.int64())
+    condition = apply("GreaterThan", [n, Constant(pa.scalar(above))], pa.bool_())
+    make = partial(WhereOperator, condition)
+    some = stream._like_this(stream._add("where", None, stream.schema, None, make))
+    projection = Projection(((pa.field("n", pa.int64()), made),))
+    some._projected("select", projection, None, None).sink(clonos.sinks.collect())
+    return job.compile()
+
+
+def test_an_expression_is_part_of_the_graph(tmp_path):
+    directory(tmp_path).claim(divided(2, 5))
+    directory(tmp_path).check(divided(2, 5))
+    for other in (divided(3, 5), divided(2, 6)):
+        with pytest.raises(OtherJob, match="another graph: tasks"):
+            directory(tmp_path).check(other)
 
 
 def test_the_same_graph_is_welcome(tmp_path):

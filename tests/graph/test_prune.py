@@ -65,7 +65,9 @@ def counted(rows):
     ("end", "read"),
     [
         (lambda rows: rows, "a b c at d"),
-        (lambda rows: rows.select("c", x="a"), "a c"),
+        (lambda rows: rows.select("c", "a").withColumnRenamed("a", "x"), "a c"),
+        (lambda rows: rows.withColumnsRenamed({"a": "b", "b": "a"}).select("b"), "a"),
+        (lambda rows: rows.drop("b", "d").key_by("c").select("a"), "a c"),
         (lambda rows: watermarked(rows).select("c"), "c at"),
         (watermarked, "a b c at d"),
         (lambda rows: rows.map(lambda row: (row.a,), "a long"), "a b c at d"),

@@ -13,6 +13,7 @@ from clonos.errors import ClonosError
 from clonos_bench import (
     calls,
     causal,
+    columns,
     edges,
     kafka,
     latency,
@@ -39,6 +40,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "layers": (layers, "checkpoints with markers and without: stalls and cost"),
     "postgres": (postgres, "rows into PostgreSQL: how many a second, and how soon they are seen"),
     "kafka": (kafka, "messages of Kafka: how many a second, and how soon they are there"),
+    "columns": (columns, "column expressions beside functions, per batch, and to compile"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
     "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),

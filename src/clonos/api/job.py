@@ -227,11 +227,12 @@ class Job:
             Which operator could not.
         ``record string``
             The row as JSON; a line of a file as it is; a timer or a reply by its key. Of a batch
-            that ``map_batches`` could not handle, each row.
+            that ``map_batches`` could not handle, each row. A result that does not fit the declared
+            columns is the record itself.
         ``error string``
             Class and message of the exception.
         ``raised_at string``
-            The innermost of your own lines: ``"score.py:12, in score"``.
+            The innermost of your own lines, if one has raised: ``"score.py:12, in score"``.
 
         What fails behind this stream fails the job.
 

@@ -142,7 +142,7 @@ def _no_duplicates(left: pa.Schema, right: list[str], where: str) -> None:
         raise BadGraph(
             f"both sides have a column {both[0]!r}",
             where=where,
-            remedy=f'rename one of them before: select(..., other_name="{both[0]}")',
+            remedy=f'rename one of them before: withColumnRenamed("{both[0]}", "other_{both[0]}")',
         )
 
 

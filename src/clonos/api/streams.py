@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from clonos.api.calls import CallOptions, call_policy
+from clonos.api.columns import ColumnOperations
 from clonos.api.joins import look_up_operator, side_table
-from clonos.api.placed import Placed
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
@@ -21,11 +21,10 @@ from clonos.graph.logical import Edge, Vertex
 from clonos.operators.base import OperatorFactory
 from clonos.operators.calls import MapAsyncOperator, WithColumnAsyncOperator
 from clonos.operators.context import takes_context
-from clonos.operators.filter import FilterOperator
 from clonos.operators.flat_map import FlatMapOperator
 from clonos.operators.identity import IdentityOperator
 from clonos.operators.map import MapOperator
-from clonos.operators.map_batches import MapBatchesOperator, Select
+from clonos.operators.map_batches import MapBatchesOperator
 from clonos.operators.router import Routing
 from clonos.operators.service import Service
 from clonos.operators.watermark import WatermarkOperator
@@ -42,18 +41,13 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
-class Stream(Placed):
+class Stream(ColumnOperations):
     """Typed rows that flow from an operator.
 
     Every method that adds an operator takes ``name`` (for messages and to find its tasks) and
     ``parallelism`` (that of the operator before it, by default). Functions take ``(row)`` or
     ``(row, ctx)``; see :class:`clonos.operators.context.Context` for what ``ctx`` offers.
     """
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns and types."""
-        return self._vertex.schema
 
     def map(
         self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
@@ -72,14 +66,6 @@ class Stream(Placed):
         parsed = parse_schema(schema)
         make = partial(FlatMapOperator, fn, parsed)
         return Stream(self._job, self._add("flat_map", name, parsed, parallelism, make))
-
-    def filter(
-        self, fn: Function, *, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
-        """Keep the rows for which ``fn(row)`` is true."""
-        takes_context(fn, name or "filter")
-        make = partial(FilterOperator, fn)
-        return self._like_this(self._add("filter", name, self.schema, parallelism, make))
 
     def with_column(
         self,
@@ -248,36 +234,6 @@ class Stream(Placed):
             "with_watermark", name, self.schema, parallelism, make, reads=(column,), passes_on=True
         )
         return self._like_this(vertex)
-
-    def select(
-        self,
-        *columns: str,
-        name: str | None = None,
-        parallelism: int | None = None,
-        **renamed: str,
-    ) -> Stream:
-        """Only these columns, in this order; ``new="old"`` renames one.
-
-        A keyed stream stays one if its keys are among them. Behind a source of Parquet files or of
-        a DataFrame, with nothing but ``with_watermark`` between, the others are not even read.
-
-        Examples
-        --------
-        >>> import clonos
-        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long, c long"))
-        >>> rows.select("c", x="a").schema.names
-        ['c', 'x']
-        """
-        chosen = dict(zip(columns, columns, strict=True)) | renamed
-        where = name or "select"
-        require_columns(self.schema, list(chosen.values()), where)
-        fields = [self.schema.field(old).with_name(new) for new, old in chosen.items()]
-        schema = parse_schema(pa.schema(fields))
-        reads = tuple(chosen.values())
-        make = partial(MapBatchesOperator, Select(reads, schema), schema)
-        vertex = self._add("select", name, schema, parallelism, make, reads=reads)
-        is_like_this = all(chosen.get(key) == key for key in self._edge.keys)
-        return self._like_this(vertex) if is_like_this else Stream(self._job, vertex)
 
     def look_up(
         self,

@@ -159,7 +159,7 @@ class WindowedStream:
                 raise BadGraph(
                     f"the output would have two columns {column!r}",
                     where=where,
-                    remedy="rename it before: select(...)",
+                    remedy="rename it before: withColumnRenamed(...)",
                 )
         make = partial(WindowRowsOperator, stream.schema, self._keys, window)
         edge = stream._edge  # noqa: SLF001 - our own

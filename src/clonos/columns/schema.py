@@ -91,6 +91,26 @@ def require_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> No
             )
 
 
+def spark_type(data_type: pa.DataType) -> Any:
+    """Spark's type that is just this one of Arrow's; None if there is none.
+
+    Examples
+    --------
+    >>> spark_type(pa.int64()).simpleString(), spark_type(pa.uint8())
+    ('bigint', None)
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    try:
+        known = from_arrow_type(data_type, prefer_timestamp_ntz=True)
+        back = _from_spark(StructType([StructField("value", known)])).field("value").type
+    except (PySparkException, TypeError):
+        return None
+    return known if back == data_type else None
+
+
 def _check(schema: pa.Schema) -> None:
     if not schema.names:
         raise BadSchema("the schema has no columns", remedy="name at least one column")

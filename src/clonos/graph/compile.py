@@ -260,6 +260,11 @@ def _require_bad_records_are_taken(graph: LogicalGraph, needed: Sequence[Vertex]
             "bad records are to be kept, and nobody takes them",
             remedy="end their stream with a sink: job.bad_records.sink(...)",
         )
+    if len(_behind(needed, found)) == len(needed):
+        raise BadGraph(
+            "nothing leads to a sink but bad records, and there is nobody to find any",
+            remedy="end the other streams with a sink, too",
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from clonos.operators.base import OnBadRecord, OperatorFactory
+from clonos.operators.columns import Projection
 from clonos.operators.router import Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
@@ -18,9 +19,9 @@ class Vertex:
 
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
     apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
-    known; ``passes_on``: it gives the rows that it is given, all columns. ``has_effects``: it makes
-    calls that change something. ``takes_bad_records``: its rows are those that other operators
-    could not handle.
+    known; ``passes_on``: it gives the rows that it is given, all columns; ``projection``: the
+    columns that it makes, if it does nothing else. ``has_effects``: it makes calls that change
+    something. ``takes_bad_records``: its rows are those that other operators could not handle.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Vertex:
     passes_on: bool = False
     has_effects: bool = False
     takes_bad_records: bool = False
+    projection: Projection | None = None
 
 
 @dataclass(frozen=True)

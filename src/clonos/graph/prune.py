@@ -1,4 +1,4 @@
-"""Columns that nobody looks at are not read: a source is told which are wanted.
+"""Columns that nobody looks at are neither read nor computed: what makes them is told.
 
 Known of an operator is what it declares in the graph (:attr:`Vertex.reads`); a function of a user
 may look at all of its rows, so `select` before it is what says that it does not.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from clonos.graph.logical import Edge, Vertex
+from clonos.operators.columns import ProjectOperator
 
 
 def without_unread_columns(vertices: Sequence[Vertex]) -> list[Vertex]:
-    """The same vertices, whose sources make only columns that are looked at behind them.
+    """The same vertices, whose sources and projections make only what is looked at behind them.
 
     Parameters
     ----------
@@ -43,20 +45,27 @@ def _unread(vertices: Sequence[Vertex]) -> dict[int, frozenset[str]]:
 
 def _ignored(edge: Edge, reader: Vertex, unread: frozenset[str]) -> frozenset[str]:
     """What `reader` does not look at of the rows of `edge`, if nobody needs `unread` behind it."""
+    every = frozenset(edge.vertex.schema.names)
+    if reader.projection is not None:
+        return every.difference(reader.projection.reads(unread), edge.keys)
     if reader.reads is None:
         return frozenset()
-    passed = unread if reader.passes_on else frozenset(edge.vertex.schema.names)
+    passed = unread if reader.passes_on else every
     return passed.difference(reader.reads, edge.keys)
 
 
 def _narrowed(vertex: Vertex, unread: frozenset[str]) -> Vertex:
-    """A source without these columns, or what passes on the rows of such a source."""
+    """What makes columns, without these; or what passes on the rows of such a vertex."""
     if vertex.source is not None and vertex.source.narrow is not None and unread:
         schema = vertex.schema
         columns = [name for name in schema.names if name not in unread]
         # Rows are counted by a column.
         source = vertex.source.narrow(columns or schema.names[:1])
         return replace(vertex, source=source, make=source.head, schema=source.rows_schema)
+    if vertex.projection is not None and unread:
+        projection = vertex.projection.without(unread)
+        make = partial(ProjectOperator, projection)
+        return replace(vertex, projection=projection, make=make, schema=projection.schema)
     if vertex.passes_on:
         return replace(vertex, schema=vertex.edges[0].vertex.schema)
     return vertex

@@ -1,14 +1,16 @@
 """Bad records as rows: what no function could handle, where, and why.
 
-Such rows are output like any other: they are made again by a replay, digit for digit. So nothing
-goes into them that differs from process to process: no address of an object, no path.
+Such rows are output like any other: they are made again by a replay, digit for digit. So what
+differs from process to process is left out as far as it is known: addresses of objects, folders of
+the user's files. What else is in the message of an exception has to be the same each time.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 
 from clonos.blame import in_short, last_of_users
 from clonos.columns.instants import from_ms
-from clonos.columns.rows import Row, rows_of
+from clonos.columns.rows import Row
 
 BAD_RECORDS: Final = pa.schema(
     [
@@ -29,7 +31,7 @@ BAD_RECORDS: Final = pa.schema(
 )
 """Of ``Job.bad_records``."""
 
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{8,}")
 
 
 class BadRecords:
@@ -43,10 +45,9 @@ class BadRecords:
 
     def keep(self, now_ms: int, operator: str, error: Exception, record: Any) -> None:
         """One more; of a batch, all of its rows."""
-        told = _same_everywhere(in_short(error))
-        place = _place(error)
-        records: Iterable[Any] = rows_of(record) if isinstance(record, pa.RecordBatch) else [record]
-        for each in records:
+        told, place = _clean(in_short(error)), _place(error)
+        is_batch = isinstance(record, pa.RecordBatch)
+        for each in _rows_of(record) if is_batch else [record]:
             self._rows.append((from_ms(now_ms), operator, as_text(each), told, place))
 
     def take(self) -> pa.RecordBatch:
@@ -69,14 +70,29 @@ def as_text(record: Any) -> str:
     'timer of key 7'
     """
     if isinstance(record, str):
-        return record
+        return _clean(record)
     if isinstance(record, (bytes, bytearray)):
-        return bytes(record).decode(errors="backslashreplace")
+        return _clean(bytes(record).decode(errors="backslashreplace"))
     plain = record.asDict() if isinstance(record, Row) else record
     try:
-        return json.dumps(plain, default=_plain, ensure_ascii=False)
+        return _clean(_json(plain))
     except (TypeError, ValueError, RecursionError):  # keys that are no text; lists in themselves
         return _shown(plain)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and infinities are no JSON
+        return json.dumps(_finite(value), default=_plain, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(held) for name, held in value.items()}
+    return [_finite(held) for held in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
@@ -89,15 +105,32 @@ def _plain(value: Any) -> Any:
     return _shown(value)
 
 
+def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Also rows with a value that Python has not, such as a time beyond the year 9999."""
+    for i in range(batch.num_rows):
+        yield {n: _value(c[i]) for n, c in zip(batch.schema.names, batch.columns, strict=True)}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        try:
+            return str(scalar.cast(pa.string()))
+        except pa.ArrowException:
+            return _shown(scalar)
+
+
 def _shown(value: Any) -> str:
     try:
-        return _same_everywhere(str(value))
+        return _clean(str(value))
     except Exception:  # noqa: BLE001 - user code
         return f"<a {type(value).__name__} that cannot be shown>"
 
 
-def _same_everywhere(text: str) -> str:
-    return _ADDRESS.sub("", text)
+def _clean(text: str) -> str:
+    """Without addresses, which differ from process to process, and such that Arrow can keep it."""
+    return _ADDRESS.sub("0x...", text).encode(errors="backslashreplace").decode()
 
 
 def _place(error: BaseException) -> str | None:
@@ -105,4 +138,4 @@ def _place(error: BaseException) -> str | None:
     frame = last_of_users(error)
     if frame is None:
         return None
-    return f"{PurePath(frame.filename).name}:{frame.lineno}, in {frame.name}"
+    return _clean(f"{PurePath(frame.filename).name}:{frame.lineno}, in {frame.name}")

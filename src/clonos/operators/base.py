@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from clonos.columns.rows import describe, short
+from clonos.columns.rows import describe, rows_of, short
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.errors import Divergence, OperatorError, ProtocolError
+from clonos.errors import Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.bad_records import BadRecords
 from clonos.operators.effects import effect_key
 from clonos.state.deltas import Frozen
@@ -180,17 +180,21 @@ class Operator:
         """The same for operators that keep columns."""
         self.restore(keys.to_pylist(), values.to_pylist())
 
-    def reject(self, error: Exception, record: Any) -> None:
-        """A bad record, or a batch of them: fail, or count and perhaps keep it, as the job says."""
+    def reject(self, error: Exception, record: Any, columns: Sequence[str] = ()) -> None:
+        """A bad record, or a batch of them: fail, or count and perhaps keep it, as the job says.
+
+        `columns`: of a batch, those that an error message shows; by default all.
+        """
         if isinstance(error, (ProtocolError, Divergence)):
             raise error
         is_batch = isinstance(record, pa.RecordBatch)
         if self.info.on_bad_record == "fail":
-            what = f"a batch of {record.num_rows} rows" if is_batch else short(record)
-            raise OperatorError(
-                f"{describe(error)} (for {what})",
+            is_ours = isinstance(error, ExpressionFailed)
+            what = "expression" if is_ours else "function"
+            raise (ExpressionFailed if is_ours else OperatorError)(
+                f"{describe(error)} (for {_shown(record, columns)})",
                 where=self.info.where,
-                remedy='correct the function, or set on_bad_record="drop" to skip such records, or '
+                remedy=f'correct the {what}, or set on_bad_record="drop" to skip such records, or '
                 '"keep" to have them as a stream, job.bad_records',
             ) from error
         if self.info.on_bad_record == "keep":
@@ -199,6 +203,14 @@ class Operator:
             kept.keep(step.clock_ms(), self.info.operator, error, record)
         count = record.num_rows if is_batch else 1
         self.facts.set("bad_records", self.facts.get("bad_records", 0) + count)
+
+
+def _shown(record: Any, columns: Sequence[str]) -> str:
+    if not isinstance(record, pa.RecordBatch):
+        return short(record)
+    if record.num_rows != 1:
+        return f"a batch of {record.num_rows} rows"
+    return short(rows_of(record.select(list(columns)) if columns else record)[0])
 
 
 OperatorFactory = Callable[[], Operator]

@@ -244,7 +244,7 @@ class CallOperator(Operator):
 
     def reject_row(self, error: Exception, rows: pa.RecordBatch, row: int) -> None:
         """A row whose call, or whose answer, is of no use."""
-        self.reject(error, rows_of(rows.slice(row, 1))[0])
+        self.reject(error, rows.slice(row, 1))
 
     def _answer(self, outcome: Outcome) -> Any:
         if outcome.ok:

@@ -48,8 +48,10 @@ class InOrderOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         times = event_ms(batch.column(self._time))
         if times.null_count:
-            for row in batch.filter(times.is_null()).to_pylist():
-                self.reject(ValueError(f"no event time in column {self._time!r}"), row)
+            without = batch.filter(times.is_null())
+            for i in range(without.num_rows):
+                error = ValueError(f"no event time in column {self._time!r}")
+                self.reject(error, without.slice(i, 1))
             batch, times = batch.filter(times.is_valid()), times.drop_null()
         at = times.to_numpy()
         mark = self.watermark_ms

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from clonos.columns.batches import conform
 from clonos.operators.rowwise import UserFunctionOperator
-
-
-class Select:
-    """A function that picks columns."""
-
-    def __init__(self, columns: Sequence[str], schema: pa.Schema) -> None:
-        self._columns = tuple(columns)
-        self._schema = schema
-
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [batch.column(name) for name in self._columns]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 class MapBatchesOperator(UserFunctionOperator):

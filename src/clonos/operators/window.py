@@ -47,8 +47,9 @@ class _Windowing(Operator):
         times = batch.column(column)
         if not times.null_count:
             return batch
-        for row in batch.filter(times.is_null()).to_pylist():
-            self.reject(ValueError(f"no event time in column {column!r}"), row)
+        without = batch.filter(times.is_null())
+        for i in range(without.num_rows):
+            self.reject(ValueError(f"no event time in column {column!r}"), without.slice(i, 1))
         return batch.filter(times.is_valid())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.columns.rows import column_of, rows_of, values_of
+from clonos.columns.rows import column_of, values_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context, takes_context
 
@@ -62,10 +62,7 @@ class WithColumnOperator(Operator):
         return values, bad
 
     def _reject(self, error: Exception, batch: pa.RecordBatch, row: int) -> None:
-        given = batch.slice(row, 1)
-        if self.info.on_bad_record == "fail" and self._of:  # in short: what the function was given
-            given = given.select(list(self._of))
-        self.reject(error, rows_of(given)[0])
+        self.reject(error, batch.slice(row, 1), self._of)
 
 
 Reject = Callable[[Exception, pa.RecordBatch, int], None]

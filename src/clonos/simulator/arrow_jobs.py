@@ -128,7 +128,8 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
     if kind == "top":
         return keyed.window(tumbling("10 seconds", on="at")).top(2, "amount", "id")
     if kind == "join":
-        right = keyed.select(other="id", key_of_other="key", other_at="at").key_by("key_of_other")
+        names = {"id": "other", "key": "key_of_other", "at": "other_at"}
+        right = keyed.select(*names).withColumnsRenamed(names).key_by("key_of_other")
         return keyed.join(right, keep="3 seconds", on=("at", "other_at"))
     if kind == "deduplicate":
         return keyed.deduplicate("5 seconds", on="at")

@@ -98,10 +98,11 @@ def q3(house: Auctions) -> clonos.Stream:
 
 def local_sellers(house: Auctions) -> clonos.Stream:
     """The join of query 3, all columns."""
-    persons = house.persons.select("name", "city", "state", person="id", since="date_time")
+    persons = house.persons.select("name", "city", "state", "id", "date_time")
+    persons = persons.withColumnsRenamed({"id": "person", "date_time": "since"})
     sellers = persons.map_batches(_local, name="local")
-    auctions = house.auctions.select("id", "seller", "category", opens="date_time")
-    items = auctions.map_batches(
+    auctions = house.auctions.select("id", "seller", "category", "date_time")
+    items = auctions.withColumnRenamed("date_time", "opens").map_batches(
         _in_category, "id long, seller long, opens timestamp", name="in_category"
     )
     return sellers.key_by("person").join(
@@ -115,9 +116,10 @@ def winning_bids(house: Auctions) -> clonos.Stream:
     A bid counts from when the auction opens until before it expires.
     """
     offers = house.auctions.select(
-        "id", "expires", "reserve", "category", "seller", opens="date_time"
-    )
-    bids = house.bids.select("auction", "bidder", "price", bid_time="date_time")
+        "id", "expires", "reserve", "category", "seller", "date_time"
+    ).withColumnRenamed("date_time", "opens")
+    bids = house.bids.select("auction", "bidder", "price", "date_time")
+    bids = bids.withColumnRenamed("date_time", "bid_time")
     sales = offers.key_by("id").join(
         bids.key_by("auction"), between=("opens", "expires"), on="bid_time", name="sales"
     )
@@ -169,8 +171,10 @@ def q8(house: Auctions) -> clonos.Stream:
 
 def new_sellers(house: Auctions) -> clonos.Stream:
     """The join of query 8, all columns."""
-    persons = house.persons.select("id", "name", since="date_time")
-    auctions = house.auctions.select("seller", "reserve", opens="date_time")
+    persons = house.persons.select("id", "name", "date_time")
+    persons = persons.withColumnRenamed("date_time", "since")
+    auctions = house.auctions.select("seller", "reserve", "date_time")
+    auctions = auctions.withColumnRenamed("date_time", "opens")
     return persons.key_by("id").join(
         auctions.key_by("seller"), window=clonos.tumbling("10 seconds"), on=("since", "opens"),
         name="q8",
@@ -198,12 +202,12 @@ def q12(house: Auctions) -> clonos.Stream:
 
 def q13(house: Auctions) -> clonos.Stream:
     """Bids with something about the bidder out of a side input."""
-    return _enriched(house).select("auction", "bidder", "price", "date_time", extra="value")
+    return _enriched(house)
 
 
 def q14(house: Auctions) -> clonos.Stream:
     """Bids with something about the bidder and the bounds of the session (gap of 10 minutes)."""
-    enriched = _enriched(house).select("auction", "bidder", "price", "date_time", extra="value")
+    enriched = _enriched(house)
     window = clonos.session("10 minutes", on="date_time")
     rows = enriched.key_by("bidder").window(window).rows(name="sessions")
     return rows.map_batches(_with_bounds, BID, name="q14")
@@ -296,7 +300,8 @@ def _with_bounds(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _enriched(house: Auctions) -> clonos.Stream:
     schema = "auction long, bidder long, price long, date_time timestamp, key long"
     bids = house.bids.select("auction", "bidder", "price", "date_time")
-    return bids.map_batches(_side_key, schema, name="keys").look_up(side_input(), "key")
+    found = bids.map_batches(_side_key, schema, name="keys").look_up(side_input(), "key")
+    return found.drop("key").withColumnRenamed("value", "extra")
 
 
 def _side_key(batch: pa.RecordBatch) -> pa.RecordBatch:

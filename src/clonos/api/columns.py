@@ -1,0 +1,324 @@
+"""Columns as PySpark users write them: chosen, computed, renamed, and rows chosen by a condition.
+
+A column that is only named needs no Spark session. Expressions are read by Spark when they are
+written, and computed in tasks (see :mod:`clonos.columns.formula`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from clonos.api.placed import Placed
+from clonos.columns.formula import Column, columns_of
+from clonos.columns.schema import parse_schema, require_columns, spark_type
+from clonos.errors import WrongType
+from clonos.operators.columns import Projection, ProjectOperator, WhereOperator
+from clonos.operators.context import takes_context
+from clonos.operators.filter import FilterOperator
+
+if TYPE_CHECKING:
+    from clonos.api.streams import Stream
+    from clonos.graph.logical import Vertex
+
+
+class ColumnOperations(Placed):
+    """What a stream does with columns. An expression is one of PySpark's columns, or SQL."""
+
+    if TYPE_CHECKING:
+
+        def _add(
+            self,
+            kind: str,
+            name: str | None,
+            schema: pa.Schema,
+            parallelism: int | None,
+            make: Any,
+            **known: Any,
+        ) -> Vertex: ...
+        def _like_this(self, vertex: Vertex) -> Stream: ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and types, as Arrow's."""
+        return self._vertex.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """Names and types, as Spark writes them.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> clonos.Job().source(clonos.sources.from_batches([], "n long, s string")).dtypes
+        [('n', 'bigint'), ('s', 'string')]
+        """
+        return [(field.name, _type_text(field.type)) for field in self.schema]
+
+    def printSchema(self) -> None:  # noqa: N802 - as PySpark spells it
+        """Print the columns as a tree.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> clonos.Job().source(clonos.sources.from_batches([], "n long not null")).printSchema()
+        root
+         |-- n: long (nullable = false)
+        """
+        lines = [line for field in self.schema for line in _tree_of(field)]
+        print("\n".join(["root", *lines]))  # noqa: T201 - this is what it is for
+
+    def where(
+        self, condition: Any, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Keep the rows for which a condition is true, neither false nor null.
+
+        Parameters
+        ----------
+        condition
+            SQL or a column, such as ``"price > 100"`` or ``F.col("price") > 100``; see
+            ``docs/columns.md`` for what it may use. :meth:`filter` takes functions, too.
+
+        Raises
+        ------
+        NotInTasks
+            It has a part that tasks do not compute exactly as Spark does.
+        NeedsSpark
+            There is no session that could read it.
+
+        Examples
+        --------
+        >>> cheap = bids.where("price < 100 and item is not null")  # doctest: +SKIP
+        """
+        from clonos.spark.expressions import condition as condition_of
+
+        made = condition_of(self.schema, condition, name or "where")
+        make = partial(WhereOperator, made)
+        reads = tuple(sorted(columns_of(made)))
+        return self._like_this(
+            self._add("where", name, self.schema, parallelism, make, reads=reads, passes_on=True)
+        )
+
+    def filter(
+        self, condition: Any, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Keep the rows for which ``fn(row)`` is true, or a condition as in :meth:`where`.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "n long"))
+        >>> rows.filter(lambda row: row.n % 2 == 0).columns
+        ['n']
+        """
+        if isinstance(condition, str) or is_column(condition):
+            return self.where(condition, name=name, parallelism=parallelism)
+        takes_context(condition, name or "filter")
+        make = partial(FilterOperator, condition)
+        return self._like_this(self._add("filter", name, self.schema, parallelism, make))
+
+    def select(
+        self, *columns: Any, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Only these columns, in this order: names, ``"*"``, or expressions with an alias.
+
+        A keyed stream stays one if its keys are among them. Columns that nobody looks at behind it
+        are not computed, and behind a source of Parquet files or of a DataFrame those that it needs
+        for none are not even read.
+
+        Raises
+        ------
+        UnknownColumn
+            There is no column of this name.
+        NotInTasks, NeedsSpark
+            As for :meth:`where`.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long, c long"))
+        >>> rows.select("c", "a").columns
+        ['c', 'a']
+        >>> rows.select("a", F.upper("b").alias("B"), (F.col("c") * 2).alias("d"))  # doctest: +SKIP
+        """
+        where = name or "select"
+        given = list(columns[0]) if len(columns) == 1 and isinstance(columns[0], list) else columns
+        if all(map(self._is_name, given)):
+            require_columns(self.schema, given, where)
+            fields = [self.schema.field(column) for column in given]
+            parse_schema(pa.schema(fields))  # none is there twice
+            made = Projection.of(self.schema, dict(zip(given, given, strict=True)))
+            return self._projected("select", made, name, parallelism)
+        return self._analysed("select", lambda frame: frame.select(*given), name, parallelism)
+
+    def selectExpr(  # noqa: N802 - as PySpark spells it
+        self, *expressions: str, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """:meth:`select` of expressions in SQL.
+
+        Examples
+        --------
+        >>> euros = bids.selectExpr("item", "price * 89 div 100 as euros")  # doctest: +SKIP
+        """
+        return self._analysed(
+            "selectExpr", lambda frame: frame.selectExpr(*expressions), name, parallelism
+        )
+
+    def withColumn(  # noqa: N802 - as PySpark spells it
+        self,
+        column: str,
+        expression: Any,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A column computed of others; it replaces the one of this name, or comes last.
+
+        The expression is one of PySpark's columns; :meth:`with_column` takes a function.
+
+        Examples
+        --------
+        >>> bids.withColumn("euros", F.col("price") * 89 / 100)  # doctest: +SKIP
+        """
+        return self._analysed(
+            "withColumn", lambda frame: frame.withColumn(column, expression), name, parallelism
+        )
+
+    def withColumns(  # noqa: N802 - as PySpark spells it
+        self,
+        columns: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Several columns, each computed of those before this operator.
+
+        Examples
+        --------
+        >>> bids.withColumns({"a": F.col("b") + 1, "b": F.lit(0)})  # doctest: +SKIP
+        """
+        return self._analysed(
+            "withColumns", lambda frame: frame.withColumns(dict(columns)), name, parallelism
+        )
+
+    def withColumnRenamed(  # noqa: N802 - as PySpark spells it
+        self, existing: str, new: str, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Rename a column; nothing changes if there is none of this name.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long"))
+        >>> rows.withColumnRenamed("a", "x").columns
+        ['x', 'b']
+        """
+        return self._renamed("withColumnRenamed", {existing: new}, name, parallelism)
+
+    def withColumnsRenamed(  # noqa: N802 - as PySpark spells it
+        self,
+        columns: Mapping[str, str],
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Rename several columns, old name to new name.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long"))
+        >>> rows.withColumnsRenamed({"a": "b", "b": "a"}).columns
+        ['b', 'a']
+        """
+        return self._renamed("withColumnsRenamed", columns, name, parallelism)
+
+    def drop(
+        self, *columns: Any, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """All columns but these; names that there are not say nothing, as in PySpark.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "a long, b long"))
+        >>> rows.drop("b", "c").columns
+        ['a']
+        """
+        if any(map(is_column, columns)):
+            return self._analysed("drop", lambda frame: frame.drop(*columns), name, parallelism)
+        kept = [column for column in self.schema.names if column not in columns]
+        if not kept:
+            raise WrongType(
+                "no column is left", where=name or "drop", remedy="keep at least one column"
+            )
+        made = Projection.of(self.schema, dict(zip(kept, kept, strict=True)))
+        return self._projected("drop", made, name, parallelism)
+
+    def _is_name(self, column: Any) -> bool:
+        """Whether this is a name that no session has to read."""
+        is_text = isinstance(column, str)
+        return is_text and (column in self.schema.names or not {"*", ".", "`"} & set(column))
+
+    def _renamed(
+        self, kind: str, names: Mapping[str, str], name: str | None, parallelism: int | None
+    ) -> Stream:
+        new = [names.get(column, column) for column in self.schema.names]
+        parse_schema(pa.schema([pa.field(column, pa.null()) for column in new]))
+        made = Projection.of(self.schema, dict(zip(new, self.schema.names, strict=True)))
+        return self._projected(kind, made, name, parallelism)
+
+    def _analysed(
+        self, kind: str, choose: Callable[[Any], Any], name: str | None, parallelism: int | None
+    ) -> Stream:
+        from clonos.spark.expressions import projected
+
+        chosen = []
+        for column, made in projected(self.schema, choose, name or kind):
+            field = pa.field(column, made.type)
+            if isinstance(made, Column):  # it stays as it is, also whether it may be null
+                field = self.schema.field(made.name).with_name(column)
+            chosen.append((field, made))
+        parse_schema(pa.schema([field for field, _ in chosen]))
+        return self._projected(kind, Projection(tuple(chosen)), name, parallelism)
+
+    def _projected(
+        self, kind: str, made: Projection, name: str | None, parallelism: int | None
+    ) -> Stream:
+        from clonos.api.streams import Stream
+
+        make = partial(ProjectOperator, made)
+        vertex = self._add(kind, name, made.schema, parallelism, make, projection=made)
+        is_like_this = all(map(made.keeps, self._edge.keys))
+        return self._like_this(vertex) if is_like_this else Stream(self._job, vertex)
+
+
+def is_column(condition: Any) -> bool:
+    """Whether this is one of PySpark's columns, told without importing PySpark."""
+    return any(
+        cls.__module__.startswith("pyspark.") and cls.__name__ == "Column"
+        for cls in type(condition).__mro__
+    )
+
+
+def _type_text(data_type: pa.DataType) -> str:
+    known = spark_type(data_type)
+    return str(data_type) if known is None else str(known.simpleString())
+
+
+def _tree_of(field: pa.Field) -> list[str]:
+    from pyspark.sql.types import StructField, StructType
+
+    known = spark_type(field.type)
+    if known is None:
+        return [f" |-- {field.name}: {field.type} (nullable = {str(field.nullable).lower()})"]
+    tree = StructType([StructField(field.name, known, field.nullable)]).treeString()
+    return str(tree).splitlines()[1:]

@@ -1,0 +1,111 @@
+"""Column expressions: rows chosen by a condition, columns computed of others, all by kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from clonos.columns.batches import concat
+from clonos.columns.formula import Column, Expression, columns_of, compute
+from clonos.errors import ExpressionFailed
+from clonos.operators.base import Operator
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns that an operator makes, each with its field, in order.
+
+    Examples
+    --------
+    >>> swapped = Projection.of(pa.schema({"a": pa.int8(), "b": pa.int8()}), {"x": "b", "a": "a"})
+    >>> swapped.schema.names, sorted(swapped.reads(unread={"x"}))
+    (['x', 'a'], ['a'])
+    """
+
+    columns: tuple[tuple[pa.Field, Expression], ...]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, names: dict[str, str]) -> Projection:
+        """Columns as they are: new name to old name."""
+        fields = {new: schema.field(old) for new, old in names.items()}
+        return cls(
+            tuple((field.with_name(new), Column(field.name, field.type))
+                  for new, field in fields.items())
+        )  # fmt: skip
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows that are made."""
+        return pa.schema([field for field, _ in self.columns])
+
+    @property
+    def fingerprint(self) -> str:
+        """What it is, as text: a checkpoint belongs to one graph."""
+        return ", ".join(f"{field.name}: {made.fingerprint}" for field, made in self.columns)
+
+    def reads(self, unread: Collection[str] = ()) -> frozenset[str]:
+        """The columns that it looks at, if nobody looks at those of its own that are `unread`."""
+        return frozenset().union(*(columns_of(made) for _, made in self.without(unread).columns))
+
+    def without(self, unread: Collection[str]) -> Projection:
+        """The same, but for columns that nobody looks at; one remains, to count the rows by."""
+        kept = tuple(column for column in self.columns if column[0].name not in unread)
+        return Projection(kept or self.columns[:1])
+
+    def keeps(self, column: str) -> bool:
+        """Whether a column passes as it is, under its name."""
+        return any(
+            field.name == column and isinstance(made, Column) and made.name == column
+            for field, made in self.columns
+        )
+
+
+class FormulaOperator(Operator):
+    """Computes batches as a whole; those with a bad record in halves, until it is found."""
+
+    reads: frozenset[str]
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        try:
+            return self.made_of(batch)
+        except ExpressionFailed as error:
+            if batch.num_rows == 1:
+                self.reject(error, batch, sorted(self.reads) or batch.schema.names[:1])
+                return None
+        half = batch.num_rows // 2
+        made = [self.on_batch(part) for part in (batch.slice(0, half), batch.slice(half))]
+        good = [part for part in made if part is not None]
+        return concat(good) if good else None
+
+    def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows made of a batch."""
+        raise NotImplementedError
+
+
+class WhereOperator(FormulaOperator):
+    """Keeps the rows for which a condition is true, neither false nor null."""
+
+    def __init__(self, condition: Expression) -> None:
+        super().__init__()
+        self._condition = condition
+        self.reads = columns_of(condition)
+
+    def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        is_kept = compute(self._condition, batch)
+        return batch if is_kept.true_count == len(is_kept) else batch.filter(is_kept)
+
+
+class ProjectOperator(FormulaOperator):
+    """Makes the columns of a projection."""
+
+    def __init__(self, projection: Projection) -> None:
+        super().__init__()
+        self._columns = tuple(made for _, made in projection.columns)
+        self._schema = projection.schema
+        self.reads = projection.reads()
+
+    def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [compute(made, batch) for made in self._columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -1,0 +1,380 @@
+"""Column expressions of Spark's, as formulas for tasks.
+
+Spark parses and analyses: an empty DataFrame with the stream's schema is given the columns, and the
+analysed tree is walked in the driver's JVM. It knows the class, the type and the mode of every
+part, which neither its printed form nor its JSON does. What has no exact equal in tasks is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from clonos.columns import casts
+from clonos.columns.formula import LAZY, Column, Constant, Expression, apply
+from clonos.columns.functions import FUNCTIONS, Function
+from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
+from clonos.columns.schema import parse_type, spark_type
+from clonos.errors import BadSchema, NeedsSpark, NotInTasks
+from clonos.spark.session import require_driver
+
+_CATALYST: Final = "org.apache.spark.sql.catalyst.expressions"
+_UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+_ELSEWHERE: Final = (
+    "apply it to the DataFrame before it becomes a source, or write a function: "
+    "with_column(...), map(...), filter(lambda row: ...)"
+)
+_RANDOM: Final = "write a function that takes ctx and asks ctx.random: it is the same on replay"
+_CLOCK: Final = "write a function that takes ctx and asks ctx.clock, which is logged"
+_REFUSED: Final = {
+    "Rand": _RANDOM,
+    "Randn": _RANDOM,
+    "RandStr": _RANDOM,
+    "Uniform": _RANDOM,
+    "Uuid": _RANDOM,
+    "Shuffle": _RANDOM,
+    "CurrentTimestamp": _CLOCK,
+    "Now": _CLOCK,
+    "LocalTimestamp": _CLOCK,
+    "CurrentDate": _CLOCK,
+    "CurDateExpressionBuilder": _CLOCK,
+    "CurrentTime": _CLOCK,
+    "CurrentBatchTimestamp": _CLOCK,
+}
+"""What gives something else each time, and what to write instead."""
+
+_INSTEAD: Final = {
+    "PythonUDF": 'give the function itself: with_column("name type", fn, "column"), or filter(fn)',
+    "ScalaUDF": "apply it to the DataFrame before it becomes a source",
+}
+"""What to write instead of something that is not in the table."""
+
+_MODES: Final = {
+    **dict.fromkeys(
+        ["Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod", "Cast"],
+        "evalMode",
+    ),
+    "UnaryMinus": "failOnError",
+    "Abs": "failOnError",
+}
+"""Where a part says whether it raises."""
+
+
+def projected(
+    schema: pa.Schema, choose: Callable[[Any], Any], where: str
+) -> list[tuple[str, Expression]]:
+    """The columns of ``choose(frame)``, where `frame` has the rows of a stream.
+
+    Parameters
+    ----------
+    schema
+        Of the stream.
+    choose
+        Such as ``lambda frame: frame.select("a", F.upper("b"))``.
+    where
+        The operator, for errors.
+
+    Raises
+    ------
+    NotInTasks
+        Some part cannot be computed in tasks.
+    NeedsSpark
+        There is no session.
+    """
+    walker, frame = _begin(schema, where)
+    plan = choose(frame)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    _require_plan(plan, "Project", where)
+    named = _elements(plan.projectList())
+    return [(part.name(), walker.column(part)) for part in named]
+
+
+def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
+    """The condition of ``frame.where(given)``; see :func:`projected`."""
+    walker, frame = _begin(schema, where)
+    plan = frame.where(given)._jdf.queryExecution().analyzed()  # noqa: SLF001
+    _require_plan(plan, "Filter", where)
+    return walker.whole(plan.condition())
+
+
+def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
+    # A thread other than the one that made the session has no active one.
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+    if spark is None:
+        raise NeedsSpark(
+            "a column expression is read by Spark, and there is no session",
+            where=where,
+            remedy="create one before the job is defined: clonos.spark.session.get_or_create()",
+        )
+    require_driver(spark)
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    # Of a type that Spark has not, one that no expression can do anything with in tasks.
+    fields = [StructField(f.name, spark_type(f.type) or BinaryType()) for f in schema]
+    session: Any = spark._jsparkSession  # noqa: SLF001
+    jvm: Any = spark._jvm  # noqa: SLF001
+    java_schema = session.parseDataType(StructType(fields).json())
+    frame = DataFrame(session.createDataFrame(jvm.java.util.ArrayList(), java_schema), spark)
+    output = _elements(frame._jdf.queryExecution().analyzed().output())  # noqa: SLF001
+    known = {part.exprId().id(): field for part, field in zip(output, schema, strict=True)}
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    return _Walker(spark, known, zone, where), frame
+
+
+def _require_plan(plan: Any, kind: str, where: str) -> None:
+    made = plan.getClass().getSimpleName()
+    below = plan.child() if made == kind else plan
+    if below.getClass().getSimpleName() != "LocalRelation":
+        while below.getClass().getSimpleName() == "Project":  # around a window
+            below = below.child()
+        raise NotInTasks(
+            "the expression needs more than one row at a time, or makes several: "
+            + below.getClass().getSimpleName(),
+            where=where,
+            remedy="aggregates are for windows: key_by(...).window(...).agg(...); several rows of "
+            "one are made by flat_map",
+        )
+
+
+def _class_of(node: Any) -> str:
+    """Of an expression or a plan; what these call themselves may be somebody else's name."""
+    return str(node.getClass().getSimpleName())
+
+
+def _elements(seq: Any) -> list[Any]:
+    return [seq.apply(i) for i in range(seq.size())]
+
+
+class _Walker:
+    """Turns analysed expressions into formulas."""
+
+    def __init__(self, spark: Any, known: Mapping[int, pa.Field], zone: str, where: str) -> None:
+        self._gateway = spark.sparkContext._gateway  # noqa: SLF001
+        self._no_row = spark._jvm.org.apache.spark.sql.catalyst.InternalRow.empty()  # noqa: SLF001
+        self._known = known
+        self._zone = zone
+        self._where = where
+        self._types: dict[str, pa.DataType] = {}
+        self._common: dict[int, Expression] = {}
+
+    def column(self, part: Any) -> Expression:
+        """A named expression; a column as it is may be of any type."""
+        while _class_of(part) == "Alias":
+            part = part.child()
+        made = self.whole(part)
+        if not isinstance(made, Column) and kind_of(made.type) not in SIMPLE:
+            raise self._refusal(part, f"its type is {made.type}")
+        return made
+
+    def whole(self, part: Any) -> Expression:
+        """One expression, such as a condition."""
+        if not part.deterministic():
+            self._refuse_unrepeatable(part)
+        return self.walk(part)
+
+    def walk(self, part: Any) -> Expression:
+        """A part with all below it. Each question to the JVM takes a while: there are few."""
+        name = _class_of(part)
+        if name == "AttributeReference":
+            field = self._known[part.exprId().id()]
+            return Column(field.name, field.type)
+        if name in _REFUSED:
+            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+        if part.foldable():
+            constant = self._folded(part)
+            if constant is not None:
+                return constant
+        special = _SPECIAL.get(name)
+        if special is not None:
+            return special(self, part)
+        if name in FUNCTIONS or name in LAZY:
+            arguments = [self.walk(child) for child in _elements(part.children())]
+            return self.made(part, name, arguments)
+        if is_instance_of(self._gateway, part, f"{_CATALYST}.RuntimeReplaceable"):
+            return self.walk(part.replacement())
+        raise self._refusal(part, f"there is no {name} in tasks", _INSTEAD.get(name, ""))
+
+    def made(self, part: Any, name: str, arguments: Sequence[Expression]) -> Expression:
+        """A function, if it is exact for these arguments."""
+        result = self._type(part)
+        if name in LAZY:
+            if any(kind_of(argument.type) not in SIMPLE for argument in arguments):
+                raise self._refusal(part, _types_text(arguments))
+            return apply(name, arguments, result)
+        function = FUNCTIONS[name]
+        types = [argument.type for argument in arguments]
+        constants = [a.scalar if isinstance(a, Constant) else None for a in arguments]
+        if not function.accepts(types, result):
+            raise self._refusal(part, _types_text(arguments))
+        if not function.fits(constants):
+            raise self._refusal(part, "some argument must be constant there, and of a plain form")
+        if name == "In" and any(argument.raises for argument in arguments[1:]):
+            raise self._refusal(part, "a value of the list can raise")
+        self._require_zone(part, function, types, result)
+        if name == "Cast" and types == [result]:
+            return arguments[0]
+        if not function.can_raise(types, result, constants):
+            return apply(name, arguments, result)
+        if name in _MODES:
+            self._require_ansi(part, getattr(part, _MODES[name])())
+        return apply(name, arguments, result, part.sql())
+
+    def _folded(self, part: Any) -> Constant | None:
+        """What Spark computes now, once and for all; None if it cannot."""
+        self._refuse_clocks(part)
+        try:
+            data_type = self._type(part)
+            kind = kind_of(data_type)
+            if kind not in SIMPLE and kind != INTERVAL:
+                return None
+            value = part.eval(self._no_row)
+        except (Py4JError, PySparkException):
+            return None
+        constant = _scalar(value, data_type, kind)
+        try:
+            constant.as_py()
+        except (OverflowError, ValueError):
+            raise self._refusal(part, "Python knows only the years 1 to 9999") from None
+        return Constant(constant)
+
+    def _refuse_unrepeatable(self, part: Any) -> None:
+        """Refuse the smallest part that is not deterministic."""
+        for child in _elements(part.children()):
+            if not child.deterministic():
+                self._refuse_unrepeatable(child)
+        remedy = _REFUSED.get(_class_of(part), "")
+        raise self._refusal(part, "it gives something else each time", remedy)
+
+    def _refuse_clocks(self, part: Any) -> None:
+        name = _class_of(part)
+        if name in _REFUSED:
+            raise self._refusal(part, "it gives something else each time", _REFUSED[name])
+        for child in _elements(part.children()):
+            self._refuse_clocks(child)
+
+    def _type(self, part: Any) -> pa.DataType:
+        text = part.dataType().catalogString()
+        if text not in self._types:
+            is_interval = text.startswith("interval ") and not {"year", "month"} & set(text.split())
+            try:
+                self._types[text] = pa.duration("us") if is_interval else parse_type(text)
+            except BadSchema:
+                raise self._refusal(part, f"its type is {text}") from None
+        return self._types[text]
+
+    def _require_zone(
+        self, part: Any, function: Function, types: Sequence[pa.DataType], result: pa.DataType
+    ) -> None:
+        is_cast = function is FUNCTIONS["Cast"] and casts.is_of_zone(types[0], result)
+        is_of_zone = function.is_of_zone and kind_of(types[-1 if result == types[-1] else 0])
+        if (is_cast or is_of_zone == ZONED) and self._zone not in _UTC:
+            raise self._refusal(
+                part,
+                f"it depends on the session's zone, {self._zone}",
+                'set spark.sql.session.timeZone to "UTC", or use timestamp_ntz',
+            )
+
+    def _require_ansi(self, part: Any, mode: Any) -> None:
+        text = mode if isinstance(mode, bool) else mode.toString()
+        if text not in (True, "ANSI"):
+            raise self._refusal(
+                part,
+                "it does not raise where a value does not fit: it is a try_ function, or ANSI "
+                "mode is off",
+                "set spark.sql.ansi.enabled to true and ask first: case when ... then ... end",
+            )
+
+    def _refusal(self, part: Any, why: str, remedy: str = "") -> NotInTasks:
+        return NotInTasks(
+            f"{part.sql()} cannot be computed in tasks exactly as Spark would: {why}",
+            where=self._where,
+            remedy=remedy or _ELSEWHERE,
+        )
+
+    def with_common(self, part: Any) -> Expression:
+        """``With``: parts that are used several times."""
+        for one in _elements(part.defs()):
+            self._common[one.id().id()] = self.walk(one.child())
+        return self.walk(part.child())
+
+    def common(self, part: Any) -> Expression:
+        """One of these parts."""
+        return self._common[part.id().id()]
+
+    def case_of(
+        self, part: Any, condition: Expression, yes: Expression, no: Expression
+    ) -> Expression:
+        """``if``."""
+        return self.made(part, "CaseWhen", [condition, yes, no])
+
+    def if_(self, part: Any) -> Expression:
+        """``if(a, b, c)``."""
+        return self.case_of(part, *map(self.walk, _elements(part.children())))
+
+    def case(self, part: Any) -> Expression:
+        """``case``, with a null if there is no ``else``."""
+        arguments = [self.walk(child) for child in _elements(part.children())]
+        if len(arguments) % 2 == 0:
+            arguments.append(Constant(pa.scalar(None, self._type(part))))
+        return self.made(part, "CaseWhen", arguments)
+
+    def null_if(self, part: Any) -> Expression:
+        """What ``nullif(a, b)`` becomes: null if the condition is true, else the value."""
+        is_equal, value = map(self.walk, _elements(part.children()))
+        return self.case_of(part, is_equal, Constant(pa.scalar(None, value.type)), value)
+
+    def nan_or(self, part: Any) -> Expression:
+        """``nanvl(a, b)``."""
+        value, other = map(self.walk, _elements(part.children()))
+        is_nan = apply("IsNaN", [value], pa.bool_())
+        return self.case_of(part, is_nan, other, value)
+
+    def field(self, part: Any) -> Expression:
+        """A field of a struct."""
+        number = Constant(pa.scalar(part.ordinal(), pa.int32()))
+        return self.made(part, "GetStructField", [self.walk(part.child()), number])
+
+    def below(self, part: Any) -> Expression:
+        """What is only wrapped."""
+        return self.walk(part.child())
+
+
+_SPECIAL: Final[Mapping[str, Callable[[_Walker, Any], Expression]]] = {
+    "Alias": _Walker.below,
+    "UnaryPositive": _Walker.below,
+    "With": _Walker.with_common,
+    "CommonExpressionRef": _Walker.common,
+    "If": _Walker.if_,
+    "CaseWhen": _Walker.case,
+    "NullIfResult": _Walker.null_if,
+    "NaNvl": _Walker.nan_or,
+    "GetStructField": _Walker.field,
+}
+"""What is not simply a function of its children."""
+
+
+def _scalar(value: Any, data_type: pa.DataType, kind: str) -> pa.Scalar:
+    """Spark's internal value as Arrow's."""
+    if value is None:
+        return pa.scalar(None, data_type)
+    if kind == STRING:
+        return pa.scalar(value.toString(), data_type)
+    if kind == DATE:
+        return pa.array([value], pa.int32()).view(data_type)[0]
+    if kind in MOMENT or kind == INTERVAL:
+        return pa.array([value], pa.int64()).view(data_type)[0]
+    if hasattr(value, "toString"):
+        value = Decimal(value.toString())
+    return pa.scalar(value, data_type)
+
+
+def _types_text(arguments: Sequence[Expression]) -> str:
+    given = ", ".join(str(argument.type) for argument in arguments)
+    return f"not of ({given})"
