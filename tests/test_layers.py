@@ -41,7 +41,8 @@ LAYERS: dict[str, set[str]] = {
     "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
         "sources", "graph", "nodes", "cluster", "api", "testing"},
     "causal": {"core", "columns", "operators", "transport", "storage"},
-    "replay": {"blame", "core", "operators", "storage", "sources", "graph", "runtime", "cluster"},
+    "replay": {"blame", "core", "operators", "storage", "sources", "graph", "nodes", "runtime",
+        "cluster"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 

@@ -35,9 +35,11 @@ def test_logs_and_the_step_that_failed_survive():
     assert again.length(0) == 2
     assert again.failed == {1: (5, b"failed")}
     assert keeper_of(*again.snapshot()).failed == again.failed
+    journal = again.snapshot()
     again.begin_term(2)
     assert not again.failed
     assert not keeper_of(*again.snapshot()).failed
+    assert not keeper_of(*journal, *again.take_records()).failed, "read back, too"
 
 
 def test_nothing_is_taken_that_no_output_could_have_brought():

@@ -11,7 +11,9 @@ BAD = 777
 
 def score(row: Any, ctx: Any) -> tuple[Any, ...]:
     """What a service says is no more to be had afterwards."""
-    return row.n, row.key, ctx.call(ask, row.n) + ctx.clock.now_ms() % 2
+    # In which order a set is passed through is the same in all slots, and in a replay.
+    key = next(iter({row.key, f"other {row.key}", "common", "rare"}))
+    return row.n, key, ctx.call(ask, row.n) + ctx.clock.now_ms() % 2
 
 
 def ask(n: int) -> int:

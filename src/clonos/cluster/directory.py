@@ -95,6 +95,8 @@ class JobDirectory:
         self._base = base
         self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
         self._written: list[str] = []
+        self.hash_seed = ""
+        """Of Python's sets, in the slots; known once a job was compared, or to be said by it."""
         # There may be keys in the URIs of a graph: nobody else reads them.
         self._folder = Folder(LocalFiles(), str(self.journal.absolute()), "fsync", 0o600)
         terms = partial(_terms, self.terms_uri, is_vouched=sole_driver)
@@ -182,6 +184,7 @@ class JobDirectory:
         try:
             about = json.loads(self._about.read_text())
             form, before, self._written = about["format"], about["graph"], list(about["written"])
+            self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
             if any(self.journal.glob("journal/*.journal")):
                 raise self._unreadable("it is missing, but there is a journal") from None
@@ -205,7 +208,12 @@ class JobDirectory:
 
     def claim(self, compiled: CompiledJob) -> None:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
-        about = {"format": _FORMAT, "graph": describe(compiled), "written": self._written}
+        about = {
+            "format": _FORMAT,
+            "graph": describe(compiled),
+            "written": self._written,
+            "hash_seed": self.hash_seed,
+        }
         self._folder.put(self._about.name, json.dumps(about, indent=1).encode())
 
     def is_written(self, sink: str) -> bool:

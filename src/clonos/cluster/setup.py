@@ -27,6 +27,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
+from clonos.nodes.versions import HASH_SEED
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
@@ -198,6 +199,8 @@ class DriverSetup:
         undo.callback(self._withdraw)
         if not self.keeper.complete:
             self._claims.begin(self.sink_schemas, is_new=self.keeper.term == 0)
+        environment = getattr(self.spark.sparkContext, "environment", {})
+        self.directory.hash_seed = str(environment.get(HASH_SEED, ""))
         self.directory.claim(self.compiled)
 
     def _withdraw(self) -> None:

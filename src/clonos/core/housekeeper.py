@@ -225,6 +225,8 @@ class HouseKeeper:
         return delivered
 
     def _read_term(self, term: int, generation: int, complete: bool) -> None:
+        if term != self.term:
+            self.failed.clear()
         self.term, self.generation, self.complete = term, generation, complete
 
     def _read_floor(

@@ -23,7 +23,7 @@ from clonos.core.life import Phase
 from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
 from clonos.core.plan import Plan, TaskSpec
-from clonos.core.step import RunningStep
+from clonos.core.step import RunningStep, checked
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError
 from clonos.nodes.links import Links
@@ -197,7 +197,8 @@ class Resident:
             for piece in in_pieces(book.runs(task, since + 1)):
                 yield msg.LastWords(*life, runs=piece)
         if step is not None and step.is_live:
-            yield msg.LastWords(*life[:2], step.position, encode_record(step.record))
+            record = checked(encode_record(step.record), step.position, machine.spec.name)
+            yield msg.LastWords(*life[:2], step.position, record)
 
     def complaint(self, error: Exception) -> msg.TaskError:
         """What goes wrong in a task is reported with its place."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any, Final
@@ -206,8 +207,9 @@ class SlotNode:
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not resident.is_over:
             del self._residents[resident.task]
-            for words in resident.last_words():
-                self._send(words)
+            with suppress(Exception):  # the error itself is told in any case
+                for words in resident.last_words():
+                    self._send(words)
             self._send(resident.complaint(error))
             resident.close()
 

@@ -7,7 +7,8 @@ as one likes. (In databases this is point-in-time recovery; in debuggers, record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,30 +33,34 @@ class Replay:
     job
         A :class:`clonos.Job` with the same graph. Its
         functions may have been changed, to print something for instance: if they do anything
-        else than they did, that is a ``Divergence``.
+        other than before, that is a ``Divergence``.
     checkpoint_dir
         Where the checkpoint is, or a copy of it; by default that of the job.
     journal_dir
         Where the journal is, if not below the checkpoint_dir.
     call
-        ``call(fn, *args)`` answers calls behind the log's end; without it they raise
-        :class:`~clonos.replay.NothingToReplay`.
+        ``call(fn, *args)`` answers calls of ``ctx.call`` behind the log's end; without it they
+        raise :class:`~clonos.replay.NothingToReplay`.
+
+    Attributes
+    ----------
+    lost
+        What is to be said of steps that had failed, and cannot be done again.
 
     Raises
     ------
     NothingToReplay
-        There is no checkpoint, or rows can only be read with Spark.
+        There is no checkpoint, the job keeps no log, or rows can only be read with Spark.
     OtherJob
         The checkpoint is that of another graph.
 
     Examples
     --------
-    >>> replay = clonos.Replay(job)  # doctest: +SKIP
-    >>> replay.run()  # all that the log knows
-    >>> task = replay["score[0]"]
-    >>> task.state("score")["alice"]
+    >>> with clonos.Replay(job) as replay:  # doctest: +SKIP
+    ...     replay.run("score[0]", to=1042)
+    ...     print(replay["score[0]"].state("score")["alice"])
+    ...     replay.run()  # all the rest that the log knows: an error is raised again
     {'total': 120}
-    >>> replay.step(beyond=True)  # what it would do next: here its error is raised again
     """
 
     def __init__(
@@ -67,9 +72,10 @@ class Replay:
         call: Callable[..., Any] | None = None,
     ) -> None:
         past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal_dir)
-        self._plan = past.compiled.plan
+        self._plan, self.lost = past.compiled.plan, past.lost
+        weakref.finalize(self, _close, tasks := dict[str, ReplayedTask]())
+        self._tasks = tasks
         self._fed = {channel.id: 0 for channel in self._plan.channels}
-        self._tasks: dict[str, ReplayedTask] = {}
         try:
             for spec in self._plan.tasks:
                 self._tasks[spec.name] = ReplayedTask(past, spec.id, call)
@@ -94,8 +100,7 @@ class Replay:
 
     def close(self) -> None:
         """Let go of what sources have opened."""
-        for task in self._tasks.values():
-            task.close()
+        _close(self._tasks)
 
     def __getitem__(self, name: str) -> ReplayedTask:
         if name not in self._tasks:
@@ -116,8 +121,9 @@ class Replay:
         return all(task.is_at_the_end for task in self)
 
     @property
-    def compared(self) -> dict[str, int]:
-        """Of each sink's task, how many outputs are known to be the ones that were delivered."""
+    def compared(self) -> dict[str, tuple[int, int]]:
+        """Of each sink's task, how many outputs are known to be the ones that were delivered since
+        the checkpoint, and how many of these there are."""
         return {t.name: t.compared for t in self if t.machine.spec.is_sink}
 
     def step(self, task: str | None = None, *, beyond: bool = False) -> Step | None:
@@ -145,6 +151,8 @@ class Replay:
             if wanted is None or done.task == wanted.name:
                 return done
         self._require_complete()
+        if beyond:
+            self._require_no_calls()
         return None
 
     def run(
@@ -155,7 +163,7 @@ class Replay:
         Returns
         -------
         list of Step
-            Those of `task`, or all.
+            Those of `task`, or all, with their rows: of a long log, rather call :meth:`step`.
         """
         steps: list[Step] = []
         while to is None or task is None or self[task].position < to:
@@ -182,6 +190,15 @@ class Replay:
                 self._fed[channel] = items[-1].seq
                 sender.machine.outputs[channel].log.truncate(items[-1].seq)
 
+    def _require_no_calls(self) -> None:
+        for task in self:
+            if task.open_calls:
+                raise NothingToReplay(
+                    f"the log has no answers to {task.open_calls} calls that rows wait for",
+                    where=task.name,
+                    remedy="a replay makes no calls; start the job again to have them made",
+                )
+
     def _require_complete(self) -> None:
         waiting = [task for task in self if not task.is_at_the_end]
         if waiting:
@@ -191,3 +208,8 @@ class Replay:
                 where=waiting[0].name,
                 remedy="report this as a bug",
             )
+
+
+def _close(tasks: Mapping[str, ReplayedTask]) -> None:
+    for task in tasks.values():
+        task.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pdb
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from clonos.blame import users_traceback
+from clonos.blame import in_short, users_traceback
 from clonos.errors import OperatorError
-from clonos.replay import NothingToReplay, Replay
+from clonos.nodes.versions import HASH_SEED
+from clonos.replay import NothingToReplay, Replay, Step
+from clonos.replay.past import Past, read
 
 SUMMARY = "what a job has done since its last checkpoint, again, in one process"
 
@@ -25,18 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal-dir", metavar="DIR", help="where the journal is, if not there")
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
     parser.add_argument("--to", type=int, metavar="N", help="with --task: until it has done step N")
-    parser.add_argument("--rows", action="store_true", help="show the rows of each step, too")
+    parser.add_argument("--rows", action="store_true", help="show all steps, with their rows")
     parser.add_argument(
-        "--beyond",
-        action="store_true",
-        help="go on behind the log's end, until an error or the end",
+        "--beyond", action="store_true", help="go on behind the log's end, to an error or the end"
     )
     parser.add_argument("--pdb", action="store_true", help="debug the function that raises")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if no function has raised."""
-    with Replay(_job(args.job), args.checkpoint, journal_dir=args.journal_dir) as replay:
+    """Returns 0 if no function has raised, and all that the log knows was done again."""
+    if args.to is not None and args.task is None:
+        raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
+    past = read(_job(args.job).compile(), args.checkpoint, args.journal_dir)
+    _begin_again_with_the_seed_of(past)
+    with Replay(past) as replay:
         for task in replay:
             known = task.log_ends_at - task.restored_at
             print(f"{task.name}: restored at step {task.restored_at}, the log has {known} more")
@@ -49,34 +54,55 @@ def run(args: argparse.Namespace) -> int:
             if args.pdb:
                 pdb.post_mortem(cause.__traceback__)
             return 1
-        for name, outputs in replay.compared.items():
-            print(f"{name}: all {outputs} outputs that were delivered are made again")
-    return 0
+        for name, (same, delivered) in replay.compared.items():
+            if delivered:
+                print(f"{name}: {same} of {delivered} delivered outputs are made again")
+        for what in replay.lost:
+            print(f"clonos: cannot be done again: {what}", file=sys.stderr)
+        return 1 if replay.lost else 0
+
+
+def _begin_again_with_the_seed_of(past: Past) -> None:
+    """Python's sets have an order that is drawn when it starts, but in the slots of jobs."""
+    seed = past.hash_seed
+    if seed and os.environ.get(HASH_SEED) != seed:
+        sys.stdout.flush()
+        words = [sys.executable, "-m", "clonos.cli", *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, HASH_SEED: seed})  # noqa: S606 - ourselves
 
 
 def _run(replay: Replay, args: argparse.Namespace) -> None:
     """First all that the log knows; then, perhaps, on."""
     for beyond in (False, True) if args.beyond else (False,):
-        while args.to is None or args.task is None or replay[args.task].position < args.to:
+        while args.to is None or replay[args.task].position < args.to:
             step = replay.step(args.task, beyond=beyond)
             if step is None:
                 break
-            if args.task or beyond:
-                print(step)
-            if args.rows:
-                for name, batch in [("took", b) for b in step.took] + [*step.made.items()]:
-                    print(*(f"    {name}: {row}" for row in batch.to_pylist()), sep="\n")
+            if args.task or args.rows or beyond:
+                _show(step, with_rows=args.rows)
+
+
+def _show(step: Step, *, with_rows: bool) -> None:
+    print(step)
+    named = [("took", batch) for batch in step.took] + list(step.made.items())
+    for name, batch in named if with_rows else ():
+        for row in batch.to_pylist():
+            print(f"    {name}: {row}")
 
 
 def _job(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    remedy = "give MODULE:JOB, such as my_package.fraud:job, a clonos.Job or a function of nothing"
+    if not module or module.endswith(".py") or "/" in module:
+        raise NothingToReplay(f"{module!r} is no name of a module", remedy=remedy)
     try:
         found = getattr(import_module(module), attribute or "job")
-    except (ImportError, AttributeError) as error:
-        raise NothingToReplay(
-            f"there is no job {name!r}: {error}",
-            remedy="give MODULE:JOB, as in my_package.fraud:job",
-        ) from error
-    return found() if callable(found) else found
+        job = found() if callable(found) else found
+    except Exception as error:  # noqa: BLE001 - user code
+        what = f"there is no job {name!r}: {in_short(error)}"
+        raise NothingToReplay(what, remedy=remedy, trace=users_traceback(error)) from None
+    if not hasattr(job, "compile"):
+        raise NothingToReplay(f"{name!r} is a {type(job).__name__}, no job", remedy=remedy)
+    return job

@@ -14,19 +14,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Fail, SlotReady
+from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import HouseKeeper
+from clonos.core.plan import Plan
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import folder_name
 from clonos.storage.layers import LayerStore, get_layers
+
+COPIES_MAX: Final = 20
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Past:
     """What is known of a job's past.
 
     ``codes``: of its tasks, with sources that can be read again here; ``failed``: by task, the step
-    that has ended the job; ``lineage``, ``run``: what its effects are named by.
+    that has ended the job; ``lost``: what can be said of such steps that cannot be done again;
+    ``hash_seed``: of Python's sets, in the slots; ``lineage``, ``run``: what its effects are named
+    by.
     """
 
     compiled: CompiledJob
@@ -42,6 +48,8 @@ class Past:
     keeper: HouseKeeper
     activations: dict[int, msg.Activate]
     failed: dict[int, int]
+    lost: tuple[str, ...]
+    hash_seed: str
     lineage: str
     run: str
     store: LayerStore
@@ -68,9 +76,15 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
             where=compiled.name,
             remedy="give the checkpoint_dir that the job had",
         )
+    if not compiled.plan.causal_log:
+        raise NothingToReplay(
+            "a job with guarantee='at_least_once' has no log",
+            where=compiled.name,
+            remedy="only jobs with guarantee='exactly_once' can be done again",
+        )
     directory = JobDirectory(checkpoint_dir, journal_dir, on_one_machine=True)
     journal = directory.journal / "journal"
-    if not any(journal.glob("*.journal")):
+    if not any(journal.glob("*.journal")) or not (directory.journal / "checkpoint_id").exists():
         raise NothingToReplay(
             "there is no journal",
             where=str(journal),
@@ -80,13 +94,15 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
     keeper = house_keeper(compiled.plan)
     _recover(keeper, journal)
     codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
-    failed = {task: position for task, (position, _) in keeper.failed.items()}
+    lives, failed, lost = activations(compiled, keeper)
     return Past(
         compiled,
         codes,
         keeper,
-        activations(compiled, keeper),
+        lives,
         failed,
+        lost,
+        directory.hash_seed,
         compiled.options.lineage or directory.checkpoint_id,
         directory.checkpoint_id,
         LayerStore(directory.layers_uri),
@@ -96,16 +112,34 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
 def _recover(keeper: HouseKeeper, journal: Path) -> None:
     with ExitStack() as undo:
         copied = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="clonos-replay-")))
-        for segment in journal.glob("*.journal"):
-            shutil.copy(segment, copied)
+        _copy(journal, copied)
         ignore: Callable[[Any], None] = lambda _: None  # noqa: E731 - nothing is written
         opened = JournalFile(copied, "process", ignore)
         undo.callback(opened.close)
         opened.recover(keeper)
 
 
-def activations(compiled: CompiledJob, keeper: HouseKeeper) -> dict[int, msg.Activate]:
-    """What each task would be told if all of them were restarted.
+def _copy(journal: Path, to: Path) -> None:
+    """All segments: one, or two at the moment when a running job begins another."""
+    for _ in range(COPIES_MAX):
+        try:
+            for segment in sorted(journal.glob("*.journal")):
+                shutil.copy(segment, to)
+        except FileNotFoundError:  # the older one was deleted meanwhile
+            continue
+        return
+    raise NothingToReplay(
+        "the journal changes faster than it can be copied",
+        where=str(journal),
+        remedy="stop the job, or try again",
+    )
+
+
+def activations(
+    compiled: CompiledJob, keeper: HouseKeeper
+) -> tuple[dict[int, msg.Activate], dict[int, int], tuple[str, ...]]:
+    """What each task would be told if all of them were restarted; the steps that had failed, by
+    task; and what is to be said of those that cannot be done again.
 
     The house-keeper has read its journal, and is of no other use afterwards.
     """
@@ -116,19 +150,30 @@ def activations(compiled: CompiledJob, keeper: HouseKeeper) -> dict[int, msg.Act
     for slot in range(len(compiled.plan.cells)):
         actions += coordinator.handle(SlotReady(slot, ""), now_ms=0)
     found = _gathered(compiled.name, actions)
+    done_again: dict[int, int] = {}
+    lost = []
     for task, (position, record) in failed.items():
-        found[task] = _with_failed(found[task], keeper, position, record)
-    return found
+        why = _missing(compiled.plan, keeper, task, position, record)
+        if why:
+            lost.append(f"step {position} of {compiled.plan.tasks[task].name}, which failed: {why}")
+            continue
+        run = msg.Run(task, found[task].incarnation, position, (record,))
+        found[task] = replace(found[task], log=(*found[task].log, run))
+        done_again[task] = position
+    return found, done_again, tuple(lost)
 
 
-def _with_failed(
-    activate: msg.Activate, keeper: HouseKeeper, position: int, record: bytes
-) -> msg.Activate:
-    """With the step that has failed, if the log knows all before it: it is done again, too."""
-    if keeper.length(activate.task) != position - 1:
-        return activate
-    run = msg.Run(activate.task, activate.incarnation, position, (record,))
-    return replace(activate, log=(*activate.log, run))
+def _missing(plan: Plan, keeper: HouseKeeper, task: int, position: int, record: bytes) -> str:
+    """What is not known of a step that has failed; empty if it can be done again."""
+    if keeper.length(task) != position - 1:
+        return f"the log of the task ends at step {keeper.length(task)}"
+    cause = decode_record(record)[0]
+    if isinstance(cause, Order):
+        sender = plan.channels[cause.channel].sender
+        if cause.position > keeper.length(sender):
+            name, end = plan.tasks[sender].name, keeper.length(sender)
+            return f"it took what {name} made in step {cause.position}, whose log ends at {end}"
+    return ""
 
 
 def _gathered(job: str, actions: list[Action]) -> dict[int, msg.Activate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +31,10 @@ from clonos.core.life import Phase
 from clonos.core.messages import Item
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
-from clonos.core.step import RunningStep
+from clonos.core.step import Job, RunningStep
 from clonos.core.task import TaskMachine
 from clonos.errors import ClonosError, Divergence, OperatorError
+from clonos.nodes.versions import HASH_SEED
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay.errors import NothingToReplay, NotInLog
@@ -44,6 +46,8 @@ ROWS_MAX: Final = 4096
 """Rows that a source reads at once behind the log's end."""
 WAIT_S: Final = 60.0
 """Time for rows that the log knows to be read again."""
+QUIET_S: Final = 1.0
+"""Behind the log's end, a source that says nothing for this long has nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,24 @@ class ReplayedTask:
         self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
         self.failed_at = past.failed.get(task)
+        self._hash_seed = past.hash_seed
         self._has_rows = threading.Event()
-        self._delivered = 0
+        self._made = self._delivered = 0
+        self._failure: ClonosError | None = None
         self._source = self._open()
+        try:
+            self._begin(past)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, past: Past) -> None:
         for action in self.machine.start():
             if isinstance(action, ev.NeedRows):
                 assert self._source is not None
                 self._source.ask(action.cuts)
         for channel in self.machine.inputs:
-            sender = plan.channels[channel].sender
+            sender = self._plan.channels[channel].sender
             life = past.activations[sender].incarnation
             self.machine.handle(ev.Opened(channel, 1, life))
         self._expect(past.keeper)
@@ -167,8 +180,8 @@ class ReplayedTask:
             is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
             if is_last and self._plan.causal_log and not keeper.generation:
                 known = keeper.inputs[channel]
+                self._made, self._delivered = output.log.last, known.consumed
                 output.log.resume(known.consumed + 1, known.consumed_chain)
-                self._delivered = known.consumed
 
     def close(self) -> None:
         """Let go of the source."""
@@ -188,10 +201,17 @@ class ReplayedTask:
         return self.machine.position >= self.log_ends_at
 
     @property
-    def compared(self) -> int:
-        """Of a sink's task: how many outputs are known to be the ones that were delivered."""
+    def compared(self) -> tuple[int, int]:
+        """Of a sink's task: how many outputs are known to be the ones that were delivered since the
+        checkpoint, and how many of these there are. They are compared all at once, at the last."""
         made = max(output.log.last for output in self.machine.outputs.values())
-        return self._delivered if made >= self._delivered else 0
+        due = max(self._delivered - self._made, 0)
+        return (due if made >= self._delivered else 0), due
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that were asked for, and to which the log has no answer."""
+        return len(self.machine.calls)
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -248,6 +268,8 @@ class ReplayedTask:
         NothingToReplay
             It asks the world, and nobody answers.
         """
+        if self._failure is not None:
+            raise self._failure
         if self.is_at_the_end and not beyond:
             return None
         self._offer_rows()
@@ -258,6 +280,17 @@ class ReplayedTask:
         if job is None or step is None:
             return None
         try:
+            self._attempt(step, job)
+        except ClonosError as error:
+            self._failure = error
+            raise
+        machine.end()
+        machine.flush()
+        self._forget_outputs()
+        return self._told(step, is_logged=is_logged)
+
+    def _attempt(self, step: RunningStep, job: Job) -> None:
+        try:
             job()
         except NotInLog as asked:
             raise NothingToReplay(
@@ -267,7 +300,9 @@ class ReplayedTask:
             ) from None
         except Divergence as error:
             if step.position != self.failed_at:
-                raise
+                raise Divergence(
+                    error.what, where=self.name, remedy=self._seeds() or error.remedy
+                ) from error
             raise NothingToReplay(
                 f"step {step.position}, which had failed, goes on now: {error.what}",
                 where=self.name,
@@ -277,9 +312,22 @@ class ReplayedTask:
             raise
         except Exception as error:
             raise OperatorError(in_short(error), where=self.name) from error
-        machine.end()
-        machine.flush()
-        return self._told(step, is_logged=is_logged)
+
+    def _seeds(self) -> str:
+        """What to do if Python's sets have another order here than they had in the slots."""
+        here = os.environ.get(HASH_SEED, "random")
+        if not self._hash_seed or here == self._hash_seed:
+            return ""
+        return (
+            f"start Python with {HASH_SEED}={self._hash_seed}, as in the job's slots; it is {here}"
+        )
+
+    def _forget_outputs(self) -> None:
+        """Nobody takes what leaves the job."""
+        for channel, output in self.machine.outputs.items():
+            is_last = self._plan.channels[channel].receiver == HOUSE_KEEPER
+            if is_last and output.log.is_verified:
+                output.log.truncate(output.log.last)
 
     def _offer_rows(self) -> None:
         machine, source = self.machine, self._source
@@ -291,7 +339,10 @@ class ReplayedTask:
                 ready = self._wait_for(source)
         elif machine.wants_rows and self._code.source is not None and self._code.source.replayable:
             source.advance(machine.intake.taken, machine.intake.cut)
-            ready = source.take() or self._wait_for(source)
+            self._has_rows.clear()
+            ready = source.take()
+            if ready is None and self._has_rows.wait(QUIET_S):
+                ready = source.take()
         if ready is not None:
             machine.handle(ready)
 
