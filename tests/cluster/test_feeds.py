@@ -109,6 +109,7 @@ def end(kit, spark, job, files):
     return job.wait(100)
 
 
+@pytest.mark.soak
 def test_the_source_and_an_executor_are_killed(kit, cluster, tmp_path):
     add_files(kit, tmp_path, range(3))
     job = build(kit, cluster, tmp_path).start(cluster, standby_slots=5)

@@ -134,7 +134,9 @@ def bench(kafka, tmp_path):
     return Bench(kafka, tmp_path)
 
 
-@pytest.mark.parametrize("checkpoints", ["marked", "uncoordinated"])
+@pytest.mark.parametrize(
+    "checkpoints", ["marked", pytest.param("uncoordinated", marks=pytest.mark.soak)]
+)
 def test_each_message_is_counted_once_whoever_dies(kit, spark, bench, checkpoints):
     job = bench.job(clonos.sinks.collect(), checkpoints=checkpoints).start(spark)
     bench.produce()

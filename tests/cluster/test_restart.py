@@ -49,7 +49,8 @@ print("rows", running.wait().rows["out"], flush=True)
 
 @pytest.mark.parametrize(
     ("checkpoints", "floors"),
-    [("marked", 6), ("uncoordinated", 1)],  # once all is sealed, without markers no more come
+    # Once all is sealed, without markers no more floors come.
+    [("marked", 6), pytest.param("uncoordinated", 1, marks=pytest.mark.soak)],
 )
 def test_a_killed_driver(kit, spark, tmp_path, checkpoints, floors):
     rows = 4_000

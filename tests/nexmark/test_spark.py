@@ -22,6 +22,7 @@ def spark(new_jvm, tmp_path_factory):
     session.stop()
 
 
+@pytest.mark.soak
 def test_tables_and_streams_have_the_generators_rows(spark, tmp_path, reference):
     spark.dataSource.register(NexmarkSource)
     generator = Generator(5000)

@@ -12,7 +12,7 @@ from clonos.simulator import command, main
 from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.seeds import Kind, simulate
 
-SEEDS = 300
+SEEDS = 240
 """Of each kind of job some; twenty thousand in the soak tier."""
 PARTS = 16
 
