@@ -164,11 +164,15 @@ def test_unless_somebody_answers_in_its_place(mine):
         return 7
 
     with Replay(shortened(mine), call=call) as replay:
+        logged = replay.run("rows[0]")
+        first = [row for step in logged for batch in step.took for row in batch.to_pylist()]
         steps = replay.run("running[0]", beyond=True)
         assert {name for name, _ in asked} == {"look_up"}
         assert not any(step.is_logged for step in steps)
-        end = replay.run(beyond=True)
-        assert any(step.cause == "the source's end" for step in end) or not end
+        rows = [batch.num_rows for step in steps for batch in step.took]
+        assert sum(rows) == len({number for _, number in asked}) + len(first)
+        assert replay["running[0]"].machine.ended
+        assert replay.run(beyond=True) == [], "nothing is left"
 
 
 def test_an_error_is_raised_again_as_it_was(mine):

@@ -7,7 +7,7 @@ runtime does for the automaton). :mod:`clonos.core.codec` turns the first three 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -55,6 +55,10 @@ class Item:
     chain: int
     born_ms: int = 0
     watermark: int | None = None
+
+    def of(self, sender: int) -> Item:
+        """The same where all is known: it depends on nothing but its sender's step."""
+        return replace(self, dep={sender: self.dep[sender]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import ClonosError
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import Past, read
@@ -73,19 +72,14 @@ class Replay:
     ) -> None:
         past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal_dir)
         self._plan, self.lost = past.compiled.plan, past.lost
-        weakref.finalize(self, _close, tasks := dict[str, ReplayedTask]())
-        self._tasks = tasks
-        self._fed = {channel.id: 0 for channel in self._plan.channels}
+        self._tasks: dict[str, ReplayedTask] = {}
+        self._close = weakref.finalize(self, _close, self._tasks)
         try:
             for spec in self._plan.tasks:
                 self._tasks[spec.name] = ReplayedTask(past, spec.id, call)
         except BaseException:
             self.close()
             raise
-        for channel in self._plan.channels:
-            if channel.receiver != HOUSE_KEEPER:
-                receiver = self._of(channel.receiver)
-                self._fed[channel.id] = receiver.machine.inputs[channel.id].consumed
 
     def __enter__(self) -> Replay:
         return self
@@ -100,7 +94,7 @@ class Replay:
 
     def close(self) -> None:
         """Let go of what sources have opened."""
-        _close(self._tasks)
+        self._close()
 
     def __getitem__(self, name: str) -> ReplayedTask:
         if name not in self._tasks:
@@ -182,12 +176,11 @@ class Replay:
 
     def _feed(self, task: ReplayedTask) -> None:
         """Give it what those before it have made meanwhile."""
-        for channel in task.machine.inputs:
+        for channel, end in task.machine.inputs.items():
             sender = self._of(self._plan.channels[channel].sender)
-            items = sender.items(channel, self._fed[channel])
+            items = sender.items(channel, end.consumed + len(end.queue))
             if items:
                 task.take(channel, items)
-                self._fed[channel] = items[-1].seq
                 sender.machine.outputs[channel].log.truncate(items[-1].seq)
 
     def _require_no_calls(self) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clonos.cluster.directory import JobDirectory
-from clonos.cluster.durable import JournalFile, house_keeper
+from clonos.cluster.durable import house_keeper
 from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Fail, SlotReady
@@ -28,6 +27,7 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import folder_name
+from clonos.storage.journal import Journal
 from clonos.storage.layers import LayerStore, get_layers
 
 COPIES_MAX: Final = 20
@@ -113,10 +113,7 @@ def _recover(keeper: HouseKeeper, journal: Path) -> None:
     with ExitStack() as undo:
         copied = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="clonos-replay-")))
         _copy(journal, copied)
-        ignore: Callable[[Any], None] = lambda _: None  # noqa: E731 - nothing is written
-        opened = JournalFile(copied, "process", ignore)
-        undo.callback(opened.close)
-        opened.recover(keeper)
+        keeper.recover(undo.enter_context(Journal(copied, "process")).replay())
 
 
 def _copy(journal: Path, to: Path) -> None:

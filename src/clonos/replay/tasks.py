@@ -245,15 +245,9 @@ class ReplayedTask:
 
     def take(self, channel: int, items: Sequence[Item]) -> None:
         """Its sender has made these."""
-        spec = self._plan.channels[channel]
+        sender = self._plan.channels[channel].sender
         for item in items:
-            told = Item(
-                item.seq, item.kind, item.epoch, item.value, item.batch,
-                {spec.sender: item.dep[spec.sender]}, item.chain, watermark=item.watermark,
-            )  # fmt: skip
-            life = self.machine.inputs[channel]
-            assert life.conn == 1
-            data = msg.Data(channel, item.dep[spec.sender].incarnation, told, ())
+            data = msg.Data(channel, item.dep[sender].incarnation, item.of(sender), ())
             self.machine.handle(ev.Received(channel, 1, data))
 
     def step(self, *, beyond: bool) -> Step | None:

@@ -58,11 +58,8 @@ def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachi
             sender = job.plan.channels[channel].sender
             machine.handle(ev.Opened(channel, 1, first))
             for item in items[channel]:
-                clean = Item(
-                    item.seq, item.kind, item.epoch, item.value, item.batch,
-                    {sender: item.dep[sender]}, item.chain, watermark=item.watermark,
-                )  # fmt: skip
-                machine.handle(ev.Received(channel, 1, msg.Data(channel, first, clean, ())))
+                data = msg.Data(channel, first, item.of(sender), ())
+                machine.handle(ev.Received(channel, 1, data))
         while machine.position < machine.replay_to:
             require(
                 machine.step() is not None,
