@@ -12,7 +12,8 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
-    "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/kafka.py",
+    "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/extras.py",
+    "clonos/kafka.py",
     "clonos/py.typed",
     "clonos/version.py",
     "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from clonos.errors import DefinitionError, WrongType
+from clonos.errors import WrongType
+from clonos.extras import imported
 
 Partition = tuple[str, int]
 """Topic and number."""
@@ -82,15 +83,7 @@ def driver() -> Any:
     DefinitionError
         It is not installed.
     """
-    try:
-        import confluent_kafka
-    except ImportError:
-        raise DefinitionError(
-            "the package confluent-kafka is not there",
-            where="kafka",
-            remedy='pip install "clonos[kafka]", for the driver and all executors',
-        ) from None
-    return confluent_kafka
+    return imported("confluent_kafka", extra="kafka", where="kafka")
 
 
 def error_of(exception: BaseException) -> Any:

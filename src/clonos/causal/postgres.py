@@ -20,7 +20,7 @@ from clonos.causal import errors
 from clonos.causal import messages as m
 from clonos.causal.book import CHUNK_OVERHEAD, SEED_BYTES
 from clonos.causal.entries import Entry, decode_chunk
-from clonos.errors import DefinitionError
+from clonos.extras import imported
 
 POLL_S: Final = 0.05
 """How often an attempt that follows another one polls for news."""
@@ -285,11 +285,4 @@ class PostgresHolder:
 
 
 def _psycopg() -> Any:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise DefinitionError(
-            "a store in PostgreSQL needs the package psycopg",
-            remedy="pip install 'clonos[postgres]', on the executors, too",
-        ) from error
-    return psycopg
+    return imported("psycopg", extra="postgres", where="a store in PostgreSQL")

@@ -26,6 +26,7 @@ from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
 from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
+from clonos.extras import imported
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -337,13 +338,7 @@ async def _in_time_async(
 
 
 def _retrying(attempts: int, *, is_async: bool) -> Any:
-    try:
-        import tenacity
-    except ImportError as error:
-        raise DefinitionError(
-            "attempts=... needs the package tenacity",
-            remedy="pip install 'clonos[causal]', on the executors, too",
-        ) from error
+    tenacity = imported("tenacity", extra="causal", where="attempts=...")
     kind = tenacity.AsyncRetrying if is_async else tenacity.Retrying
     return kind(
         stop=tenacity.stop_after_attempt(attempts),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.errors import ClonosError, DefinitionError
+from clonos.extras import imported
 from clonos.sinks.lanes import Lane
 
 MARKS: Final = "clonos_sink_marks"
@@ -105,15 +106,7 @@ class Target:
 
 def driver() -> Any:
     """The module psycopg."""
-    try:
-        import psycopg
-    except ImportError:
-        raise DefinitionError(
-            "the package psycopg is not there",
-            where="sinks.postgres",
-            remedy='pip install "clonos[postgres]", for the driver and all executors',
-        ) from None
-    return psycopg
+    return imported("psycopg", extra="postgres", where="sinks.postgres")
 
 
 def application_name(lane: Lane, place: str) -> str:

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from clonos.columns.instants import to_ms
 from clonos.columns.schema import TIMESTAMP
-from clonos.errors import DefinitionError, ProtocolError, SourceError
+from clonos.errors import ProtocolError, SourceError
+from clonos.extras import imported
 from clonos.sources.readers import CutReader
 
 ANSWER_S: Final = 10.0
@@ -256,15 +257,7 @@ def driver() -> Any:
     DefinitionError
         It is not installed.
     """
-    try:
-        import redis
-    except ImportError:
-        raise DefinitionError(
-            "the package redis is not there",
-            where="sources.redis",
-            remedy='pip install "clonos[redis]", for all executors',
-        ) from None
-    return redis
+    return imported("redis", extra="redis", where="sources.redis")
 
 
 def _away() -> tuple[type[Exception], ...]:
