@@ -142,6 +142,18 @@ def _rounded(sql: str, rounded: Callable[..., Datum]) -> Function:
     )
 
 
+def _divided(sql: str, compute: Compute, kinds: frozenset[str] | str, *conditions: str) -> Function:
+    raises = _division_raises if "ARITHMETIC_OVERFLOW" in conditions else _zero_raises
+    return Function(
+        sql,
+        compute,
+        _alike(kinds),
+        can_raise=raises,
+        conditions=conditions,
+        skips_after_null=RIGHT_FIRST,
+    )
+
+
 def _compared(sql: str, compute: Compute) -> Function:
     return Function(sql, compute, _alike(SIMPLE), skips_after_null=LEFT_FIRST)
 
@@ -195,38 +207,12 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "Multiply": _checked("a * b", "multiply_checked"),
     "UnaryMinus": _checked("-a", "negate_checked", "ARITHMETIC_OVERFLOW"),
     "Abs": _checked("abs(a)", "abs_checked", "ARITHMETIC_OVERFLOW"),
-    "Divide": Function(
-        "a / b",
-        numbers.divide,
-        _alike(FLOATING),
-        can_raise=_zero_raises,
-        conditions=("DIVIDE_BY_ZERO",),
-        skips_after_null=RIGHT_FIRST,
+    "Divide": _divided("a / b", numbers.divide, FLOATING, "DIVIDE_BY_ZERO"),
+    "IntegralDivide": _divided(
+        "a div b", numbers.integral_divide, INTEGER, "DIVIDE_BY_ZERO", "ARITHMETIC_OVERFLOW"
     ),
-    "IntegralDivide": Function(
-        "a div b",
-        numbers.integral_divide,
-        _alike(INTEGER),
-        can_raise=_division_raises,
-        conditions=("DIVIDE_BY_ZERO", "ARITHMETIC_OVERFLOW"),
-        skips_after_null=RIGHT_FIRST,
-    ),
-    "Remainder": Function(
-        "a % b",
-        numbers.remainder,
-        _alike(NUMBER),
-        can_raise=_zero_raises,
-        conditions=("REMAINDER_BY_ZERO",),
-        skips_after_null=RIGHT_FIRST,
-    ),
-    "Pmod": Function(
-        "pmod(a, b)",
-        numbers.positive_modulo,
-        _alike(INTEGER),
-        can_raise=_zero_raises,
-        conditions=("REMAINDER_BY_ZERO",),
-        skips_after_null=RIGHT_FIRST,
-    ),
+    "Remainder": _divided("a % b", numbers.remainder, NUMBER, "REMAINDER_BY_ZERO"),
+    "Pmod": _divided("pmod(a, b)", numbers.positive_modulo, INTEGER, "REMAINDER_BY_ZERO"),
     "Floor": _rounded("floor(a)", np.floor),
     "Ceil": _rounded("ceil(a)", np.ceil),
     "Sqrt": Function("sqrt(a)", numbers.square_root, _of(FLOATING)),
