@@ -11,7 +11,7 @@ Chains share slots: a *cell* has task i of every chain of one group.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,17 +160,15 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
-    bad_records = _require_bad_records_are_taken(graph, vertices)
-    behind = _behind(vertices, bad_records)
+    behind = _behind_bad_records(graph, vertices)
     vertices.sort(key=lambda vertex: vertex.id in behind)  # all others come before
     _require_own_places(vertices)
     _require_effects_can_be_made(graph, vertices)
     _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
-    keeps = bad_records is not None
-    # Of a bad record all columns are wanted.
-    vertices = vertices if keeps else without_unread_columns(vertices)
-    chains = fuse(vertices, groups, apart=behind if keeps else None)
+    if not behind:  # of a bad record that is kept all columns are wanted
+        vertices = without_unread_columns(vertices)
+    chains = fuse(vertices, groups, behind)
     return _Wiring(graph, chains, cells(chains, groups), behind).compile()
 
 
@@ -209,12 +207,11 @@ def cells(chains: Sequence[Chain], groups: Mapping[int, str]) -> dict[Chain, int
 def fuse(
     vertices: Sequence[Vertex],
     groups: Mapping[int, str],
-    *,
-    apart: Collection[int] | None = None,
+    behind_bad_records: Collection[int] = (),
 ) -> list[Chain]:
     """Group vertices into chains, in the order of the vertices.
 
-    Sinks are chains of their own unless they are in `apart` (None: none of them is).
+    If bad records are kept, sinks are chains of their own, but for those of the bad records.
     """
     readers: dict[int, int] = {}
     for vertex in vertices:
@@ -230,7 +227,7 @@ def fuse(
             and upstream.parallelism == vertex.parallelism
             and readers[upstream.id] == 1
             and groups[upstream.id] == groups[vertex.id]
-            and (vertex.sink is None or apart is None or vertex.id in apart)
+            and (vertex.sink is None or not behind_bad_records or vertex.id in behind_bad_records)
         ):
             chains[vertex.id] = [*chains.pop(upstream.id), vertex]
         else:
@@ -250,29 +247,24 @@ def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
     return [vertex for vertex in vertices if vertex.id in needed]
 
 
-def _require_bad_records_are_taken(graph: LogicalGraph, needed: Sequence[Vertex]) -> Vertex | None:
-    """The operator that they go to, if they are kept."""
+def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[int]:
+    """The operator that they go to, and all that its rows come to; empty if they are not kept."""
     if graph.on_bad_record != "keep":
-        return None
+        return set()
     found = next((vertex for vertex in needed if vertex.takes_bad_records), None)
     if found is None:
         raise BadGraph(
             "bad records are to be kept, and nobody takes them",
             remedy="end their stream with a sink: job.bad_records.sink(...)",
         )
-    if len(_behind(needed, found)) == len(needed):
+    reached = {found.id}
+    for vertex in needed:
+        reached |= {vertex.id for edge in vertex.edges if edge.vertex.id in reached}
+    if len(reached) == len(needed):
         raise BadGraph(
             "nothing leads to a sink but bad records, and there is nobody to find any",
             remedy="end the other streams with a sink, too",
         )
-    return found
-
-
-def _behind(vertices: Sequence[Vertex], start: Vertex | None) -> set[int]:
-    """A vertex, and all that its rows come to."""
-    reached: set[int] = set() if start is None else {start.id}
-    for vertex in vertices:
-        reached |= {vertex.id for edge in vertex.edges if edge.vertex.id in reached}
     return reached
 
 
@@ -375,9 +367,12 @@ class _Wiring:
             for receiver in self._chains:
                 for port, edge in enumerate(receiver.head.edges):
                     if edge.vertex is sender.tail:
-                        self._connect(sender, receiver, port, edge)
+                        schema = sender.tail.schema
+                        for task, router in self._connect(sender, receiver, port, edge, schema):
+                            self._routers[task].append(router)
                 if receiver.head.takes_bad_records and self._keeps(sender):
-                    self._connect_bad_records(sender, receiver)
+                    edge, schema = Edge(sender.tail, Routing.ROUND_ROBIN), receiver.head.schema
+                    self._bad_records.update(self._connect(sender, receiver, 0, edge, schema))
         tasks = [task for chain in self._chains for task in self._tasks(chain)]
         plan = self._with_house_keeper(self._plan(tasks))
         codes = [
@@ -387,7 +382,10 @@ class _Wiring:
         ]
         return CompiledJob(self._graph.name, plan, tuple(codes), self._graph.options)
 
-    def _connect(self, sender: Chain, receiver: Chain, port: int, edge: Edge) -> None:
+    def _connect(
+        self, sender: Chain, receiver: Chain, port: int, edge: Edge, schema: pa.Schema
+    ) -> Iterator[tuple[int, Router]]:
+        """The channels between two chains, and how each task of the sender shares its rows out."""
         routing = edge.routing
         same = sender.parallelism == receiver.parallelism
         if routing is Routing.FORWARD and not same:
@@ -396,23 +394,13 @@ class _Wiring:
             receivers = [i] if routing is Routing.FORWARD else range(receiver.parallelism)
             task = self._first_task[sender] + i
             channels = tuple(
-                self._channel(task, self._first_task[receiver] + j, port, sender.tail.schema)
-                for j in receivers
+                self._channel(task, self._first_task[receiver] + j, port, schema) for j in receivers
             )
-            self._routers[task].append(Router(routing, channels, edge.keys))
+            yield task, Router(routing, channels, edge.keys)
 
     def _keeps(self, chain: Chain) -> bool:
         """Whether what it cannot handle goes on: not what has already been found to be bad."""
         return bool(self._behind) and chain.head.id not in self._behind and chain.tail.sink is None
-
-    def _connect_bad_records(self, sender: Chain, receiver: Chain) -> None:
-        first, schema = self._first_task[receiver], receiver.head.schema
-        for i in range(sender.parallelism):
-            task = self._first_task[sender] + i
-            channels = tuple(
-                self._channel(task, first + j, 0, schema) for j in range(receiver.parallelism)
-            )
-            self._bad_records[task] = Router(Routing.ROUND_ROBIN, channels)
 
     def _channel(self, sender: int, receiver: int, port: int, schema: pa.Schema) -> int:
         number = len(self._channels)
