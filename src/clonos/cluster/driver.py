@@ -138,7 +138,7 @@ class RunningJob:
             raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
         self._setup.audience.join(LISTENERS_S)
         if self._loop.error is not None:
-            raise self._setup.with_hint(self._loop.error)
+            raise self._loop.error
         setup = self._setup
         return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
 

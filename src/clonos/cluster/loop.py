@@ -42,7 +42,7 @@ class DriverLoop:
         self._guarded(self._node.start)
         with quick_switching():
             self._turns()
-        self.error = self._node.error
+        self.error = self._setup.with_hint(self._node.error)
         self._finish()
 
     def _turns(self) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
@@ -40,8 +40,6 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
-
-_REPLAY: Final = "clonos replay"
 
 
 class SystemClock:
@@ -222,16 +220,12 @@ class DriverSetup:
         self.merger.close()
         self.plane.shutdown()
 
-    def with_hint(self, error: ClonosError) -> ClonosError:
-        """The error that has ended the job, and how to see it again."""
+    def with_hint(self, error: ClonosError | None) -> ClonosError | None:
+        """The error that has ended the job, if one has, and how to see it again."""
         is_kept = self.compiled.plan.causal_log and not self.directory.is_temporary
-        if (
-            is_kept
-            and isinstance(error, (OperatorError, Divergence))
-            and _REPLAY not in error.remedy
-        ):
-            where = self.compiled.options.checkpoint_dir or self.directory.journal
-            hint = f"{_REPLAY} MODULE:JOB {masked(str(where))} shows it again, with a debugger"
+        if is_kept and isinstance(error, (OperatorError, Divergence)):
+            where = masked(str(self.compiled.options.checkpoint_dir or self.directory.journal))
+            hint = f"clonos replay MODULE:JOB {where} shows it again, with a debugger"
             error.remedy = f"{error.remedy}; {hint}" if error.remedy else hint
         return error
 
