@@ -278,7 +278,6 @@ class ReplayedTask:
         except ClonosError as error:
             self._failure = error
             raise
-        machine.end()
         machine.flush()
         self._forget_outputs()
         return self._told(step, is_logged=is_logged)
@@ -286,6 +285,7 @@ class ReplayedTask:
     def _attempt(self, step: RunningStep, job: Job) -> None:
         try:
             job()
+            self.machine.end()
         except NotInLog as asked:
             raise NothingToReplay(
                 f"step {step.position} is not in the log, and asks {asked}",
