@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"core", "columns"},
     "operators": {"blame", "core", "columns", "state"},
     "transport": {"core"},
-    "storage": {"core"},
+    "storage": {"core", "extras"},
     "spark": {"columns"},
     "sinks": {"blame", "extras", "kafka", "core", "columns", "state", "operators", "storage"},
     "sources": {"blame", "extras", "kafka", "core", "columns", "operators", "storage", "spark"},

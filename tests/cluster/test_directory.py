@@ -126,24 +126,22 @@ def test_what_is_written_is_remembered(tmp_path):
 
 
 def test_remote_checkpoints_need_a_local_journal(tmp_path):
-    with pytest.raises(BadDirectory, match="journal_dir"):
+    with pytest.raises(BadDirectory, match="give journal="):
         JobDirectory("s3://bucket/job", None, on_one_machine=False)
     mixed = JobDirectory("s3://bucket/job/", tmp_path, on_one_machine=False)
     assert mixed.layers_uri == f"s3://bucket/job/layers/{mixed.checkpoint_id}"
-    assert mixed.journal == tmp_path
+    assert mixed.root == str(tmp_path)
 
 
 def test_file_uris_are_local():
-    assert JobDirectory("file:///data/a%20b", None, on_one_machine=True).journal == Path(
-        "/data/a b"
-    )
+    assert JobDirectory("file:///data/a%20b", None, on_one_machine=True).root == "/data/a b"
 
 
 def test_scratch_folders_are_for_one_machine():
     with pytest.raises(BadDirectory, match="checkpoint_dir"):
         JobDirectory(None, None, on_one_machine=False)
     scratch = JobDirectory(None, None, on_one_machine=True)
-    folder = scratch.journal
+    folder = Path(scratch.root)
     assert folder.is_dir()
     assert scratch.is_temporary
     del scratch
@@ -158,7 +156,7 @@ def test_descriptions_are_plain_and_stable():
 
 def test_no_two_checkpoints_have_one_name(tmp_path):
     first = directory(tmp_path / "a")
-    first.journal.mkdir()
+    Path(first.root).mkdir()
     assert not first.is_temporary
     again, other = directory(tmp_path / "a"), directory(tmp_path / "b")
     assert first.checkpoint_id == again.checkpoint_id != other.checkpoint_id
@@ -181,7 +179,7 @@ def test_a_second_driver_with_a_journal_of_its_own_is_refused(tmp_path):
     assert first.begin_term(position=0, before=0) == 1
     with pytest.raises(OtherJournal, match="journal on") as caught:
         second.begin_term(position=0, before=0)
-    assert "journal_dir" in caught.value.remedy
+    assert "journal that" in caught.value.remedy
     assert first.rival() is None
     assert (first.layers_uri, first.spool_uri) != (second.layers_uri, second.spool_uri)
 

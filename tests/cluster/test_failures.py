@@ -165,7 +165,7 @@ def test_two_drivers_of_one_folder(spark, tmp_path):
 
 
 def test_folders_are_checked_first(spark, tmp_path):
-    with pytest.raises(BadDirectory, match="journal_dir"):
+    with pytest.raises(BadDirectory, match="give journal="):
         mapped(lambda row: row.n, checkpoint_dir="s3://bucket/job").start(spark)
     out = tmp_path / "out"
     job = clonos.Job("parquet")

@@ -23,7 +23,7 @@ def directory(tmp_path):
 
 def follow(directory):
     """Another driver, that has a copy of the journal on another machine."""
-    other = JobDirectory(str(directory.journal), None, on_one_machine=True)
+    other = JobDirectory(directory.root, None, on_one_machine=True)
     other.begin_term(position=0, before=1)
 
 

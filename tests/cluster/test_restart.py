@@ -128,8 +128,8 @@ def test_stopped_parquet_sink(kit, spark, tmp_path):
     kit.wait_quiet(running)
     assert delivered.wait(60)
     running.stop()
-    with pytest.raises(OtherJournal, match="journal_dir"):
-        job.start(spark, journal_dir=tmp_path / "another")
+    with pytest.raises(OtherJournal, match="the journal that belongs"):
+        job.start(spark, journal=tmp_path / "another")
     kit.open_tap(tmp_path)
     job.run(spark, timeout_s=600)
     kit.check(pq.read_table(tmp_path / "out"), rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -47,9 +49,9 @@ def test_numbers_may_have_gaps_where_markers_were(store):
 
 
 def test_the_same_name_is_the_same_content(store):
-    path = store.write("out", 0, 0, 1, 1, [batch(1)])
+    path = Path(store.write("out", 0, 0, 1, 1, [batch(1)]))
     stamp = path.stat().st_mtime_ns
-    assert store.write("out", 0, 0, 1, 1, [batch(1)]) == path
+    assert store.write("out", 0, 0, 1, 1, [batch(1)]) == str(path)
     assert path.stat().st_mtime_ns == stamp
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -64,7 +66,7 @@ def test_overlapping_files_are_read_once(store):
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "Wörter zählen", "%2E"])
 def test_any_operator_name_is_a_folder_of_its_own(tmp_path, name):
     store = DeliveredStore(tmp_path / "inside")
-    path = store.write(name, 0, 0, 1, 1, [batch(1)])
+    path = Path(store.write(name, 0, 0, 1, 1, [batch(1)]))
     assert path.parent.parent == tmp_path / "inside"
     assert read(store, name) == [(0, 0, 1, [1])]
 
@@ -79,7 +81,7 @@ def test_wrong_numbers_are_refused(store, first, last, count, seqs):
 
 
 def test_damage_is_a_typed_error(store):
-    path = store.write("out", 0, 0, 1, 1, [batch(1)])
+    path = Path(store.write("out", 0, 0, 1, 1, [batch(1)]))
     content = path.read_bytes()
     for damaged in (b"", content[:20], content[: len(content) // 2], b"x" * 100):
         path.write_bytes(damaged)
@@ -89,7 +91,7 @@ def test_damage_is_a_typed_error(store):
 
 
 def test_a_foreign_arrow_file_is_a_typed_error(store):
-    path = store.write("out", 0, 0, 1, 1, [batch(1)])
+    path = Path(store.write("out", 0, 0, 1, 1, [batch(1)]))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch(1).schema) as writer:
         writer.write_batch(batch(1))
     with pytest.raises(UnreadableOutput):

@@ -1,37 +1,54 @@
-"""What storage asks of a file system: the real one, pyarrow's and the simulated one do the same."""
+"""What storage asks of a file system: the real one, pyarrow's, the simulated one and a database do
+the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
 
 from clonos.simulator.disk import Disk
 from clonos.storage.files import ArrowFiles, Files, LocalFiles, Locked
+from clonos.storage.postgres_disk import PostgresDisk
+
+LEASE_S = 0.5
 
 
-@pytest.fixture(params=["local", "arrow", "simulated"])
+def in_database(request) -> PostgresDisk:
+    made = PostgresDisk(request.getfixturevalue("postgres"), lease_s=LEASE_S)
+    request.addfinalizer(made.close)
+    return made
+
+
+@pytest.fixture(params=["local", "arrow", "simulated", "postgres"])
 def place(request, tmp_path):
     """A file system, and a folder in it."""
     kinds: dict[str, Callable[[], Files]] = {
         "local": LocalFiles,
         "arrow": lambda: ArrowFiles(LocalFileSystem()),
         "simulated": Disk(Random(1)).mount,
+        "postgres": lambda: in_database(request),
     }
     made = kinds[request.param]()
     made.make_folder(str(tmp_path))
     return made, str(tmp_path)
 
 
-@pytest.fixture(params=["local", "simulated"])
+@pytest.fixture(params=["local", "simulated", "postgres"])
 def disk(request, tmp_path):
-    """A local file system, twice: as two processes see it; and a folder in it."""
-    simulated = Disk(Random(1))
-    simulated.mount().make_folder(str(tmp_path))
-    made = LocalFiles if request.param == "local" else simulated.mount
-    return made(), made(), str(tmp_path)
+    """A file system for journals, twice: as two processes see it; and a folder in it."""
+    kinds: dict[str, Callable[[], Any]] = {
+        "local": LocalFiles,
+        "simulated": Disk(Random(1)).mount,
+        "postgres": lambda: in_database(request),
+    }
+    make = kinds[request.param]
+    one, other = make(), make()
+    one.make_folder(str(tmp_path))
+    return one, other, str(tmp_path)
 
 
 def test_what_was_written_is_read(place):

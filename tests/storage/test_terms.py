@@ -45,7 +45,7 @@ def test_another_journal_is_refused(terms):
     claim(terms)
     with pytest.raises(OtherJournal, match="/job/journal on host") as caught:
         claim(terms, "another")
-    assert "journal_dir" in caught.value.remedy
+    assert "journal that" in caught.value.remedy
 
 
 def test_an_old_copy_of_the_journal_is_refused(terms):

@@ -292,8 +292,8 @@ class Job:
         spark
             A session; a new local one by default.
         options
-            Of :class:`~clonos.cluster.driver.RunningJob`: ``journal_dir``, ``standby_slots``,
-            ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
+            Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
+            ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
             ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``.
 
         Returns

@@ -5,12 +5,13 @@
     <checkpoint_dir>/terms/            which driver goes on with it: any file system of pyarrow's
     <checkpoint_dir>/layers/<id>/      state of the tasks
     <checkpoint_dir>/spool/<id>/       sources that were spooled
-    <journal_dir>/journal/             the house-keeper's journal: a local file system
-    <journal_dir>/delivered/           delivered output, out of the journal
-    <journal_dir>/job.json             the graph that wrote all this, and what is done
-    <journal_dir>/checkpoint_id        the <id>: a random name, of the first start of the job
+    <journal>/journal/                 the house-keeper's journal
+    <journal>/delivered/               delivered output, out of the journal
+    <journal>/job.json                 the graph that wrote all this, and what is done
+    <journal>/checkpoint_id            the <id>: a random name, of the first start of the job
 
-The journal's folder is the checkpoint's, if that is local.
+The journal's folder is on a local file system, or in a database. It is the checkpoint's, if that is
+local. If it is in a database, delivered output is in the checkpoint's.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.errors import masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
 from clonos.storage.checkpoint import Checkpoint
-from clonos.storage.files import LocalFiles, files_of
+from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
 
 _FORMAT: Final = 7
 """Of all that is below the folders: names and places of files, too."""
+_DATABASE: Final = ("postgresql://", "postgres://")
+_ABOUT: Final = "job.json"
 _PLAIN: Final = (str, int, float, bool, type(None))
 
 
@@ -49,8 +54,8 @@ class JobDirectory:
     ----------
     checkpoint_dir
         A local path or a URI; None: a temporary folder that goes with this object.
-    journal_dir
-        A local path; needed if `checkpoint_dir` is not local.
+    journal
+        A local path, or the URI of a PostgreSQL database; needed if `checkpoint_dir` is not local.
     on_one_machine
         Whether all executors are on the driver's machine.
     sole_driver
@@ -66,18 +71,23 @@ class JobDirectory:
     def __init__(
         self,
         checkpoint_dir: str | None,
-        journal_dir: str | Path | None,
+        journal: str | Path | None,
         *,
         on_one_machine: bool,
         sole_driver: bool = False,
     ) -> None:
-        self.is_temporary = checkpoint_dir is None and journal_dir is None
+        self.is_temporary = checkpoint_dir is None and journal is None
         """Whether nobody can go on with the job when its process has ended."""
         self._temporary: weakref.finalize[Any, Any] | None = None
         if checkpoint_dir is None and not on_one_machine:
             raise BadDirectory(
                 "executors on other machines cannot reach a temporary folder of the driver",
                 remedy="give a checkpoint_dir that all of them reach, such as hdfs://... or s3://...",
+            )
+        if checkpoint_dir is None and _in_database(journal):
+            raise BadDirectory(
+                "a journal in a database is of no use without the state of the tasks",
+                remedy="give a checkpoint_dir that the next driver reaches, too",
             )
         if checkpoint_dir is None:
             checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
@@ -86,26 +96,37 @@ class JobDirectory:
         base = checkpoint_dir.rstrip("/")
         if "://" not in base:
             base = str(Path(base).absolute())  # executors have working directories of their own
-        local = _local(base)
-        if journal_dir is None and local is None:
-            raise BadDirectory(
-                f"the journal cannot be kept in {checkpoint_dir}: it needs a local file system",
-                remedy="give journal_dir=, a folder on a disk of the driver that outlives it",
-            )
         self._base = base
-        self.journal = Path(journal_dir) if journal_dir is not None else local or Path()
+        self.disk, self.root, is_shared = _place(base, journal)
+        """Where the journal's folder is. For the holder of the journal's lock."""
+        self.delivered_uri = f"{base if is_shared else self.root}/delivered"
         self._written: list[str] = []
         self.hash_seed = ""
         """Of Python's sets, in the slots; known once a job was compared, or to be said by it."""
         # There may be keys in the URIs of a graph: nobody else reads them.
-        self._folder = Folder(LocalFiles(), str(self.journal.absolute()), "fsync", 0o600)
-        terms = partial(_terms, self.terms_uri, is_vouched=sole_driver)
+        self._folder = Folder(self.disk, self.root, "fsync", 0o600)
+        terms = partial(_terms, self.terms_uri, is_vouched=sole_driver or is_shared)
         self._checkpoint = Checkpoint(self._folder, socket.gethostname(), terms)
 
     def keep(self) -> None:
         """Others read the folder now: if temporary, keep it until the process ends."""
         if self._temporary is not None and (found := self._temporary.detach()) is not None:
             atexit.register(found[1])
+
+    def close(self) -> None:
+        """Let go of the database, if the journal is in one."""
+        if isinstance(self.disk, PostgresDisk):
+            self.disk.close()
+
+    @property
+    def journal_root(self) -> str:
+        """Where the journal's files are."""
+        return f"{self.root}/journal"
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no job has ever been started here."""
+        return not (self._folder.has("journal") and self._folder.has("checkpoint_id"))
 
     @property
     def terms_uri(self) -> str:
@@ -167,10 +188,6 @@ class JobDirectory:
         then; raises `OSError` where the folder cannot be reached."""
         return self._checkpoint.rival()
 
-    @property
-    def _about(self) -> Path:
-        return self.journal / "job.json"
-
     def check(self, compiled: CompiledJob) -> None:
         """Compare the job with the one that was here before, if one was.
 
@@ -182,11 +199,11 @@ class JobDirectory:
             Nobody can tell, or it is of another format.
         """
         try:
-            about = json.loads(self._about.read_text())
+            about = json.loads(self._folder.read(_ABOUT).to_pybytes())
             form, before, self._written = about["format"], about["graph"], list(about["written"])
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
-            if any(self.journal.glob("journal/*.journal")):
+            if self._folder.entries("journal"):
                 raise self._unreadable("it is missing, but there is a journal") from None
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -194,7 +211,7 @@ class JobDirectory:
         if form != _FORMAT:
             raise UnreadableCheckpoint(
                 f"the checkpoint has format {form}, this clonos reads format {_FORMAT} only",
-                where=str(self._about),
+                where=self._folder.path(_ABOUT),
                 remedy="let the clonos that wrote it end the job, or start the job afresh in "
                 "another checkpoint_dir",
             )
@@ -202,7 +219,7 @@ class JobDirectory:
         for where, was, became in differences(before, now):
             raise OtherJob(
                 f"the checkpoint was written by another graph: {where} was {was}, is {became}",
-                where=str(self._about),
+                where=self._folder.path(_ABOUT),
                 remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
             )
 
@@ -214,7 +231,7 @@ class JobDirectory:
             "written": self._written,
             "hash_seed": self.hash_seed,
         }
-        self._folder.put(self._about.name, json.dumps(about, indent=1).encode())
+        self._folder.put(_ABOUT, json.dumps(about, indent=1).encode())
 
     def is_written(self, sink: str) -> bool:
         """Whether the rows of a sink have been written with Spark already."""
@@ -228,9 +245,33 @@ class JobDirectory:
     def _unreadable(self, why: str) -> UnreadableCheckpoint:
         return UnreadableCheckpoint(
             f"the description of the job cannot be read: {why}",
-            where=str(self._about),
+            where=self._folder.path(_ABOUT),
             remedy="restore the file from a copy, or start the job afresh in another folder",
         )
+
+
+def _in_database(journal: str | Path | None) -> bool:
+    return isinstance(journal, str) and journal.startswith(_DATABASE)
+
+
+def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
+    """The disk that the journal is on, its folder there, and whether other machines reach it."""
+    local = _local(base)
+    if journal is None and local is None:
+        raise BadDirectory(
+            f"the journal cannot be kept in {base}: it needs a local file system, or a database",
+            remedy="give journal=, a folder on a disk of the driver that outlives it, or "
+            "postgresql://user@host/database",
+        )
+    if _in_database(journal):
+        # Keys in the URI are the checkpoint's; others may read the tables.
+        return PostgresDisk(str(journal)), f"/{folder_name(masked(base))}", True
+    if isinstance(journal, str) and "://" in journal:
+        raise BadDirectory(
+            f"the journal cannot be kept in {journal}",
+            remedy="give journal=, a folder on a local disk, or postgresql://user@host/database",
+        )
+    return LocalFiles(), str(Path(journal or local or "").absolute()), False
 
 
 def _terms(uri: str, *, is_vouched: bool) -> Terms:

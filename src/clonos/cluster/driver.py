@@ -33,9 +33,12 @@ class RunningJob:
     ----------
     compiled, spark
         What to run and in which session.
-    journal_dir
-        A local folder for the house-keeper's journal and delivered output; the checkpoint's by
-        default, if that is local. Needed if it is not.
+    journal
+        Where the house-keeper keeps its journal: a local folder (the checkpoint's by default, if
+        that is local), or ``postgresql://user@host/database``, which outlives this machine.
+    standby
+        If another driver runs this job, wait until it has ended, or died, and go on with the job
+        then. A standby driver has its Spark session ready, on another machine, say.
     standby_slots
         Slots beyond one per task (see :class:`~clonos.cluster.pool.SlotPool`).
     durability
@@ -73,7 +76,8 @@ class RunningJob:
         compiled: CompiledJob,
         spark: Any,
         *,
-        journal_dir: str | Path | None = None,
+        journal: str | Path | None = None,
+        standby: bool = False,
         standby_slots: int | None = None,
         durability: Durability = "fsync",
         tls: bool | None = None,
@@ -90,7 +94,8 @@ class RunningJob:
         self._setup = setup = DriverSetup(
             compiled,
             spark,
-            journal_dir=journal_dir,
+            journal=journal,
+            standby=standby,
             standby_slots=standby_slots,
             durability=durability,
             tls=tls,

@@ -144,7 +144,7 @@ class DeliveredOutputs:
         except OSError as error:
             failed = ClonosError(
                 f"delivered output cannot be put into files: {error}",
-                where=str(self._store.directory),
+                where=self._store.directory,
                 remedy="see to the disk and the folder; what was delivered is in the journal",
             )
             return failed if may_pass(error) else self._give_up(failed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
@@ -35,11 +36,17 @@ from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
+from clonos.storage.journal import JournalInUse
 from clonos.transport.certificates import Authority
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
+
+LOGGER: Final = logging.getLogger("clonos")
+
+STANDBY_S: Final = 0.1
+"""How often a standby driver tries to take the lock of the journal."""
 
 
 class SystemClock:
@@ -64,7 +71,8 @@ class DriverSetup:
         compiled: CompiledJob,
         spark: Any,
         *,
-        journal_dir: str | Path | None,
+        journal: str | Path | None,
+        standby: bool,
         standby_slots: int | None,
         durability: Durability,
         tls: bool | None,
@@ -85,16 +93,17 @@ class DriverSetup:
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         address = driver_address(spark)
-        self.directory = _directory(compiled, spark, journal_dir, sole_driver=sole_driver)
-        store = DeliveredStore(self.directory.journal / "delivered", durability)
+        self.directory = _directory(compiled, spark, journal, sole_driver=sole_driver)
+        store = DeliveredStore(self.directory.delivered_uri, durability)
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
+            undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
-            journal = JournalFile(self.directory.journal / "journal", durability, self.inbox.put)
-            undo.callback(journal.close)
+            file = self._open_journal(durability, is_patient=standby)
+            undo.callback(file.close)
             self.keeper = house_keeper(plan)
-            recovered = journal.recover(self.keeper)
-            self._term = self._begin_term(journal, undo)
+            recovered = file.recover(self.keeper)
+            self._term = self._begin_term(file, undo)
             self._claim(undo)
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
             secret, identities = self._listen(address, standby_slots, tls)
@@ -117,12 +126,33 @@ class DriverSetup:
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
-            written = undo.enter_context(closing(JournalThread(journal, self.inbox)))
+            written = undo.enter_context(closing(JournalThread(file, self.inbox)))
             ports = self._ports(written, store)
             settings = self._settings(silence_s, answer_s, progress_s)
             self.node = DriverNode(self.keeper, recovered, ports, settings)
             self.observer.look = lambda: self.node.view
             self._undo = undo.pop_all()
+
+    def _open_journal(self, durability: Durability, *, is_patient: bool) -> JournalFile:
+        """Take the journal's lock; a standby driver waits for it."""
+        directory, waits = self.directory, False
+        while True:
+            try:
+                found = JournalFile(
+                    directory.journal_root, durability, self.inbox.put, directory.disk
+                )
+            except JournalInUse as error:
+                if not is_patient:
+                    raise
+                if not waits:
+                    LOGGER.info("%s stands by: %s", self.compiled.name, error.what)
+                waits = True
+                time.sleep(STANDBY_S)
+            else:
+                break
+        if waits:  # what was here when we came was not all
+            directory.check(self.compiled)
+        return found
 
     def _ports(self, journal: Journal, store: DeliveredStore) -> DriverPorts:
         outputs = DeliveredOutputs(self.compiled.plan, store, self.consumers, self.inbox.put)
@@ -224,7 +254,7 @@ class DriverSetup:
         """The error that has ended the job, if one has, and how to see it again."""
         is_kept = self.compiled.plan.causal_log and not self.directory.is_temporary
         if is_kept and isinstance(error, (OperatorError, Divergence)):
-            where = masked(str(self.compiled.options.checkpoint_dir or self.directory.journal))
+            where = masked(str(self.compiled.options.checkpoint_dir or self.directory.root))
             hint = f"clonos replay MODULE:JOB {where} shows it again, with a debugger"
             error.remedy = f"{error.remedy}; {hint}" if error.remedy else hint
         return error
@@ -244,12 +274,12 @@ class DriverSetup:
 
 
 def _directory(
-    compiled: CompiledJob, spark: Any, journal_dir: str | Path | None, *, sole_driver: bool
+    compiled: CompiledJob, spark: Any, journal: str | Path | None, *, sole_driver: bool
 ) -> JobDirectory:
     on_one_machine = (spark.sparkContext.master or "").startswith("local")
     directory = JobDirectory(
         compiled.options.checkpoint_dir,
-        journal_dir,
+        journal,
         on_one_machine=on_one_machine,
         sole_driver=sole_driver,
     )

@@ -35,7 +35,7 @@ class Replay:
         other than before, that is a ``Divergence``.
     checkpoint_dir
         Where the checkpoint is, or a copy of it; by default that of the job.
-    journal_dir
+    journal
         Where the journal is, if not below the checkpoint_dir.
     call
         ``call(fn, *args)`` answers calls of ``ctx.call`` behind the log's end; without it they
@@ -67,10 +67,10 @@ class Replay:
         job: Any,
         checkpoint_dir: str | None = None,
         *,
-        journal_dir: str | Path | None = None,
+        journal: str | Path | None = None,
         call: Callable[..., Any] | None = None,
     ) -> None:
-        past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal_dir)
+        past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal)
         self._plan, self.lost = past.compiled.plan, past.lost
         self._tasks: dict[str, ReplayedTask] = {}
         self._close = weakref.finalize(self, _close, self._tasks)

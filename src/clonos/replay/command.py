@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
     parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="by default that of the job")
-    parser.add_argument("--journal-dir", metavar="DIR", help="where the journal is, if not there")
+    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
     parser.add_argument("--to", type=int, metavar="N", help="with --task: until it has done step N")
     parser.add_argument("--rows", action="store_true", help="show all steps, with their rows")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 if no function has raised, and all that the log knows was done again."""
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
-    past = read(_job(args.job).compile(), args.checkpoint, args.journal_dir)
+    past = read(_job(args.job).compile(), args.checkpoint, args.journal)
     _begin_again_with_the_seed_of(past)
     with Replay(past) as replay:
         for task in replay:

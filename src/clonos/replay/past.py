@@ -7,7 +7,6 @@ each log counts; nothing else knows.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from clonos.core.plan import Plan
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.sources.spool import SpoolReader
-from clonos.storage.files import folder_name
+from clonos.storage.files import Disk, folder_name
 from clonos.storage.journal import Journal
 from clonos.storage.layers import LayerStore, get_layers
 
@@ -59,7 +58,7 @@ class Past:
         return get_layers(self.store, self.activations[task].layers)
 
 
-def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | Path | None) -> Past:
+def read(compiled: CompiledJob, checkpoint_dir: str | None, journal: str | Path | None) -> Past:
     """Look at the checkpoint of a job, by default where the job itself keeps it.
 
     Raises
@@ -82,17 +81,16 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
             where=compiled.name,
             remedy="only jobs with guarantee='exactly_once' can be done again",
         )
-    directory = JobDirectory(checkpoint_dir, journal_dir, on_one_machine=True)
-    journal = directory.journal / "journal"
-    if not any(journal.glob("*.journal")) or not (directory.journal / "checkpoint_id").exists():
+    directory = JobDirectory(checkpoint_dir, journal, on_one_machine=True)
+    if directory.is_new:
         raise NothingToReplay(
             "there is no journal",
-            where=str(journal),
-            remedy="give the checkpoint_dir of a job that has been started, or its journal_dir",
+            where=directory.root,
+            remedy="give the checkpoint_dir of a job that has been started, and its journal",
         )
     directory.check(compiled)
     keeper = house_keeper(compiled.plan)
-    _recover(keeper, journal)
+    _recover(keeper, directory)
     codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
     lives, failed, lost = activations(compiled, keeper)
     return Past(
@@ -109,25 +107,26 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal_dir: str | P
     )
 
 
-def _recover(keeper: HouseKeeper, journal: Path) -> None:
+def _recover(keeper: HouseKeeper, directory: JobDirectory) -> None:
     with ExitStack() as undo:
         copied = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="clonos-replay-")))
-        _copy(journal, copied)
+        _copy(directory.disk, directory.journal_root, copied)
         keeper.recover(undo.enter_context(Journal(copied, "process")).replay())
 
 
-def _copy(journal: Path, to: Path) -> None:
+def _copy(disk: Disk, journal: str, to: Path) -> None:
     """All segments: one, or two at the moment when a running job begins another."""
     for _ in range(COPIES_MAX):
         try:
-            for segment in sorted(journal.glob("*.journal")):
-                shutil.copy(segment, to)
+            for info in disk.entries(journal):
+                if info.name.endswith(".journal"):
+                    (to / info.name).write_bytes(disk.read(info.path))
         except FileNotFoundError:  # the older one was deleted meanwhile
             continue
         return
     raise NothingToReplay(
         "the journal changes faster than it can be copied",
-        where=str(journal),
+        where=journal,
         remedy="stop the job, or try again",
     )
 

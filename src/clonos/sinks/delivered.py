@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from clonos.errors import ClonosError, ProtocolError
-from clonos.storage.files import Durability, Files, LocalFiles, folder_name
+from clonos.storage.files import Durability, Files, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)\.arrow")
@@ -39,7 +39,7 @@ class DeliveredFile(NamedTuple):
     task_index: int
     first_seq: int
     last_seq: int
-    path: Path
+    path: str
 
 
 class Delivered(NamedTuple):
@@ -57,7 +57,7 @@ class DeliveredStore:
     Parameters
     ----------
     directory
-        On a local filesystem; one folder per sink operator is made in it.
+        A local path or a URI; one folder per sink operator is made in it.
     durability
         With ``"fsync"`` the journal may forget a batch as soon as :meth:`write` returns.
 
@@ -77,9 +77,14 @@ class DeliveredStore:
         durability: Durability = "fsync",
         files: Files | None = None,
     ) -> None:
-        self._files = files or LocalFiles()
-        self.directory = Path(directory).absolute()
-        self._folder = Folder(self._files, str(self.directory), durability)
+        found, root = files_of(directory)
+        self._files, self.uri = files or found, str(directory)
+        self._folder = Folder(self._files, root, durability)
+
+    @property
+    def directory(self) -> str:
+        """What the place is called in its file system."""
+        return self._folder.root
 
     def write(
         self,
@@ -91,7 +96,7 @@ class DeliveredStore:
         batches: Sequence[pa.RecordBatch],
         *,
         seqs: Sequence[int] | None = None,
-    ) -> Path:
+    ) -> str:
         """Store one task's batches as one file, which is durable then, whoever has written it.
 
         Parameters
@@ -135,7 +140,7 @@ class DeliveredStore:
             )
 
         self._folder.keep(path, _encode(mine), is_same)
-        return Path(self._folder.path(path))
+        return self._folder.path(path)
 
     def files(self, operator: str) -> list[DeliveredFile]:
         """Files of a sink operator, ordered by generation, task and seq."""
@@ -143,7 +148,7 @@ class DeliveredStore:
         for info in self._folder.entries(folder_name(operator)):
             if match := _NAME.fullmatch(info.name):
                 generation, task, first, last = map(int, match.groups())
-                path = Path(self._folder.path(info.path))
+                path = self._folder.path(info.path)
                 found.append(DeliveredFile(generation, task, first, last, path))
         return sorted(found)
 
@@ -185,13 +190,13 @@ def _batches(content: pa.Buffer) -> Iterator[tuple[int, pa.RecordBatch]]:
             yield int(metadata[_SEQ]), batch
 
 
-def read_file(path: str | Path, files: Files | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_file(path: str, files: Files | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the batches of one file with their numbers."""
     try:
-        yield from _batches((files or LocalFiles()).read(str(path)))
+        yield from _batches((files or LocalFiles()).read(path))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UnreadableOutput(
             f"delivered output cannot be read: {error}",
-            where=str(path),
+            where=path,
             remedy="check the disk and restore the file from a copy",
         ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from clonos.core.plan import Plan
 from clonos.errors import OperatorError, SourceError
 from clonos.sinks.delivered import DeliveredStore, UnreadableOutput, read_file
 from clonos.sinks.spec import SinkSpec
+from clonos.storage.files import files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,17 +77,18 @@ def as_dataframe(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    paths = [str(file.path) for file in store.files(operator)]
+    root = len(store.directory)
+    names = [file.path[root:] for file in store.files(operator)]
     fields = from_arrow_schema(schema)
-    if not paths:
+    if not names:
         return spark.createDataFrame([], fields)
     keep = _ranges(store, operator)
-    count = len(paths)
+    count, uri = len(names), store.uri
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
-                yield from _read_file(paths[number], keep[number])
+                yield from _read_file(uri, names[number], keep[number])
 
     return spark.range(0, count, 1, min(count, 64)).mapInArrow(read, fields)
 
@@ -103,18 +104,20 @@ def _ranges(store: DeliveredStore, operator: str) -> list[int]:
     return result
 
 
-def _read_file(path: str, behind: int) -> Iterator[pa.RecordBatch]:
+def _read_file(uri: str, name: str, behind: int) -> Iterator[pa.RecordBatch]:
+    files, root = files_of(uri)
+    path = f"{root}{name}"
     try:
-        for seq, batch in read_file(path):
+        for seq, batch in read_file(path, files):
             if seq > behind:
                 yield batch
     except UnreadableOutput as error:
-        if Path(path).exists():
+        if files.info(path) is not None:
             raise
         raise SourceError(
             "an executor does not find the delivered output",
             where=path,
-            remedy="keep the checkpoint_dir (or the journal_dir) in a folder that all executors "
+            remedy="keep the checkpoint_dir (or the journal) in a folder that all executors "
             'share, or use clonos.sinks.table(path) and spark.read.format("clonos").load(path)',
         ) from error
 

@@ -220,7 +220,7 @@ class LocalFiles:
             # flock, not lockf: it also refuses a second one of the same process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            found = os.read(descriptor, 32).decode(errors="replace")
+            found = os.read(descriptor, 300).decode(errors="replace")
             os.close(descriptor)
             raise Locked(found or "unknown") from error
         os.ftruncate(descriptor, 0)

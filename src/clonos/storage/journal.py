@@ -30,7 +30,8 @@ what was to be written, and say that all is well the next time. The journal is *
 :meth:`Journal.rotate` has made a new segment durable. What was acknowledged is in the old one,
 which counts until then, whatever happens.
 
-Local filesystems only: network filesystems keep neither the lock nor the order of writes.
+Local filesystems only, or a database (:mod:`clonos.storage.postgres_disk`): network filesystems
+keep neither the lock nor the order of writes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,7 +99,7 @@ class Segment(NamedTuple):
 
 
 class Journal:
-    """Append, commit, replay; one writer at a time, on a local filesystem.
+    """Append, commit, replay; one writer at a time.
 
     Opening it takes the lock, checks the whole segment and cuts a torn tail. Not for use by
     several threads, nor after a fork.
@@ -343,7 +345,7 @@ def _name(number: int) -> str:
 def _lock(disk: Disk, root: str) -> Lock:
     """Take the lock; it goes with the process, however that ends."""
     try:
-        return disk.lock(f"{root}/lock", str(os.getpid()))
+        return disk.lock(f"{root}/lock", f"{os.getpid()} on {socket.gethostname()}")
     except Locked as error:
         raise JournalInUse(
             f"another journal has it open (process {error})",

@@ -153,7 +153,7 @@ class Terms:
             raise OtherJournal(
                 f"the checkpoint was not written with this journal: {why}",
                 where=self._folder.root,
-                remedy="start the job with the journal_dir that belongs to this checkpoint_dir, or "
+                remedy="start the job with the journal that belongs to this checkpoint_dir, or "
                 "afresh with another checkpoint_dir",
             )
 

@@ -1,0 +1,448 @@
+"""Files and locks in a PostgreSQL database: a journal there outlives the driver's machine.
+
+It is a :class:`~clonos.storage.files.Disk` in two tables. A file is rows of ``clonos_files``, one
+for each time that something was appended to it; so a group of the journal is one ``insert``, which
+is durable when it returns. A lock is a row of ``clonos_locks``.
+
+Who has a lock *beats*: a thread counts up in its row. Whoever wants the lock watches the count, and
+takes it when the count has stood still for a while (:data:`LEASE_S`), by its own stopwatch; nobody
+compares clocks. Taking it changes the row's *fence*, and whoever has a lock changes nothing without
+asking, in the same transaction, whether the fence is still its own. So a driver that was frozen, or
+cut off, writes nothing after another one took over, however late its words arrive. The row is
+locked against a new fence only (``for key share``): beats and changes do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.extras import imported
+from clonos.storage.files import Info, Lock, Locked, Tail, UnusableStore
+from clonos.storage.terms import Superseded
+
+_LOG: Final = logging.getLogger("clonos")
+
+LEASE_S: Final = 2.0
+"""A lock may be taken from a holder who has not beaten for so long."""
+BEATS: Final = 5.0
+"""How often a holder beats in that time."""
+CONNECT_S: Final = 5
+SILENCE_MS: Final = 5_000
+"""Either side gives the other up after so long without an answer of its kernel."""
+PART_BYTES: Final = 64 << 20
+"""Larger contents are cut: a value has to fit into the server's memory several times."""
+
+_FILES: Final = """
+create table if not exists clonos_files (
+    path text collate "C" not null, part bigint not null, content bytea not null,
+    modified timestamptz not null default clock_timestamp(), primary key (path, part))
+"""
+_LOCKS: Final = """
+create table if not exists clonos_locks (
+    path text collate "C" primary key, holder text not null, is_free boolean not null,
+    fence bigint not null, beats bigint not null, unique (path, fence))
+"""
+_FOLDER: Final = -1
+"""The part of a folder's only row."""
+
+
+class PostgresDisk:
+    """A :class:`~clonos.storage.files.Disk` in a database, for several threads.
+
+    Parameters
+    ----------
+    dsn
+        Such as ``postgresql://user@host:5432/database``. Its tables are made in the user's schema.
+    lease_s
+        See :data:`LEASE_S`. All who want one lock should have the same.
+
+    Raises
+    ------
+    UnusableStore
+        The server cannot be reached, or refuses.
+
+    Examples
+    --------
+    >>> disk = PostgresDisk("postgresql://clonos@db/jobs")  # doctest: +SKIP
+    >>> disk.make_folder("/fraud")  # doctest: +SKIP
+    >>> disk.write("/fraud/job.json", b"{}")  # doctest: +SKIP
+    >>> disk.read("/fraud/job.json").to_pybytes()  # doctest: +SKIP
+    b'{}'
+    """
+
+    is_local = False
+    refuses = True
+
+    def __init__(self, dsn: str, *, lease_s: float = LEASE_S) -> None:
+        self._psycopg = imported("psycopg", extra="postgres", where="a journal in PostgreSQL")
+        self._dsn, self._lease_s = dsn, lease_s
+        self._mutex = threading.RLock()
+        self._connection: Any = None
+        self._held: _Held | None = None
+        try:
+            with self._change() as cursor:
+                # Several drivers may start at once: "if not exists" is no help against that.
+                cursor.execute("select pg_advisory_xact_lock(hashtext('clonos_files'))")
+                for table in (_FILES, _LOCKS):
+                    cursor.execute(table)
+        except OSError as error:
+            self.close()
+            raise UnusableStore(
+                f"the database cannot be used: {error}",
+                where=self.place,
+                remedy="see that the driver reaches the server, and may make tables there",
+            ) from None
+
+    @property
+    def place(self) -> str:
+        """Which server, without the password."""
+        try:
+            known = self._psycopg.conninfo.conninfo_to_dict(self._dsn)
+        except self._psycopg.Error:
+            return "a database whose URI cannot be understood"
+        host = known.get("host") or known.get("hostaddr") or "local"
+        return f"postgresql://{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def connect(self) -> Any:
+        """A new connection, on which each statement is durable when it returns."""
+        found = self._psycopg.connect(
+            self._dsn,
+            autocommit=True,
+            application_name="clonos journal",
+            connect_timeout=CONNECT_S,
+            tcp_user_timeout=SILENCE_MS,
+            keepalives_idle=SILENCE_MS // 1000,
+        )
+        found.execute("set synchronous_commit = on; set client_min_messages = warning")
+        return found
+
+    @contextmanager
+    def _asking(self) -> Iterator[Any]:
+        """A cursor. What the server says becomes an `OSError`, and a connection is tried anew."""
+        with self._mutex:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = self.connect()
+                with self._connection.cursor(binary=True) as cursor:
+                    yield cursor
+            except self._psycopg.Error as error:
+                if isinstance(error, self._psycopg.OperationalError):
+                    self._drop()
+                raise OSError(errno.EIO, f"PostgreSQL: {self._told(error)}") from None
+
+    @contextmanager
+    def _change(self) -> Iterator[Any]:
+        """A cursor in a transaction of whoever still has the lock, if this disk has taken one."""
+        with self._asking() as cursor, self._connection.transaction():
+            if self._held is not None:
+                cursor.execute(f"select 1 {_OURS} for key share", self._held.key)
+                self.require_ours(cursor.rowcount)
+            yield cursor
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(self._psycopg.Error):
+                connection.close()
+
+    def _told(self, error: BaseException) -> str:
+        text = " ".join(str(error).split()) or type(error).__name__
+        with suppress(self._psycopg.Error):
+            secret = self._psycopg.conninfo.conninfo_to_dict(self._dsn).get("password")
+            return text.replace(secret, "***") if secret else text
+        return type(error).__name__
+
+    def require_ours(self, rows: int) -> None:
+        """Raise :class:`Superseded` if a statement that asks for our fence has found no row."""
+        if not rows:
+            raise Superseded(
+                "another driver has taken over this job's journal",
+                where=self.place,
+                remedy="see who started it; this one has ended, and nothing is lost",
+            )
+
+    def close(self) -> None:
+        """Close the connection. A lock is given up by closing it."""
+        with self._mutex:
+            self._drop()
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def read(self, path: str) -> pa.Buffer:
+        with self._asking() as cursor:
+            cursor.execute(
+                "select content from clonos_files where path = %s and part >= 0 order by part",
+                (path,),
+            )
+            parts = [content for (content,) in cursor]
+        if not parts:
+            raise _missing(path)
+        return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def write(self, path: str, content: Any, mode: int = 0o666) -> None:
+        view = memoryview(content).cast("B")
+        parts = [view[at : at + PART_BYTES] for at in range(0, max(len(view), 1), PART_BYTES)]
+        with self._change() as cursor:
+            self._require_folder(cursor, path.rpartition("/")[0])
+            if self._kind(cursor, path) == _FOLDER:
+                raise IsADirectoryError(errno.EISDIR, "a folder has that name", path)
+            cursor.execute("delete from clonos_files where path = %s", (path,))
+            for part, held in enumerate(parts):
+                cursor.execute(_INSERT, (path, part, bytes(held)))
+
+    def sync(self, path: str) -> None:
+        """What a statement has done is durable."""
+
+    def sync_folder(self, path: str) -> None:
+        """What a statement has done is durable."""
+
+    def make_folder(self, path: str) -> None:
+        with self._change() as cursor:
+            around = ""
+            for name in path.strip("/").split("/"):
+                around = f"{around}/{name}"
+                kind = self._kind(cursor, around)
+                if kind is None:
+                    cursor.execute(
+                        f"{_INSERT} on conflict do nothing", (around, _FOLDER, b"")
+                    )  # another one may make it now
+                elif kind != _FOLDER:
+                    raise NotADirectoryError(errno.ENOTDIR, "it is a file", around)
+
+    def rename(self, path: str, new: str) -> None:
+        with self._change() as cursor:
+            self._require_folder(cursor, new.rpartition("/")[0])
+            cursor.execute("delete from clonos_files where path = %s and part >= 0", (new,))
+            self._rename(cursor, path, new)
+
+    def name(self, path: str, new: str) -> bool:
+        try:
+            with self._change() as cursor:
+                self._require_folder(cursor, new.rpartition("/")[0])
+                is_free = self._kind(cursor, new) is None
+                if is_free:
+                    self._rename(cursor, path, new)
+        except FileExistsError:  # another one has been faster
+            is_free = False
+        if not is_free:
+            self.delete(path)
+        return is_free
+
+    def _rename(self, cursor: Any, path: str, new: str) -> None:
+        try:
+            cursor.execute(
+                "update clonos_files set path = %s, modified = clock_timestamp() "
+                "where path = %s and part >= 0",
+                (new, path),
+            )
+        except self._psycopg.errors.UniqueViolation:
+            raise FileExistsError(errno.EEXIST, "the name is taken", new) from None
+        if not cursor.rowcount:
+            raise _missing(path)
+
+    def delete(self, path: str) -> None:
+        with self._change() as cursor:
+            cursor.execute("delete from clonos_files where path = %s and part >= 0", (path,))
+            if not cursor.rowcount:
+                raise _missing(path)
+
+    def delete_folder(self, path: str) -> None:
+        with self._change() as cursor:
+            cursor.execute(f"select 1 {_BELOW} limit 1", _below(path))
+            if cursor.rowcount:
+                raise OSError(errno.ENOTEMPTY, "the folder is not empty", path)
+            cursor.execute(
+                "delete from clonos_files where path = %s and part = %s", (path, _FOLDER)
+            )
+            if not cursor.rowcount:
+                raise _missing(path)
+
+    def info(self, path: str) -> Info | None:
+        found = self._infos("from clonos_files where path = %s", (path,))
+        return found[0] if found else None
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Info]:
+        start = len(folder) + 1
+        return [
+            info
+            for info in self._infos(_BELOW, _below(folder))
+            if recursive or "/" not in info.path[start:]
+        ]
+
+    def _infos(self, where: str, values: tuple[str, ...]) -> list[Info]:
+        with self._asking() as cursor:
+            cursor.execute(f"{_INFO} {where} group by path order by path", values)
+            return [Info(*row) for row in cursor]
+
+    def _kind(self, cursor: Any, path: str) -> int | None:
+        """:data:`_FOLDER`, or another number for a file; None: nothing is there."""
+        cursor.execute("select min(part) from clonos_files where path = %s", (path,))
+        (found,) = cursor.fetchone()
+        return None if found is None else int(found)
+
+    def _require_folder(self, cursor: Any, path: str) -> None:
+        if path and self._kind(cursor, path) != _FOLDER:
+            raise _missing(path)
+
+    # --- what a journal needs --------------------------------------------------------------------
+
+    def append(self, path: str) -> Tail:
+        with self._asking() as cursor:
+            cursor.execute(
+                "select max(part) from clonos_files where path = %s and part >= 0", (path,)
+            )
+            (last,) = cursor.fetchone()
+        if last is None:
+            raise _missing(path)
+        return _Tail(self, path, last + 1)
+
+    def add(self, path: str, part: int, data: bytes) -> None:
+        """Append to a file, in one statement."""
+        held = self._held
+        with self._asking() as cursor:
+            if held is None:
+                cursor.execute(_INSERT, (path, part, data))
+            else:
+                cursor.execute(
+                    "insert into clonos_files (path, part, content) "
+                    f"select %s, %s, %s {_OURS} for key share",
+                    (path, part, data, *held.key),
+                )
+                self.require_ours(cursor.rowcount)
+
+    def truncate(self, path: str, nbytes: int) -> None:
+        kept = self.read(path).slice(0, nbytes)
+        self.write(path, kept)
+
+    def lock(self, path: str, holder: str) -> Lock:
+        """Take the lock, which takes :data:`LEASE_S` if its holder has died; raises
+        :class:`~clonos.storage.files.Locked` if the holder lives."""
+        with self._mutex:
+            held = _Held(self, path, self._take(path, holder), self._lease_s / BEATS)
+            if self._held is None:
+                self._held = held
+            return held
+
+    def _take(self, path: str, holder: str) -> int:
+        """Return our fence."""
+        seen, since_s = None, time.monotonic()
+        while True:
+            with self._asking() as cursor:
+                cursor.execute(
+                    "insert into clonos_locks values (%s, '', true, 0, 0) on conflict do nothing",
+                    (path,),
+                )
+                cursor.execute(
+                    "select is_free, fence, beats, holder from clonos_locks where path = %s",
+                    (path,),
+                )
+                is_free, fence, beats, theirs = cursor.fetchone()
+                if seen is None:
+                    seen = fence, beats
+                if (fence, beats) != seen:
+                    raise Locked(theirs)
+                if is_free or time.monotonic() - since_s > self._lease_s:
+                    cursor.execute(
+                        "update clonos_locks set is_free = false, fence = fence + 1, beats = 0, "
+                        "holder = %s where path = %s and fence = %s and beats = %s "
+                        "returning fence",
+                        (holder, path, fence, beats),
+                    )
+                    if cursor.rowcount:
+                        (ours,) = cursor.fetchone()
+                        return int(ours)
+            time.sleep(self._lease_s / BEATS / 2)
+
+    def free(self, held: _Held) -> None:
+        """Let others have a lock at once, if that is still ours to say."""
+        with suppress(OSError), self._asking() as cursor:
+            cursor.execute(
+                "update clonos_locks set is_free = true where path = %s and fence = %s", held.key
+            )
+        if self._held is held:
+            self._held = None
+            self.close()
+
+
+_INSERT: Final = "insert into clonos_files (path, part, content) values (%s, %s, %s)"
+_INFO: Final = (
+    "select path, sum(length(content))::bigint, extract(epoch from max(modified))::float8, "
+    "min(part) < 0"
+)
+_OURS: Final = "from clonos_locks where path = %s and fence = %s"
+_BELOW: Final = "from clonos_files where path >= %s and path < %s"
+
+
+def _below(folder: str) -> tuple[str, str]:
+    """What :data:`_BELOW` is asked with. In the order of bytes "0" comes after "/"."""
+    return f"{folder}/", f"{folder}0"
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "there is no such file or folder", path)
+
+
+class _Tail:
+    """A file that grows by a row at a time."""
+
+    def __init__(self, disk: PostgresDisk, path: str, part: int) -> None:
+        self._disk, self._path, self._part = disk, path, part
+
+    def write(self, data: bytes) -> None:
+        # A number is not used again: what became of a failed statement is not known.
+        part, self._part = self._part, self._part + 1
+        self._disk.add(self._path, part, data)
+
+    def sync(self) -> None:
+        """What a statement has done is durable."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Held:
+    """A lock that is beaten for by a thread with a connection of its own."""
+
+    def __init__(self, disk: PostgresDisk, path: str, fence: int, pause_s: float) -> None:
+        self.key: Final = (path, fence)
+        self._disk, self._pause_s = disk, pause_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clonos-lease", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        connection: Any = None
+        while not self._over.wait(self._pause_s):
+            try:
+                if connection is None or connection.closed:
+                    connection = self._disk.connect()
+                found = connection.execute(
+                    "update clonos_locks set beats = beats + 1 where path = %s and fence = %s",
+                    self.key,
+                )
+                if not found.rowcount:
+                    _LOG.warning("another driver has taken the lock of %s", self.key[0])
+                    break  # the next change is refused, and says so
+            except Exception as error:  # noqa: BLE001 - the server is away: whoever writes says so
+                _LOG.debug("no beat of the lock of %s: %s", self.key[0], type(error).__name__)
+                if connection is not None:
+                    connection.close()
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        self._disk.free(self)

@@ -1,0 +1,160 @@
+"""A journal in a database: who may write, and what happens when the server is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from clonos.storage.files import Locked, UnusableStore
+from clonos.storage.journal import Journal, JournalBroken, JournalInUse
+from clonos.storage.postgres_disk import PostgresDisk
+from clonos.storage.terms import Superseded
+
+SHORT_S = 0.3
+NEVER_S = 1e6
+
+
+Drivers = Callable[..., PostgresDisk]
+
+
+@pytest.fixture
+def root(tmp_path) -> str:
+    """A folder in the database."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def driver(postgres, root) -> Iterator[Drivers]:
+    """Makes processes with the database. Frozen, they do not beat; all else is as in production."""
+    made = []
+
+    def make(*, is_frozen: bool = False) -> PostgresDisk:
+        made.append(PostgresDisk(postgres, lease_s=NEVER_S if is_frozen else SHORT_S))
+        return made[-1]
+
+    make().make_folder(root)
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_journal_in_a_database(driver, root):
+    disk = driver()
+    with Journal(root, disk=disk) as journal:
+        journal.append([b"one", b"two"])
+        journal.commit()
+        journal.append([b"never committed"])
+    with Journal(root, disk=disk) as journal:
+        assert list(journal.replay()) == [b"one", b"two"]
+        journal.rotate([b"head"])
+        journal.append([b"three"])
+        journal.commit()
+        with pytest.raises(JournalInUse, match="on "):
+            Journal(root, disk=driver())
+    with Journal(root, disk=driver()) as journal:
+        assert list(journal.replay()) == [b"head", b"three"]
+
+
+def test_a_frozen_driver_writes_nothing_after_another_one_took_over(driver, root):
+    frozen = driver(is_frozen=True)
+    old = Journal(root, disk=frozen)
+    old.append([b"one"])
+    old.commit()
+    with Journal(root, disk=driver()) as new:
+        assert list(new.replay()) == [b"one"]
+        old.append([b"late"])
+        for change in (
+            old.commit,
+            lambda: old.rotate([b"late"]),
+            lambda: frozen.write(f"{root}/late", b""),
+            lambda: frozen.delete(f"{root}/000000000001.journal"),
+            lambda: frozen.make_folder(f"{root}/late"),
+        ):
+            with pytest.raises(Superseded, match="another driver"):
+                change()
+        assert list(new.replay()) == [b"one"]
+    frozen.close()
+
+
+def test_a_group_is_there_before_the_new_driver_reads_or_never(driver, root):
+    """One appends as fast as it can, while another one takes over again and again."""
+    with Journal(root, disk=driver()) as journal:
+        journal.rotate([b"head"])
+    for _ in range(5):
+        old = Journal(root, disk=driver(is_frozen=True))
+        committed = len(list(old.replay()))
+        is_superseded = threading.Event()
+
+        def write(journal: Journal = old, is_over: threading.Event = is_superseded) -> None:
+            nonlocal committed
+            try:
+                while True:
+                    journal.append([b"x"])
+                    journal.commit()
+                    committed += 1
+            except Superseded:
+                is_over.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        with Journal(root, disk=driver()) as new:
+            seen = len(list(new.replay()))
+            writer.join()
+            assert is_superseded.is_set()
+            assert len(list(new.replay())) == seen == committed
+
+
+def test_a_holder_who_lives_keeps_the_lock(driver, root):
+    lock = driver().lock(f"{root}/lock", "me")
+    for _ in range(3):  # each try watches for longer than the lease, if nobody beats
+        with pytest.raises(Locked, match="me"):
+            driver().lock(f"{root}/lock", "another")
+    lock.close()
+    driver().lock(f"{root}/lock", "another").close()
+
+
+def test_a_server_that_is_away_for_a_while(postgres_server, driver, root):
+    with Journal(root, disk=driver()) as journal:
+        journal.append([b"one"])
+        journal.commit()
+        postgres_server.stop()
+        try:
+            journal.append([b"two"])
+            with pytest.raises(JournalBroken, match="PostgreSQL"):
+                journal.commit()
+            with pytest.raises(JournalBroken):
+                journal.rotate([b"one", b"two"])
+        finally:
+            postgres_server.start()
+        journal.rotate([b"one", b"two"])
+        assert list(journal.replay()) == [b"one", b"two"]
+
+
+def test_contents_larger_than_a_part(driver, root, monkeypatch):
+    monkeypatch.setattr("clonos.storage.postgres_disk.PART_BYTES", 10)
+    disk = driver()
+    content = bytes(range(95))
+    disk.write(f"{root}/a", content)
+    disk.write(f"{root}/a.tmp", content[::-1])
+    assert disk.read(f"{root}/a").to_pybytes() == content
+    disk.rename(f"{root}/a.tmp", f"{root}/a")
+    assert disk.read(f"{root}/a").to_pybytes() == content[::-1]
+    info = disk.info(f"{root}/a")
+    assert info is not None
+    assert info.nbytes == len(content)
+    disk.close()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "told"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/jobs", r"postgresql://127.0.0.1:1/jobs: "),
+        ("postgresql://me:sec/ret@127.0.0.1:1/jobs", "cannot be used"),
+    ],
+)
+def test_a_server_that_is_not_there(dsn, told):
+    with pytest.raises(UnusableStore, match=told) as caught:
+        PostgresDisk(dsn)
+    assert "sec" not in str(caught.value)
