@@ -25,6 +25,7 @@ from clonos_bench import (
     seals,
     shuffle,
     spark,
+    takeover,
 )
 from clonos_bench.nexmark import measurement as nexmark
 from clonos_bench.soak import run as soak
@@ -36,6 +37,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "overhead": (overhead, "what protection costs"),
     "seals": (seals, "what layers cost that hold a few changes of much state"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
+    "takeover": (takeover, "a driver is killed, and another one goes on"),
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
     "layers": (layers, "checkpoints with markers and without: stalls and cost"),
     "postgres": (postgres, "rows into PostgreSQL: how many a second, and how soon they are seen"),

@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Rows per second of one task, with marks and without; then latency at a steady rate."""
     report = Report("postgres", "PostgreSQL", [])
     with contextlib.ExitStack() as stack:
-        dsn = arguments.dsn or stack.enter_context(_server())
+        dsn = arguments.dsn or stack.enter_context(server())
         spark = stack.enter_context(run.session("local[4]"))
         report.parts = [_throughput(arguments, dsn, spark), _latency(arguments, dsn, spark)]
     report.ok = all(part.ok for part in report.parts)
@@ -235,7 +235,7 @@ def _connected(dsn: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[str]:
+def server() -> Iterator[str]:
     """A server with its defaults, fsync among them."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not found:

@@ -34,7 +34,7 @@ from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
 from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
-from clonos.spark.slots import driver_address, is_local
+from clonos.spark.slots import driver_address, is_local, warm_up
 from clonos.storage.files import Durability
 from clonos.storage.journal import JournalInUse
 from clonos.transport.certificates import Authority
@@ -99,7 +99,7 @@ class DriverSetup:
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
-            file = self._open_journal(durability, is_patient=standby)
+            file = self._open_journal(durability, standby_slots, is_patient=standby)
             undo.callback(file.close)
             self.keeper = house_keeper(plan)
             recovered = file.recover(self.keeper)
@@ -133,8 +133,10 @@ class DriverSetup:
             self.observer.look = lambda: self.node.view
             self._undo = undo.pop_all()
 
-    def _open_journal(self, durability: Durability, *, is_patient: bool) -> JournalFile:
-        """Take the journal's lock; a standby driver waits for it."""
+    def _open_journal(
+        self, durability: Durability, standby_slots: int | None, *, is_patient: bool
+    ) -> JournalFile:
+        """Take the journal's lock. A standby driver waits for it, with what is slow behind it."""
         directory, waits = self.directory, False
         while True:
             try:
@@ -145,8 +147,10 @@ class DriverSetup:
                 if not is_patient:
                     raise
                 if not waits:
+                    waits = True
+                    slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
+                    warm_up(self.spark, len(slots))
                     LOGGER.info("%s stands by: %s", self.compiled.name, error.what)
-                waits = True
                 time.sleep(STANDBY_S)
             else:
                 break
