@@ -69,6 +69,7 @@ BENCHMARKS_ALSO = {
     "clonos.operators",  # ... and operators with a stopwatch
     "clonos.sources.readers",
     "clonos.sources.spec",  # sources: paced, gated, generated
+    "clonos.storage",  # the journal's commits, timed alone
     "clonos.runtime",  # the switch that has slots write profiles
 }
 """What benchmarks import beyond that, and what for."""

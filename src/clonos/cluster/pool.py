@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from clonos.cluster.feeds import query_cores
@@ -168,6 +169,18 @@ def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
     if error is None or _LOST not in error.what:
         return None
     return ExecutorLost(error.what, where=error.where)
+
+
+def warm_up(spark: Any, slots: int) -> None:
+    """Have Spark do once what launching slots takes: executors, planning, workers that have
+    imported what a slot needs. What is slow the first time is quick the next time."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import clonos.runtime.slot  # noqa: F401 - that is what it is for
+
+        yield from batches
+
+    spark.range(0, slots, 1, slots).mapInArrow(run, "id long").collect()
 
 
 def places(

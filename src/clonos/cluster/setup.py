@@ -20,7 +20,7 @@ from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
-from clonos.cluster.pool import SlotPool, places
+from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
 from clonos.errors import ClonosError, Divergence, OperatorError, masked
@@ -34,7 +34,7 @@ from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
 from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
-from clonos.spark.slots import driver_address, is_local, warm_up
+from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
 from clonos.storage.journal import JournalInUse
 from clonos.transport.certificates import Authority

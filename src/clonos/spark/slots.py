@@ -431,18 +431,6 @@ def in_short(failure: BaseException) -> str:
     return reason[:300]
 
 
-def warm_up(spark: SparkSession, slots: int) -> None:
-    """Have Spark do once what launching slots takes: executors, planning, workers that have
-    imported what a slot needs. What is slow the first time is quick the next time."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import clonos.runtime.slot  # noqa: F401 - that is what it is for
-
-        yield from batches
-
-    spark.range(0, slots, 1, slots).mapInArrow(run, "id long").collect()
-
-
 def is_stopped(context: Any) -> bool:
     """Whether the Spark application of a SparkContext is over."""
     try:
