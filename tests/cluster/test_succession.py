@@ -105,15 +105,15 @@ def test_a_standby_driver_goes_on(kit, spark, tmp_path, request, in_database, st
         with pytest.raises(JournalInUse, match=str(driver.pid)):
             job.start(spark, journal=journal)
         standby.start(job, spark, journal)
-        assert standby.waits.wait(60)
+        assert standby.waits.wait(kit.WAIT_S)
         os.kill(driver.pid, strike)
-        running = standby.running.result(60)
+        running = standby.running.result(kit.WAIT_S)
         assert running.term == 2
         kit.wait_for(lambda: running.delivered["out"])
         kit.open_tap(tmp_path)
         if strike is signal.SIGSTOP:  # it wakes up, and finds that it is no driver any more
             os.kill(driver.pid, signal.SIGCONT)
-            assert driver.wait(120) == 1
+            assert driver.wait(kit.WAIT_S) == 1
             said = errors.read_text()
             assert "Superseded" in said
             assert "another driver" in said

@@ -14,11 +14,11 @@ from clonos.simulator.disk import Disk
 from clonos.storage.files import ArrowFiles, Files, LocalFiles, Locked
 from clonos.storage.postgres_disk import PostgresDisk
 
-LEASE_S = 0.5
+BEAT_S = 0.05
 
 
 def in_database(request) -> PostgresDisk:
-    made = PostgresDisk(request.getfixturevalue("postgres"), lease_s=LEASE_S)
+    made = PostgresDisk(request.getfixturevalue("postgres"), beat_s=BEAT_S)
     request.addfinalizer(made.close)
     return made
 

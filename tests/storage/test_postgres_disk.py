@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,7 +14,8 @@ from clonos.storage.journal import Journal, JournalBroken, JournalInUse
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Superseded
 
-SHORT_S = 0.3
+LEASE_S = 0.5
+BEAT_S = 0.05
 NEVER_S = 1e6
 
 
@@ -31,7 +34,9 @@ def driver(postgres, root) -> Iterator[Drivers]:
     made = []
 
     def make(*, is_frozen: bool = False) -> PostgresDisk:
-        made.append(PostgresDisk(postgres, lease_s=NEVER_S if is_frozen else SHORT_S))
+        made.append(
+            PostgresDisk(postgres, lease_s=LEASE_S, beat_s=NEVER_S if is_frozen else BEAT_S)
+        )
         return made[-1]
 
     make().make_folder(root)
@@ -158,3 +163,23 @@ def test_a_server_that_is_not_there(dsn, told):
     with pytest.raises(UnusableStore, match=told) as caught:
         PostgresDisk(dsn)
     assert "sec" not in str(caught.value)
+
+
+def test_a_process_that_has_died_is_known_by_its_session(postgres, driver, root):
+    """Long before its lease is over."""
+    script = (
+        "import sys; from clonos.storage.postgres_disk import PostgresDisk\n"
+        "lock = PostgresDisk(sys.argv[1]).lock(sys.argv[2], 'me')\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, postgres, f"{root}/lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        patient = PostgresDisk(postgres, lease_s=NEVER_S)
+        with pytest.raises(Locked, match="me"):
+            patient.lock(f"{root}/lock", "another")
+        process.kill()
+        process.wait()
+        patient.lock(f"{root}/lock", "another").close()
+        patient.close()

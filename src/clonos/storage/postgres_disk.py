@@ -5,11 +5,14 @@ for each time that something was appended to it; so a group of the journal is on
 is durable when it returns. A lock is a row of ``clonos_locks``.
 
 Who has a lock *beats*: a thread counts up in its row. Whoever wants the lock watches the count, and
-takes it when the count has stood still for a while (:data:`LEASE_S`), by its own stopwatch; nobody
-compares clocks. Taking it changes the row's *fence*, and whoever has a lock changes nothing without
-asking, in the same transaction, whether the fence is still its own. So a driver that was frozen, or
-cut off, writes nothing after another one took over, however late its words arrive. The row is
-locked against a new fence only (``for key share``): beats and changes do not wait for each other.
+takes it when the count has stood still for a while, by its own stopwatch; nobody compares clocks.
+That while is short if the server knows that the holder's session is over, as it does when a process
+has died (:data:`GONE_S`), and longer if the holder may be busy, or frozen (:data:`LEASE_S`).
+
+Taking the lock changes the row's *fence*, and whoever has a lock changes nothing without asking, in
+the same transaction, whether the fence is still its own. So a driver that was frozen, or cut off,
+writes nothing after another one took over, however late its words arrive. The row is locked against
+a new fence only (``for key share``): beats and changes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -30,10 +33,14 @@ from clonos.storage.terms import Superseded
 
 _LOG: Final = logging.getLogger("clonos")
 
-LEASE_S: Final = 2.0
-"""A lock may be taken from a holder who has not beaten for so long."""
-BEATS: Final = 5.0
-"""How often a holder beats in that time."""
+LEASE_S: Final = 10.0
+"""A lock may be taken from a holder who has not beaten for so long ..."""
+GONE_S: Final = 1.0
+"""... or for so long, if it has no session any more: one whose server was started again has."""
+BEAT_S: Final = 0.3
+"""Time from one beat to the next."""
+WATCH_S: Final = 0.1
+"""... and from one look at the count to the next."""
 CONNECT_S: Final = 5
 SILENCE_MS: Final = 5_000
 """Either side gives the other up after so long without an answer of its kernel."""
@@ -48,7 +55,7 @@ create table if not exists clonos_files (
 _LOCKS: Final = """
 create table if not exists clonos_locks (
     path text collate "C" primary key, holder text not null, is_free boolean not null,
-    fence bigint not null, beats bigint not null, unique (path, fence))
+    fence bigint not null, beats bigint not null, session int not null, unique (path, fence))
 """
 _FOLDER: Final = -1
 """The part of a folder's only row."""
@@ -61,8 +68,8 @@ class PostgresDisk:
     ----------
     dsn
         Such as ``postgresql://user@host:5432/database``. Its tables are made in the user's schema.
-    lease_s
-        See :data:`LEASE_S`. All who want one lock should have the same.
+    lease_s, beat_s
+        See :data:`LEASE_S` and :data:`BEAT_S`.
 
     Raises
     ------
@@ -81,9 +88,9 @@ class PostgresDisk:
     is_local = False
     refuses = True
 
-    def __init__(self, dsn: str, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, dsn: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
         self._psycopg = imported("psycopg", extra="postgres", where="a journal in PostgreSQL")
-        self._dsn, self._lease_s = dsn, lease_s
+        self._dsn, self._lease_s, self._beat_s = dsn, lease_s, beat_s
         self._mutex = threading.RLock()
         self._connection: Any = None
         self._held: _Held | None = None
@@ -325,43 +332,35 @@ class PostgresDisk:
         self.write(path, kept)
 
     def lock(self, path: str, holder: str) -> Lock:
-        """Take the lock, which takes :data:`LEASE_S` if its holder has died; raises
+        """Take the lock, which takes :data:`GONE_S` if its holder has died; raises
         :class:`~clonos.storage.files.Locked` if the holder lives."""
         with self._mutex:
-            held = _Held(self, path, self._take(path, holder), self._lease_s / BEATS)
+            held = _Held(self, path, self._take(path, holder), self._beat_s)
             if self._held is None:
                 self._held = held
             return held
 
     def _take(self, path: str, holder: str) -> int:
-        """Return our fence."""
-        seen, since_s = None, time.monotonic()
+        """Watch the lock until it can be taken; return our fence."""
+        first = None
+        seen_s = gone_s = time.monotonic()
         while True:
             with self._asking() as cursor:
-                cursor.execute(
-                    "insert into clonos_locks values (%s, '', true, 0, 0) on conflict do nothing",
-                    (path,),
-                )
-                cursor.execute(
-                    "select is_free, fence, beats, holder from clonos_locks where path = %s",
-                    (path,),
-                )
-                is_free, fence, beats, theirs = cursor.fetchone()
-                if seen is None:
-                    seen = fence, beats
-                if (fence, beats) != seen:
+                cursor.execute(_LOCK, (path,))
+                cursor.execute(_LOOK, (path,))
+                is_free, fence, beats, has_session, theirs = cursor.fetchone()
+                first = first or (fence, beats)
+                if (fence, beats) != first:
                     raise Locked(theirs)
-                if is_free or time.monotonic() - since_s > self._lease_s:
-                    cursor.execute(
-                        "update clonos_locks set is_free = false, fence = fence + 1, beats = 0, "
-                        "holder = %s where path = %s and fence = %s and beats = %s "
-                        "returning fence",
-                        (holder, path, fence, beats),
-                    )
+                if has_session:
+                    gone_s = time.monotonic()
+                now_s = time.monotonic()
+                if is_free or now_s - gone_s > GONE_S or now_s - seen_s > self._lease_s:
+                    cursor.execute(_TAKE, (holder, path, fence, beats))
                     if cursor.rowcount:
                         (ours,) = cursor.fetchone()
                         return int(ours)
-            time.sleep(self._lease_s / BEATS / 2)
+            time.sleep(WATCH_S)
 
     def free(self, held: _Held) -> None:
         """Let others have a lock at once, if that is still ours to say."""
@@ -374,6 +373,20 @@ class PostgresDisk:
             self.close()
 
 
+_LOCK: Final = "insert into clonos_locks values (%s, '', true, 0, 0, 0) on conflict do nothing"
+_LOOK: Final = (
+    "select is_free, fence, beats, exists (select 1 from pg_stat_activity where pid = session), "
+    "holder from clonos_locks where path = %s"
+)
+_TAKE: Final = (
+    "update clonos_locks set is_free = false, fence = fence + 1, beats = 0, "
+    "session = pg_backend_pid(), holder = %s where path = %s and fence = %s and beats = %s "
+    "returning fence"
+)
+_BEAT: Final = (
+    "update clonos_locks set beats = beats + 1, session = pg_backend_pid() "
+    "where path = %s and fence = %s"
+)
 _INSERT: Final = "insert into clonos_files (path, part, content) values (%s, %s, %s)"
 _INFO: Final = (
     "select path, sum(length(content))::bigint, extract(epoch from max(modified))::float8, "
@@ -426,10 +439,7 @@ class _Held:
             try:
                 if connection is None or connection.closed:
                     connection = self._disk.connect()
-                found = connection.execute(
-                    "update clonos_locks set beats = beats + 1 where path = %s and fence = %s",
-                    self.key,
-                )
+                found = connection.execute(_BEAT, self.key)
                 if not found.rowcount:
                     _LOG.warning("another driver has taken the lock of %s", self.key[0])
                     break  # the next change is refused, and says so
