@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.cluster.pool import executor_lost, wrong_environment
-from clonos.nodes.errors import ExecutorLost, OtherVersion
+from clonos.cluster.pool import executor_lost, slot_broken, wrong_environment
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
 from clonos.nodes.versions import CPU, HASH_SEED, MACHINE, check_versions
 from clonos.runtime.versions import installed
 from clonos.spark.errors import JobCancelled, SlotFailed
@@ -116,3 +116,21 @@ def test_who_cancels_is_told_from_what_fails():
         failed = _slot_failed("x", JavaError(condition, "Job aborted due to stage failure: dead"))
         assert isinstance(failed, SlotFailed)
     assert isinstance(_slot_failed("x", OSError("the JVM is gone")), SlotFailed)
+
+
+def test_a_bug_in_the_loop_is_told_from_a_death():
+    worker = (
+        "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure:"
+        " Lost task 0.0 in stage 3.0 (TID 3): org.apache.spark.api.python.PythonException: "
+        "Traceback (most recent call last):\n"
+        '  File "loop.py", line 190, in run\n'
+        '    raise SlotBroken(f"{type(error).__name__}: {error} ({where})") from None\n'
+        "clonos.nodes.errors.SlotBroken: KeyError: 3 (resident.py:10)\n"
+        "\n\tat org.apache.spark"
+    )
+    broken = slot_broken(_slot_failed("job: slot 1", JavaError("", worker)))
+    assert isinstance(broken, SlotBroken)
+    assert broken.what == "KeyError: 3 (resident.py:10)"
+    assert broken.where == "job: slot 1"
+    for other in (None, SlotFailed("Python worker exited unexpectedly")):
+        assert slot_broken(other) is None

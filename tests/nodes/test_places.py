@@ -9,10 +9,12 @@ import pytest
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotsLost
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken, SlotsLost
 from clonos.nodes.events import Ended
 from clonos.nodes.places import (
     ASKED_S,
+    BROKEN_MAX,
+    BROKEN_S,
     EXPELLED_S,
     LEFT_S,
     RELAUNCH_FOR_S,
@@ -26,6 +28,7 @@ from clonos.nodes.versions import HASH_SEED
 from clonos.transport.events import ControlOpened, Register
 
 DIED = ClonosError("it has died")
+BROKEN = SlotBroken("KeyError: 3 (resident.py:10)", where="slot 0")
 LOST = ExecutorLost("its executor has ended")
 
 
@@ -136,6 +139,26 @@ def test_pauses_grow_and_in_the_end_the_job_does(world):
     assert isinstance(error, SlotsLost)
     assert "7 times in a row" in error.what
     assert "it has died" in error.what
+
+
+def test_a_bug_in_a_slot_s_loop_ends_the_job_when_it_comes_again_and_again(world):
+    """Though the slots register each time."""
+    for number in range(3 * BROKEN_MAX):  # once in a while
+        assert world.ends(0, number * BROKEN_S, BROKEN) is None
+        world.places.tick((number + 1) * BROKEN_S)
+        world.registers(0, 30 + number)
+    now_s, error = (number + 1) * BROKEN_S, None
+    for number in range(2 * BROKEN_MAX):
+        error = world.ends(0, now_s + number, BROKEN)
+        if error is not None:
+            break
+        world.places.tick(now_s + number + 1)
+        world.registers(0, 100 + number)
+    assert isinstance(error, SlotBroken)
+    assert number == BROKEN_MAX
+    assert "6 times" in error.what
+    assert "KeyError: 3 (resident.py:10)" in error.what
+    assert "bug in clonos" in error.remedy
 
 
 def test_executors_that_are_lost_again_and_again_are_no_fault_of_the_slot(world):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from clonos.cluster.feeds import query_cores
 from clonos.errors import ClonosError, SourceError
 from clonos.graph.compile import CompiledJob
-from clonos.nodes.errors import ExecutorLost, OtherVersion
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken
 from clonos.nodes.events import Ended, OutsideFailed
 from clonos.nodes.versions import SAME_ENVIRONMENT
 from clonos.runtime.shipment import Shipment
@@ -121,7 +121,8 @@ class SlotPool:
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
-        why = self._stopped() or wrong_environment(error) or executor_lost(error) or error
+        why = self._stopped() or wrong_environment(error) or executor_lost(error)
+        why = why or slot_broken(error) or error
         self._inbox.put(Ended(place, self._attempts[place], why))
 
     def _stopped(self) -> SparkStopped | None:
@@ -169,6 +170,13 @@ def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
     if error is None or _LOST not in error.what:
         return None
     return ExecutorLost(error.what, where=error.where)
+
+
+def slot_broken(error: ClonosError | None) -> SlotBroken | None:
+    """What a slot's end says about clonos, if its loop has raised."""
+    if error is None or (at := error.what.find(f"{SlotBroken.__name__}: ")) < 0:
+        return None
+    return SlotBroken(error.what[at:].partition(": ")[2], where=error.where)
 
 
 def warm_up(spark: Any, slots: int) -> None:

@@ -18,6 +18,10 @@ class ExecutorLost(ClonosError):
     """The executor of a slot has ended, and the slot with it: no fault of its own."""
 
 
+class SlotBroken(ClonosError):
+    """The loop of a slot has raised, not the user's code in it: that is a bug of clonos."""
+
+
 def failure_of(fail: Fail, task: str) -> ClonosError:
     """The error that ends a job: of a slot, the coordinator knows it by name only."""
     where = fail.where or (task if fail.task >= 0 else "")

@@ -12,7 +12,7 @@ Only one that ends by itself, again and again, is given time: it would end again
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +23,7 @@ from clonos.core.coordinator import SlotReady
 from clonos.core.machine import Machine, Table
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
-from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotsLost
+from clonos.nodes.errors import ExecutorLost, OtherVersion, SlotBroken, SlotsLost
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
 from clonos.nodes.versions import check_versions
@@ -43,6 +43,10 @@ RELAUNCH_FOR_S: Final = 15.0
 LEFT_S: Final = 5.0
 """A task waits no longer than this for Spark to notice that a process is gone: the slot is then
 requested anew. A lost machine is missed by Spark only after minutes."""
+BROKEN_MAX: Final = 5
+"""The job fails if slots end by an exception in their loop more often than this ..."""
+BROKEN_S: Final = 60.0
+"""... within this time. What happens once in a while is recovered from, as any other death."""
 ASKED_S: Final = 30.0
 """A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
@@ -165,6 +169,7 @@ class Places:
         self._first: Register | None = None
         self._attempts = 0
         self._is_closing = False
+        self._broken: deque[float] = deque(maxlen=BROKEN_MAX + 1)
         self.places = [
             Place(number, task, PLACE.machine(f"place {number}"))
             for number, task in enumerate(tasks)
@@ -196,6 +201,8 @@ class Places:
             return None
         if isinstance(event.error, self._fatal):
             return event.error
+        if isinstance(event.error, SlotBroken) and (broken := self._break(event.error, now_s)):
+            return broken
         if not isinstance(event.error, ExecutorLost) and (error := self._fail(place, event, now_s)):
             return error
         pause_s, urgent_s = self._pauses_s(place)
@@ -222,6 +229,19 @@ class Places:
             f"{event.error.what if event.error else 'it left without an error'}",
             where=f"{self._job}: slot {place.number}",
             remedy="see the executors' logs, and whether they reach the driver's address",
+        )
+
+    def _break(self, error: SlotBroken, now_s: float) -> SlotBroken | None:
+        """The loop of a slot has raised; too often?"""
+        self._broken.append(now_s)
+        if len(self._broken) <= BROKEN_MAX or now_s - self._broken[0] > BROKEN_S:
+            return None
+        return SlotBroken(
+            f"slots have ended {len(self._broken)} times within "
+            f"{now_s - self._broken[0]:.0f} s, the last one by {error.what}",
+            where=f"{self._job}: {error.where}",
+            remedy="report this: it is a bug in clonos; the executors' logs have its traceback. "
+            "With a checkpoint_dir the job goes on where it was",
         )
 
     def tick(self, now_s: float, waiting: Collection[int] = ()) -> list[str]:

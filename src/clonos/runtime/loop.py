@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
+from clonos.nodes.errors import SlotBroken
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
@@ -176,11 +179,18 @@ class SlotLoop:
         ------
         ClonosError
             The driver never heard of this slot, and Spark has to tell it why.
+        SlotBroken
+            Something has raised that must not.
         """
         node, plane = self._node, self._plane
-        node.join(plane.control(self._shipment.coordinator, register, self._progress))
         try:
+            node.join(plane.control(self._shipment.coordinator, register, self._progress))
             serve(node, plane.poll, self._track, plane.shutdown)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the end
+            traceback.print_exc()  # in the executor's log; Spark tells the driver the first lines
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            raise SlotBroken(f"{type(error).__name__}: {error} ({where})") from None
         finally:
             self._layers.close()
             self._writers.close()
