@@ -121,9 +121,8 @@ class SlotPool:
 
     def _on_end(self, place: int, error: ClonosError | None) -> None:
         """A slot's Spark job is over (called from a thread of the launcher)."""
-        why = self._stopped() or wrong_environment(error) or executor_lost(error)
-        why = why or slot_broken(error) or error
-        self._inbox.put(Ended(place, self._attempts[place], why))
+        known = wrong_environment(error) or executor_lost(error) or slot_broken(error)
+        self._inbox.put(Ended(place, self._attempts[place], self._stopped() or known or error))
 
     def _stopped(self) -> SparkStopped | None:
         if not self._launcher.is_stopped:
