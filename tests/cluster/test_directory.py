@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from clonos.cluster.directory import JobDirectory, describe, differences
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.columns.formula import Column, Constant, apply
 from clonos.graph.compile import CompiledJob
-from clonos.operators.columns import Projection, WhereOperator
+from clonos.operators.columns import Projection
+from clonos.operators.operations import Project, Where
 from clonos.storage.terms import OtherJournal
 
 
@@ -45,10 +45,10 @@ def divided(by: int, above: int) -> CompiledJob:
     n = Column("n", pa.int64())
     made = apply("IntegralDivide", [n, Constant(pa.scalar(by))], pa.int64())
     condition = apply("GreaterThan", [n, Constant(pa.scalar(above))], pa.bool_())
-    make = partial(WhereOperator, condition)
-    some = stream._like_this(stream._add("where", None, stream.schema, None, make))
+    operation = Where(condition)
+    some = stream._like_this(stream._add("where", None, stream.schema, None, operation))
     projection = Projection(((pa.field("n", pa.int64()), made),))
-    some._projected("select", projection, None, None).sink(clonos.sinks.collect())
+    some._projected("select", Project(projection), None, None).sink(clonos.sinks.collect())
     return job.compile()
 
 

@@ -39,7 +39,8 @@ def windows(table: str, time: str, size: int, slide: int) -> str:
 def sessions(gap: int) -> str:
     return f"""
         marked as (
-            select *, case when date_time - lag(date_time) over w < {gap} then 0 else 1 end as fresh
+            select *,
+                case when date_time - lag(date_time) over w <= {gap} then 0 else 1 end as fresh
             from bid window w as (partition by bidder order by date_time)
         ),
         numbered as (

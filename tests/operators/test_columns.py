@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from clonos.columns.formula import Column, Constant, apply
 from clonos.columns.rows import row_type
 from clonos.errors import BadSchema, ExpressionFailed, UnknownColumn, WrongType
 from clonos.operators.columns import Projection, WhereOperator
+from clonos.operators.operations import Project, Where
 from clonos.testing import StepHarness, rows
 from clonos.testing.in_memory import InMemoryRun
 
@@ -27,14 +27,14 @@ SCHEMA = "n long, s string"
 
 def where(stream: Any, condition: Any = BIG) -> Any:
     """What ``where`` adds when Spark has read the condition."""
-    make = partial(WhereOperator, condition)
+    operation = Where(condition)
     known = {"reads": ("n",), "passes_on": True}
-    return stream._like_this(stream._add("where", "op", stream.schema, None, make, **known))
+    return stream._like_this(stream._add("where", "op", stream.schema, None, operation, **known))
 
 
 def project(stream: Any, made: Projection = COLUMNS) -> Any:
     """The same for ``select``."""
-    return stream._projected("select", made, "op", None)
+    return stream._projected("select", Project(made), "op", None)
 
 
 BUILD = {"where": where, "project": project}
@@ -144,7 +144,7 @@ def test_a_job_with_restores_gives_the_same_rows():
     batches = [[(i % 7 + 1, f"s{i}") for i in range(k, k + 10)] for k in range(0, 100, 10)]
     job = clonos.Job(parallelism=2)
     given = job.source(clonos.sources.from_batches(batches, SCHEMA))
-    inverses = where(given)._projected("select", ONLY_INVERSE, "inverses", None)
+    inverses = where(given)._projected("select", Project(ONLY_INVERSE), "inverses", None)
     counts = inverses.key_by("m").window(clonos.tumbling("1 day"))
     counts.agg(n=clonos.count()).sink(clonos.sinks.collect(), name="out")
     found = InMemoryRun(job.compile(), restore=0.3, batch_rows=7).run()["out"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -53,9 +52,8 @@ def looked_up(how="left", **settings):
     return compiled, replace(code, operators=(("op", shipped(code.operators[0][1])),))
 
 
-def shipped(make: Any) -> Any:
-    args = [table(0) if isinstance(arg, SideTable) else arg for arg in make.args]
-    return partial(make.func, *args, **make.keywords)
+def shipped(operation: Any) -> Any:
+    return operation.showing(table(0))
 
 
 def expected(keys, version, how):
@@ -143,7 +141,7 @@ def simulated(seed):
     vertices = {vertex.name: vertex for vertex in job._graph.vertices}
     given_versions = clonos.sources.from_batches([version_row(v) for v in range(1, 8)], VERSIONS)
     vertices["op.table"].source.__dict__["factory"] = given_versions.factory
-    vertices["op"].__dict__["make"] = shipped(vertices["op"].make)
+    vertices["op"].__dict__["operation"] = shipped(vertices["op"].operation)
     arrow = ArrowJob(job.compile())
     options = random_options(random, arrow)
     options.availability = False

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.columns.schema import parse_schema
-from clonos.errors import OperatorError
+from clonos.errors import ExpressionFailed, OperatorError
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
     End,
+    InMemoryRun,
     StepHarness,
     Tick,
     Watermark,
@@ -189,3 +190,63 @@ def test_many_keys_grow_the_arrays():
         [Batches(0, (batch,)), Tick(1_000_010), Batches(0, (batch,)), Batches(0, (batch,)), End(0)],
     )
     assert [row[3] for row in rows(outputs[-1].batches[1])] == [2 * i for i in range(1000)]
+
+
+def test_a_sum_that_does_not_fit_is_an_error_and_a_mean_is_none():
+    schema = "k string, x long"
+    large = 2**62
+    aggregates = {"total": clonos.sum("x"), "mean": clonos.avg("x")}
+    harness = StepHarness(window_code(schema=schema, **aggregates).program())
+    harness.input(0, [("a", large)] * 3, schema)
+    harness.input(0, [("a", -large)] * 2 + [("b", -large)], schema)  # on the way it is too large
+    a, b = rows(harness.end(0).batches[1])
+    assert (a[3:], b[3:]) == ((large, large / 5), (-large, -large))
+    only_mean = window_code(schema=schema, mean=clonos.avg("x"))
+    assert windows_over([("a", large)] * 4, only_mean, schema)[0][3] == large
+    for one, fits in ((large, False), (-large, True)):  # -2**63 is a bigint
+        code = window_code(schema=schema, total=clonos.sum("x"))
+        given = [("a", one), ("a", one)]
+        if fits:
+            assert windows_over(given, code, schema)[0][3] == 2 * one
+            given.append(("a", -1))
+        with pytest.raises(ExpressionFailed, match=r"ARITHMETIC_OVERFLOW in sum\(x\)"):
+            windows_over(given, code, schema)
+
+
+def windows_over(given, code, schema):
+    harness = StepHarness(code.program())
+    for row in given:
+        harness.input(0, [row], schema)
+    return rows(harness.end(0).batches[1])
+
+
+def test_sums_and_means_of_decimals_have_the_types_of_spark():
+    schema = "k string, d decimal(10,2), e decimal(38,10)"
+    aggregates = {"d": clonos.sum("d"), "d_mean": clonos.avg("d"), "e_mean": clonos.avg("e")}
+    code = window_code(schema=schema, **aggregates)
+    given = [("a", Decimal("1.00"), Decimal("1e20")), ("a", Decimal("1.01"), Decimal("2e20"))]
+    given.append(("a", Decimal("0.00"), None))
+    (row,) = windows_over(given, code, schema)
+    assert row[3:] == (Decimal("2.01"), Decimal("0.670000"), Decimal("1.5e20"))
+    types = [str(code.schemas[code.task.outputs[-1]].field(name).type) for name in aggregates]
+    assert types == ["decimal128(20, 2)", "decimal128(14, 6)", "decimal128(38, 14)"]
+    most = Decimal("9" * 28 + "." + "9" * 10)
+    code = window_code(schema=schema, e=clonos.sum("e"))
+    with pytest.raises(ExpressionFailed, match=r"ARITHMETIC_OVERFLOW in sum\(e\)"):
+        windows_over([("a", None, most), ("a", None, most)], code, schema)
+
+
+def test_nan_is_ranked_first_as_the_largest_and_null_last():
+    schema = "k string, f double, n long"
+    job = clonos.Job()
+    source = clonos.sources.from_batches(
+        [[("a", 1.0, 1), ("a", math.nan, 2), ("a", None, 3), ("a", -0.0, 4), ("a", 0.0, 5)]], schema
+    )
+    window = job.source(source).key_by("k").window(clonos.tumbling("1 day"))
+    window.top(9, "f", clonos.desc("n")).sink(clonos.sinks.collect(), name="down")
+    window.top(4, clonos.asc("f"), ties=True).sink(clonos.sinks.collect(), name="up")
+    window.top(3, "f", ties=True).sink(clonos.sinks.collect(), name="ties")
+    found = InMemoryRun(job.compile()).run()
+    assert found["down"]["n"].to_pylist() == [2, 1, 5, 4, 3]
+    assert found["up"]["n"].to_pylist() == [4, 5, 1, 2]
+    assert found["ties"]["n"].to_pylist() == [2, 1, 4, 5]

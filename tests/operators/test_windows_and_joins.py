@@ -112,7 +112,7 @@ def model_sessions(given_rows, gap=4):
     for k, values in by_key.items():
         for t, x in sorted(values):
             previous = found.get((k, "open"))
-            if previous is None or t >= previous[1]:
+            if previous is None or t > previous[1]:
                 previous = found[k, "open"] = [t, t + gap, []]
                 found[k, t] = previous
             previous[1] = t + gap

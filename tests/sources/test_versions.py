@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.columns.batches import from_bytes
-from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.look_up import VERSIONS
 from clonos.sources.errors import TableFailed
 from clonos.sources.spool import Spool, SpoolReader
 from clonos.sources.versions import Refresher, Tables
@@ -47,10 +47,10 @@ class Refreshed:
         made = stream.look_up(content, "id", name="op", refresh="1 second")
         made.sink(clonos.sinks.collect())
         (code,) = (c for c in job.compile().codes if c.task.operator == "op")
-        make: Any = code.operators[0][1]
-        (self.side,) = (a for a in make.args if isinstance(a, SideTable))
+        operation: Any = code.operators[0][1]
+        self.side = operation.table
         pinned: Any = tables.pinned(code.operators)[0][1]
-        self.shipped = pinned.args[2]
+        self.shipped = pinned.table
         self.warnings: list[str] = []
         self.spool = Spool(str(folder / "batches"), 1, "process")
         first = tables.first(self.side)

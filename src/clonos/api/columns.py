@@ -7,7 +7,6 @@ written, and computed in tasks (see :mod:`clonos.columns.formula`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,9 +15,9 @@ from clonos.api.placed import Placed
 from clonos.columns.formula import Column, columns_of
 from clonos.columns.schema import parse_schema, require_columns, spark_type
 from clonos.errors import WrongType
-from clonos.operators.columns import Projection, ProjectOperator, WhereOperator
+from clonos.operators.columns import Projection
 from clonos.operators.context import takes_context
-from clonos.operators.filter import FilterOperator
+from clonos.operators.operations import Filter, Operation, Project, Where
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream
@@ -36,7 +35,7 @@ class ColumnOperations(Placed):
             name: str | None,
             schema: pa.Schema,
             parallelism: int | None,
-            make: Any,
+            operation: Operation,
             **known: Any,
         ) -> Vertex: ...
         def _like_this(self, vertex: Vertex) -> Stream: ...
@@ -99,12 +98,13 @@ class ColumnOperations(Placed):
         >>> cheap = bids.where("price < 100 and item is not null")  # doctest: +SKIP
         """
         from clonos.spark.expressions import condition as condition_of
+        from clonos.spark.expressions import read_by
 
         made = condition_of(self.schema, condition, name or "where")
-        make = partial(WhereOperator, made)
-        reads = tuple(sorted(columns_of(made)))
+        operation = Where(made, condition, read_by())
+        known = {"reads": tuple(sorted(columns_of(made))), "passes_on": True}
         return self._like_this(
-            self._add("where", name, self.schema, parallelism, make, reads=reads, passes_on=True)
+            self._add("where", name, self.schema, parallelism, operation, **known)
         )
 
     def filter(
@@ -122,8 +122,8 @@ class ColumnOperations(Placed):
         if isinstance(condition, str) or is_column(condition):
             return self.where(condition, name=name, parallelism=parallelism)
         takes_context(condition, name or "filter")
-        make = partial(FilterOperator, condition)
-        return self._like_this(self._add("filter", name, self.schema, parallelism, make))
+        operation = Filter(condition)
+        return self._like_this(self._add("filter", name, self.schema, parallelism, operation))
 
     def select(
         self, *columns: Any, name: str | None = None, parallelism: int | None = None
@@ -156,7 +156,7 @@ class ColumnOperations(Placed):
             fields = [self.schema.field(column) for column in given]
             parse_schema(pa.schema(fields))  # none is there twice
             made = Projection.of(self.schema, dict(zip(given, given, strict=True)))
-            return self._projected("select", made, name, parallelism)
+            return self._projected("select", Project(made), name, parallelism)
         return self._analysed("select", lambda frame: frame.select(*given), name, parallelism)
 
     def selectExpr(  # noqa: N802 - as PySpark spells it
@@ -261,7 +261,7 @@ class ColumnOperations(Placed):
                 "no column is left", where=name or "drop", remedy="keep at least one column"
             )
         made = Projection.of(self.schema, dict(zip(kept, kept, strict=True)))
-        return self._projected("drop", made, name, parallelism)
+        return self._projected("drop", Project(made), name, parallelism)
 
     def _is_name(self, column: Any) -> bool:
         """Whether this is a name that no session has to read."""
@@ -274,12 +274,12 @@ class ColumnOperations(Placed):
         new = [names.get(column, column) for column in self.schema.names]
         parse_schema(pa.schema([pa.field(column, pa.null()) for column in new]))
         made = Projection.of(self.schema, dict(zip(new, self.schema.names, strict=True)))
-        return self._projected(kind, made, name, parallelism)
+        return self._projected(kind, Project(made), name, parallelism)
 
     def _analysed(
         self, kind: str, choose: Callable[[Any], Any], name: str | None, parallelism: int | None
     ) -> Stream:
-        from clonos.spark.expressions import projected
+        from clonos.spark.expressions import projected, read_by
 
         chosen = []
         for column, made in projected(self.schema, choose, name or kind):
@@ -288,15 +288,16 @@ class ColumnOperations(Placed):
                 field = self.schema.field(made.name).with_name(column)
             chosen.append((field, made))
         parse_schema(pa.schema([field for field, _ in chosen]))
-        return self._projected(kind, Projection(tuple(chosen)), name, parallelism)
+        operation = Project(Projection(tuple(chosen)), choose, read_by())
+        return self._projected(kind, operation, name, parallelism)
 
     def _projected(
-        self, kind: str, made: Projection, name: str | None, parallelism: int | None
+        self, kind: str, operation: Project, name: str | None, parallelism: int | None
     ) -> Stream:
         from clonos.api.streams import Stream
 
-        make = partial(ProjectOperator, made)
-        vertex = self._add(kind, name, made.schema, parallelism, make, projection=made)
+        made = operation.projection
+        vertex = self._add(kind, name, made.schema, parallelism, operation)
         is_like_this = all(map(made.keeps, self._edge.keys))
         return self._like_this(vertex) if is_like_this else Stream(self._job, vertex)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -18,8 +17,8 @@ from clonos.errors import BadGraph, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.operators.bad_records import BAD_RECORDS
-from clonos.operators.base import OnBadRecord, Operator, OperatorFactory
-from clonos.operators.identity import IdentityOperator
+from clonos.operators.base import OnBadRecord
+from clonos.operators.operations import Operation, PassOn
 from clonos.sinks import collect
 from clonos.sources import dataframe
 from clonos.sources.spec import SourceSpec
@@ -174,7 +173,7 @@ class Job:
             name,
             schema=source.rows_schema,
             parallelism=parallelism,
-            make=source.head,
+            operation=source.head,
             source=source,
         )
         return Stream(self, vertex)
@@ -186,7 +185,7 @@ class Job:
         *,
         schema: pa.Schema,
         parallelism: int | None,
-        make: OperatorFactory | Callable[[], Operator],
+        operation: Operation,
         edges: tuple[Edge, ...] = (),
         **known: Any,
     ) -> Vertex:
@@ -207,7 +206,7 @@ class Job:
             is_named=name is not None,
             schema=schema,
             parallelism=parallelism,
-            make=make,
+            operation=operation,
             edges=edges,
             **known,
         )
@@ -260,7 +259,7 @@ class Job:
             None,
             schema=BAD_RECORDS,
             parallelism=1,
-            make=IdentityOperator,
+            operation=PassOn(),
             takes_bad_records=True,
         )
         return Stream(self, vertex)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +14,8 @@ from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
 from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
-from clonos.operators.look_up import LookUpOperator, SideTable, VersionedLookUpOperator
+from clonos.operators.look_up import SideTable
+from clonos.operators.operations import LookUp
 from clonos.operators.window_kinds import Fixed, Window
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def join_bounds(
     return SameWindow(times[0], window.size_ms), SameWindow(times[1], window.size_ms)
 
 
-def look_up_operator(
+def look_up_operation(
     schema: pa.Schema,
     table: pa.RecordBatch | SideTable,
     on: str | Mapping[str, str],
@@ -97,8 +97,8 @@ def look_up_operator(
     where: str,
     *,
     changes: bool = False,
-) -> partial[LookUpOperator]:
-    """The operator for a side input."""
+) -> LookUp:
+    """The operation for a side input."""
     if how not in ("inner", "left"):
         raise WrongType(f"how={how!r}", where=where, remedy="use 'inner' or 'left'")
     pairs = {on: on} if isinstance(on, str) else dict(on)
@@ -115,8 +115,7 @@ def look_up_operator(
     added = [name for name in table.schema.names if name not in pairs.values()]
     _no_duplicates(schema, added, where)
     left, right = tuple(pairs), tuple(pairs.values())
-    kind = VersionedLookUpOperator if changes else LookUpOperator
-    return partial(kind, schema, left, table, right, is_left=how == "left")
+    return LookUp(schema, left, table, right, how == "left", changes)
 
 
 def side_table(table: Any, where: str) -> pa.RecordBatch | SideTable:

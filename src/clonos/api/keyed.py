@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from clonos.api.joins import check_join, join_bounds
 from clonos.api.streams import Stream
@@ -14,12 +15,10 @@ from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, UnknownColumn, WrongType
 from clonos.graph.logical import Edge, Vertex
+from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.deduplicate import DeduplicateOperator
-from clonos.operators.in_order import InOrderOperator
-from clonos.operators.join import Always, JoinOperator
-from clonos.operators.last import LastOperator
-from clonos.operators.process import Process, ProcessOperator
+from clonos.operators.join import Always
+from clonos.operators.process import Process
 from clonos.operators.router import Routing
 from clonos.operators.window_kinds import Window
 
@@ -92,13 +91,13 @@ class KeyedStream(Stream):
                 remedy="write with_watermark(...) on both streams before it",
             )
         schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
-        make = partial(JoinOperator, schemas, keys, bounds)
+        operation = op.Join(schemas, keys, bounds)
         vertex = self._job.add_vertex(
             "join",
             name,
-            schema=make().schema,
+            schema=pa.schema([*schemas[0], *schemas[1]]),
             parallelism=self._job.parallelism if parallelism is None else parallelism,
-            make=make,
+            operation=operation,
             edges=(self._hashed, other._hashed),
         )
         return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
@@ -136,8 +135,8 @@ class KeyedStream(Stream):
             require_columns(self.schema, [on], where)
             require_time(self.schema, on, where)
             within_ms = parse_duration(within, minimum_ms=0)
-        make = partial(DeduplicateOperator, self.schema, self.keys, on, within_ms)
-        return self._like_this(self._add("deduplicate", name, self.schema, parallelism, make))
+        operation = op.Deduplicate(self.schema, self.keys, on, within_ms)
+        return self._like_this(self._add("deduplicate", name, self.schema, parallelism, operation))
 
     def in_order(
         self, time: str, *ties: str, name: str | None = None, parallelism: int | None = None
@@ -164,8 +163,8 @@ class KeyedStream(Stream):
                 where=where,
                 remedy=f'write with_watermark("{time}", "5 seconds") before it',
             )
-        make = partial(InOrderOperator, self.schema, self.keys, time, ties)
-        return self._like_this(self._add("in_order", name, self.schema, parallelism, make))
+        operation = op.InOrder(self.schema, self.keys, time, ties)
+        return self._like_this(self._add("in_order", name, self.schema, parallelism, operation))
 
     def last(
         self,
@@ -189,8 +188,9 @@ class KeyedStream(Stream):
         if type(number) is not int or number < 1:
             raise WrongType(f"last({number!r})", where=where, remedy="give a number from 1 on")
         check_aggregates(aggregates, self.schema, self.schema.names, where)
-        make = partial(LastOperator, self.schema, self.keys, number, dict(aggregates), where)
-        return self._like_this(self._add("last", name, make().schema, parallelism, make))
+        given = tuple(aggregates.items())
+        operation = op.Last(self.schema, self.keys, number, given, where)
+        return self._like_this(self._add("last", name, operation.output, parallelism, operation))
 
     def process(
         self,
@@ -214,9 +214,10 @@ class KeyedStream(Stream):
                 remedy="derive a class from clonos.Process and give an object of it",
             )
         parsed = parse_schema(schema)
-        make = partial(ProcessOperator, process, self.keys, parsed, in_flight, effects=effects)
+        operation = op.ProcessRows(process, self.keys, parsed, in_flight, effects)
         known = {"has_effects": effects}
-        return Stream(self._job, self._add("process", name, parsed, parallelism, make, **known))
+        vertex = self._add("process", name, parsed, parallelism, operation, **known)
+        return Stream(self._job, vertex)
 
     def _like_this(self, vertex: Vertex) -> KeyedStream:
         for key in self.keys:

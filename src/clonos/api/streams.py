@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from clonos.api.calls import CallOptions, call_policy
 from clonos.api.columns import ColumnOperations
-from clonos.api.joins import look_up_operator, side_table
+from clonos.api.joins import look_up_operation, side_table
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
 from clonos.errors import BadGraph, WrongType
 from clonos.graph.logical import Edge, Vertex
-from clonos.operators.base import OperatorFactory
-from clonos.operators.calls import MapAsyncOperator, WithColumnAsyncOperator
+from clonos.operators import operations as op
 from clonos.operators.context import takes_context
-from clonos.operators.flat_map import FlatMapOperator
-from clonos.operators.identity import IdentityOperator
-from clonos.operators.map import MapOperator
-from clonos.operators.map_batches import MapBatchesOperator
 from clonos.operators.router import Routing
 from clonos.operators.service import Service
-from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window_kinds import Window
-from clonos.operators.with_column import WithColumnOperator
 from clonos.sinks.spec import SinkSpec
 from clonos.sources import table_versions
 
@@ -55,8 +47,7 @@ class Stream(ColumnOperations):
         """``fn(row)`` makes one row of each: a tuple, a dict, or the value of the only column."""
         takes_context(fn, name or "map")
         parsed = parse_schema(schema)
-        make = partial(MapOperator, fn, parsed)
-        return Stream(self._job, self._add("map", name, parsed, parallelism, make))
+        return Stream(self._job, self._add("map", name, parsed, parallelism, op.Map(fn, parsed)))
 
     def flat_map(
         self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
@@ -64,8 +55,8 @@ class Stream(ColumnOperations):
         """``fn(row)`` returns an iterable of rows, or None."""
         takes_context(fn, name or "flat_map")
         parsed = parse_schema(schema)
-        make = partial(FlatMapOperator, fn, parsed)
-        return Stream(self._job, self._add("flat_map", name, parsed, parallelism, make))
+        operation = op.FlatMap(fn, parsed)
+        return Stream(self._job, self._add("flat_map", name, parsed, parallelism, operation))
 
     def with_column(
         self,
@@ -100,8 +91,8 @@ class Stream(ColumnOperations):
         require_columns(self.schema, of, where)
         takes_context(fn, where, of)
         field, schema = self._with_field(column, where)
-        make = partial(WithColumnOperator, fn, of, field.name, schema)
-        vertex = self._add("with_column", name, schema, parallelism, make)
+        operation = op.WithColumn(fn, of, field.name, schema)
+        vertex = self._add("with_column", name, schema, parallelism, operation)
         return self._with_changed(field, vertex)
 
     def _with_field(self, column: str, where: str) -> tuple[pa.Field, pa.Schema]:
@@ -156,9 +147,10 @@ class Stream(ColumnOperations):
         """
         policy, then = call_policy(fn, name or "map_async", ("row",), self.schema, **how)
         parsed = parse_schema(schema)
-        make = partial(MapAsyncOperator, policy, self.schema, parsed, keys=self._edge.keys, **then)
+        operation = op.MapAsync(policy, self.schema, parsed, self._edge.keys, then)
         known = {"has_effects": policy.effect is not None}
-        return Stream(self._job, self._add("map_async", name, parsed, parallelism, make, **known))
+        vertex = self._add("map_async", name, parsed, parallelism, operation, **known)
+        return Stream(self._job, vertex)
 
     def with_column_async(
         self,
@@ -186,10 +178,11 @@ class Stream(ColumnOperations):
         require_columns(self.schema, of, where)
         policy, then = call_policy(fn, where, of, self.schema, **how)
         field, schema = self._with_field(column, where)
-        then["keys"] = self._edge.keys
-        make = partial(WithColumnAsyncOperator, policy, self.schema, of, field.name, schema, **then)
+        operation = op.WithColumnAsync(
+            policy, self.schema, of, field.name, schema, self._edge.keys, then
+        )
         known = {"has_effects": policy.effect is not None}
-        vertex = self._add("with_column_async", name, schema, parallelism, make, **known)
+        vertex = self._add("with_column_async", name, schema, parallelism, operation, **known)
         return self._with_changed(field, vertex)
 
     def map_batches(
@@ -206,8 +199,8 @@ class Stream(ColumnOperations):
         """
         takes_context(fn, name or "map_batches")
         parsed = self.schema if schema is None else parse_schema(schema)
-        make = partial(MapBatchesOperator, fn, parsed)
-        return self._like_this(self._add("map_batches", name, parsed, parallelism, make))
+        operation = op.MapBatches(fn, parsed)
+        return self._like_this(self._add("map_batches", name, parsed, parallelism, operation))
 
     def with_watermark(
         self,
@@ -229,10 +222,9 @@ class Stream(ColumnOperations):
         require_columns(self.schema, [column], name or "with_watermark")
         require_time(self.schema, column, name or "with_watermark")
         idle_ms = None if idle_after is None else parse_duration(idle_after)
-        make = partial(WatermarkOperator, column, parse_duration(delay, minimum_ms=0), idle_ms)
-        vertex = self._add(
-            "with_watermark", name, self.schema, parallelism, make, reads=(column,), passes_on=True
-        )
+        operation = op.WithWatermark(column, parse_duration(delay, minimum_ms=0), idle_ms)
+        known = {"reads": (column,), "passes_on": True}
+        vertex = self._add("with_watermark", name, self.schema, parallelism, operation, **known)
         return self._like_this(vertex)
 
     def look_up(
@@ -276,15 +268,16 @@ class Stream(ColumnOperations):
         where = name or "look_up"
         side = side_table(table, where)
         if refresh is None:
-            make = look_up_operator(self.schema, side, on, how, where)
-            return self._like_this(self._add("look_up", name, make().schema, parallelism, make))
+            operation = look_up_operation(self.schema, side, on, how, where)
+            schema = operation.output
+            return self._like_this(self._add("look_up", name, schema, parallelism, operation))
         if isinstance(side, pa.RecordBatch):
             raise WrongType(
                 "an Arrow table does not change",
                 where=where,
                 remedy="give a DataFrame or a function, or no refresh",
             )
-        make = look_up_operator(self.schema, side, on, how, where, changes=True)
+        operation = look_up_operation(self.schema, side, on, how, where, changes=True)
         if parallelism is None and self._edge.routing is not Routing.FORWARD:
             parallelism = self._job.parallelism
         versions = self._job.source(
@@ -293,9 +286,9 @@ class Stream(ColumnOperations):
         vertex = self._job.add_vertex(
             "look_up",
             name,
-            schema=make().schema,
+            schema=operation.output,
             parallelism=parallelism,
-            make=make,
+            operation=operation,
             edges=(self._edge, versions.broadcast()._edge),  # noqa: SLF001 - of the same class
         )
         return self._like_this(vertex)
@@ -333,7 +326,7 @@ class Stream(ColumnOperations):
             name,
             schema=self.schema,
             parallelism=parallelism,
-            make=IdentityOperator,
+            operation=op.PassOn(),
             edges=edges,
         )
         return Stream(self._job, vertex)
@@ -399,12 +392,12 @@ class Stream(ColumnOperations):
         name: str | None,
         schema: pa.Schema,
         parallelism: int | None,
-        make: OperatorFactory,
+        operation: op.Operation,
         **known: Any,
     ) -> Vertex:
         if parallelism is None and self._edge.routing is not Routing.FORWARD:
             parallelism = self._job.parallelism
-        known |= {"schema": schema, "parallelism": parallelism, "make": make}
+        known |= {"schema": schema, "parallelism": parallelism, "operation": operation}
         return self._job.add_vertex(kind, name, edges=(self._edge,), **known)
 
     def _follow(
@@ -413,13 +406,13 @@ class Stream(ColumnOperations):
         name: str | None,
         schema: pa.Schema,
         parallelism: int | None,
-        make: OperatorFactory,
+        operation: op.Operation,
         edge: Edge,
         **known: Any,
     ) -> Stream:
         """The stream behind an operator that reads from `edge`, and does not keep keys."""
         stream = Stream(self._job, edge.vertex, edge)
-        vertex = stream._add(kind, name, schema, parallelism, make, **known)
+        vertex = stream._add(kind, name, schema, parallelism, operation, **known)
         return Stream(self._job, vertex)
 
     def _like_this(self, vertex: Vertex) -> Stream:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from clonos.columns.schema import require_columns
 from clonos.errors import BadGraph, WrongType
-from clonos.graph.logical import Edge, Vertex
+from clonos.graph.logical import Vertex
+from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
-from clonos.operators.router import Routing
-from clonos.operators.watermark import WatermarkOperator
-from clonos.operators.window import PartialOperator, WindowOperator
-from clonos.operators.window_content import WINDOW_END, WINDOW_START, Content, Folded, Ranking, Top
+from clonos.operators.window_content import BOUNDS, WINDOW_END, WINDOW_START, Ranking
 from clonos.operators.window_kinds import Fixed, Given, Session, Window
-from clonos.operators.window_rows import WindowRowsOperator
 
 if TYPE_CHECKING:
     from clonos.api.streams import Stream
@@ -87,11 +82,12 @@ class WindowedStream:
             aggregates, self._stream.schema, (*self._keys, WINDOW_START, WINDOW_END), where
         )
         schema, keys, window = self._stream.schema, self._keys, self._window
-        make = partial(Folded, schema, keys, window, dict(aggregates), where)
-        is_partial = bool(pre_aggregate) and make().is_exact
+        operation = op.AggregateWindows(
+            schema, keys, window, tuple(aggregates.items()), where, bool(pre_aggregate)
+        )
         of = [each.column for each in aggregates.values()]
         reads = tuple(column for column in (*keys, *self._times, *of) if column is not None)
-        return self._add(make, name, parallelism, is_partial=is_partial, reads=reads)
+        return self._add(operation, name, parallelism, reads=reads)
 
     def top(
         self,
@@ -134,8 +130,8 @@ class WindowedStream:
             raise WrongType("top without a column", where=where, remedy='top(1, "price")')
         require_columns(self._stream.schema, [ranking.column for ranking in rankings], where)
         schema, keys, window = self._stream.schema, self._keys, self._window
-        make = partial(Top, schema, keys, window, number, rankings, ties=ties)
-        return self._add(make, name, parallelism, is_partial=True, kind="top")
+        operation = op.TopOfWindows(schema, keys, window, number, tuple(rankings), ties)
+        return self._add(operation, name, parallelism, kind="top")
 
     def rows(self, *, name: str | None = None, parallelism: int | None = None) -> Stream:
         """All rows with window_start and window_end, when their window is over.
@@ -161,17 +157,17 @@ class WindowedStream:
                     where=where,
                     remedy="rename it before: withColumnRenamed(...)",
                 )
-        make = partial(WindowRowsOperator, stream.schema, self._keys, window)
+        operation = op.RowsOfWindows(stream.schema, self._keys, window)
+        schema = pa.schema([*stream.schema, *BOUNDS])
         edge = stream._edge  # noqa: SLF001 - our own
-        return stream._follow("rows", name, make().schema, parallelism, make, edge)  # noqa: SLF001
+        return stream._follow("rows", name, schema, parallelism, operation, edge)  # noqa: SLF001
 
     def _add(
         self,
-        make: Callable[[], Content],
+        operation: op.AggregateWindows | op.TopOfWindows,
         name: str | None,
         parallelism: int | None,
         *,
-        is_partial: bool,
         kind: str = "window",
         reads: tuple[str, ...] | None = None,
     ) -> Stream:
@@ -184,29 +180,13 @@ class WindowedStream:
                     remedy="use key_by before it",
                 )
             parallelism = 1
-        is_partial = is_partial and (stream._edge.routing is Routing.HASH or not self._keys)  # noqa: SLF001
-        edge = stream._edge  # noqa: SLF001
-        if is_partial:
-            here = replace(edge, group=None)  # in the slots where the rows come from
-            vertex = stream._job.add_vertex(  # noqa: SLF001
-                f"{name or kind}_partial",
-                None,
-                schema=make().schema,
-                parallelism=stream._vertex.parallelism,  # noqa: SLF001
-                make=partial(_partial, make, self._window),
-                edges=(replace(here, routing=Routing.FORWARD, keys=()) if self._keys else here,),
-                reads=reads,
-            )
-            reads = None  # it gives pieces
-            routing = edge.routing if self._keys else Routing.FORWARD
-            edge = Edge(vertex, routing, self._keys, group=edge.group)
         return stream._follow(  # noqa: SLF001
             kind,
             name,
-            make().output,
+            operation.content().output,
             parallelism,
-            partial(_window, make, self._window, is_final=is_partial),
-            edge,
+            operation,
+            stream._edge,  # noqa: SLF001
             reads=reads,
         )
 
@@ -248,17 +228,6 @@ def require_time(schema: pa.Schema, column: str, where: str) -> None:
 
 def has_watermark(vertex: Vertex) -> bool:
     """Whether event time advances behind this operator."""
-    if isinstance(vertex.make, partial) and vertex.make.func is WatermarkOperator:
+    if isinstance(vertex.operation, op.WithWatermark):
         return True
     return bool(vertex.edges) and all(has_watermark(edge.vertex) for edge in vertex.edges)
-
-
-# Functions of this module, so that they can be shipped to other processes.
-
-
-def _partial(make: Callable[[], Content], window: Window) -> PartialOperator:
-    return PartialOperator(make(), window)
-
-
-def _window(make: Callable[[], Content], window: Window, *, is_final: bool) -> WindowOperator:
-    return WindowOperator(make(), window, is_final=is_final)

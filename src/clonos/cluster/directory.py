@@ -22,7 +22,7 @@ import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +44,6 @@ _FORMAT: Final = 7
 """Of all that is below the folders: names and places of files, too."""
 _DATABASE: Final = ("postgresql://", "postgres://")
 _ABOUT: Final = "job.json"
-_PLAIN: Final = (str, int, float, bool, type(None))
 
 
 class JobDirectory:
@@ -326,36 +325,13 @@ def _task(code: TaskCode) -> dict[str, Any]:
         ],
         "bad_records": code.on_bad_record,
         "operators": [
-            [name, type(make()).__name__, *_plain(make)] for name, make in code.operators
+            [name, type(operation).__name__, *operation.settings]
+            for name, operation in code.operators
         ],
         "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
         "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
         "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
     }
-
-
-def _plain(make: Any) -> list[Any]:
-    """The settings of an operator's factory, as far as they are plain values: also those inside
-    of windows, aggregates and factories of parts."""
-    if not isinstance(make, partial):
-        return []
-    found = [_setting(value) for value in (*make.args, *make.keywords.values())]
-    return [value for value in found if value != []]
-
-
-def _setting(value: Any) -> Any:
-    """A plain value, or those in it; an empty list for what is not plain."""
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(kind := getattr(value, "fingerprint", None), str):
-        return kind
-    if isinstance(value, partial):
-        return _plain(value)
-    if isinstance(value, Mapping):
-        return [[str(key), _setting(held)] for key, held in value.items()]
-    if isinstance(value, (tuple, list)):
-        return [_setting(held) for held in value]
-    return []
 
 
 def _files(factory: Any) -> list[Any]:

@@ -76,6 +76,17 @@ class Apply:
 Expression: TypeAlias = Column | Constant | Apply
 
 
+@dataclass(frozen=True)
+class ReadBy:
+    """What a session was set to when it read an expression: it may mean something else in another.
+
+    ``zone``: ``spark.sql.session.timeZone``; ``ansi``: ``spark.sql.ansi.enabled``.
+    """
+
+    zone: str
+    ansi: bool
+
+
 def apply(
     function: str, arguments: Sequence[Expression], data_type: pa.DataType, text: str = ""
 ) -> Apply:

@@ -21,10 +21,13 @@ import pyarrow as pa
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
+from clonos.graph.early import with_early_parts
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
-from clonos.operators.base import OnBadRecord, OperatorFactory, OperatorInfo
+from clonos.operators.base import OnBadRecord, OperatorInfo
 from clonos.operators.chain import ChainedOperator, ChainProgram
+from clonos.operators.make import make_operator
+from clonos.operators.operations import Operation
 from clonos.operators.router import Router, Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
@@ -47,7 +50,7 @@ class TaskCode:
     parallelism: int
     seed: int
     on_bad_record: OnBadRecord
-    operators: tuple[tuple[str, OperatorFactory], ...]
+    operators: tuple[tuple[str, Operation], ...]
     routers: tuple[Router, ...]
     schemas: Mapping[int, pa.Schema]
     source: SourceSpec | None = None
@@ -67,8 +70,8 @@ class TaskCode:
         `lineage`, `run`: see :class:`~clonos.operators.base.OperatorInfo`.
         """
         chain = [
-            ChainedOperator(make(), self._info(number, name, lineage, run))
-            for number, (name, make) in enumerate(self.operators)
+            ChainedOperator(make_operator(operation), self._info(number, name, lineage, run))
+            for number, (name, operation) in enumerate(self.operators)
         ]
         return ChainProgram(
             chain,
@@ -160,10 +163,11 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
+    _require_effects_can_be_made(graph, vertices)
+    vertices = with_early_parts(vertices)
     behind = _behind_bad_records(graph, vertices)
     vertices.sort(key=lambda vertex: vertex.id in behind)  # all others come before
     _require_own_places(vertices)
-    _require_effects_can_be_made(graph, vertices)
     _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
     if not behind:  # of a bad record that is kept all columns are wanted
@@ -476,7 +480,7 @@ class _Wiring:
             parallelism=chain.parallelism,
             seed=self._graph.seed,
             on_bad_record=on_bad_record,
-            operators=tuple((vertex.name, vertex.make) for vertex in chain.vertices),
+            operators=tuple((vertex.name, vertex.operation) for vertex in chain.vertices),
             routers=routers,
             schemas={channel: self._schemas[channel] for channel in channels},
             source=chain.head.source,

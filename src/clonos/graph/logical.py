@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from clonos.operators.base import OnBadRecord, OperatorFactory
+from clonos.operators.base import OnBadRecord
 from clonos.operators.columns import Projection
+from clonos.operators.operations import Operation, Project
 from clonos.operators.router import Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
@@ -15,13 +16,13 @@ from clonos.sources.spec import SourceSpec
 
 @dataclass(frozen=True, eq=False)
 class Vertex:
-    """An operator, and where its rows come from.
+    """An operation, and where its rows come from.
 
     ``is_named``: the name was chosen by the user. A union has several edges; its inputs are told
     apart by port, the position of the edge. ``reads``: the columns that it looks at, if that is
-    known; ``passes_on``: it gives the rows that it is given, all columns; ``projection``: the
-    columns that it makes, if it does nothing else. ``has_effects``: it makes calls that change
-    something. ``takes_bad_records``: its rows are those that other operators could not handle.
+    known; ``passes_on``: it gives the rows that it is given, all columns. ``has_effects``: it makes
+    calls that change something. ``takes_bad_records``: its rows are those that other operators
+    could not handle.
     """
 
     id: int
@@ -29,7 +30,7 @@ class Vertex:
     is_named: bool
     schema: pa.Schema
     parallelism: int
-    make: OperatorFactory
+    operation: Operation
     edges: tuple[Edge, ...] = ()
     source: SourceSpec | None = None
     sink: SinkSpec | None = None
@@ -37,7 +38,11 @@ class Vertex:
     passes_on: bool = False
     has_effects: bool = False
     takes_bad_records: bool = False
-    projection: Projection | None = None
+
+    @property
+    def projection(self) -> Projection | None:
+        """The columns that it makes, if it does nothing else."""
+        return self.operation.projection if isinstance(self.operation, Project) else None
 
 
 @dataclass(frozen=True)

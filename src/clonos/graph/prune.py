@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from clonos.graph.logical import Edge, Vertex
-from clonos.operators.columns import ProjectOperator
+from clonos.operators.operations import Project
 
 
 def without_unread_columns(vertices: Sequence[Vertex]) -> list[Vertex]:
@@ -61,11 +60,10 @@ def _narrowed(vertex: Vertex, unread: frozenset[str]) -> Vertex:
         columns = [name for name in schema.names if name not in unread]
         # Rows are counted by a column.
         source = vertex.source.narrow(columns or schema.names[:1])
-        return replace(vertex, source=source, make=source.head, schema=source.rows_schema)
+        return replace(vertex, source=source, operation=source.head, schema=source.rows_schema)
     if vertex.projection is not None and unread:
         projection = vertex.projection.without(unread)
-        make = partial(ProjectOperator, projection)
-        return replace(vertex, projection=projection, make=make, schema=projection.schema)
+        return replace(vertex, operation=Project(projection), schema=projection.schema)
     if vertex.passes_on:
         return replace(vertex, schema=vertex.edges[0].vertex.schema)
     return vertex

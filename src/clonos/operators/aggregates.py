@@ -7,19 +7,29 @@ ignored, as in SQL; an aggregate of nothing but nulls is null (a count is 0).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
-from typing import Any, NamedTuple
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clonos.errors import WrongType
+from clonos.errors import ExpressionFailed, WrongType
 
 Codes = npt.NDArray[np.int64]
 
-_DECIMAL_PRECISION_MAX = 38
+DECIMAL_DIGITS: Final = 38
+"""Spark's decimals have no more."""
+
+_SUM_DIGITS: Final = 10
+"""So many more a sum has than its values, as in Spark."""
+
+_MEAN_DIGITS: Final = 4
+"""So many more a mean has, and so many places more."""
+
+_DIVISION_SCALE: Final = DECIMAL_DIGITS + 1
+"""Spark divides decimals to so many places, and rounds the result again."""
 
 
 class Aggregate(NamedTuple):
@@ -42,16 +52,18 @@ class Aggregate(NamedTuple):
         data_type = schema.field(self.column).type
         if self.kind in ("min", "max"):
             return _extreme(self.kind, self.column, data_type, where)
-        if pa.types.is_decimal(data_type) and self.kind in ("sum", "avg"):
-            return Sum(pa.decimal128(_DECIMAL_PRECISION_MAX, data_type.scale), self.kind == "avg")
+        told, is_mean = f"{self.kind}({self.column})", self.kind == "avg"
+        if pa.types.is_decimal(data_type):
+            return DecimalSum(data_type, told, where, is_mean=is_mean)
         if not (pa.types.is_integer(data_type) or pa.types.is_floating(data_type)):
             raise WrongType(
                 f"{self.kind} of column {self.column!r}, which is {data_type}",
                 where=where,
                 remedy="aggregate a numeric column, or count() rows",
             )
-        held = pa.float64() if pa.types.is_floating(data_type) else pa.int64()
-        return Sum(held, self.kind == "avg")
+        if pa.types.is_floating(data_type):
+            return FloatSum(is_mean=is_mean)
+        return IntegerSum(told, where, is_mean=is_mean)
 
 
 class Fold:
@@ -96,51 +108,112 @@ class Count(Fold):
         return partials[0]
 
 
-class Sum(Fold):
-    """Sum or mean, as a sum and the number of values.
+class FloatSum(Fold):
+    """Sum or mean of floats, as a sum and the number of values; both are doubles."""
 
-    Integers wrap around at 64 bits, as in Spark. The mean is a double.
-    """
+    is_exact = False
+    data_type = pa.float64()
+    partial_types = (pa.float64(), pa.int64())
 
-    def __init__(self, held: pa.DataType, is_mean: bool) -> None:
-        self.is_exact = not pa.types.is_floating(held)
+    def __init__(self, *, is_mean: bool) -> None:
         self._is_mean = is_mean
-        self.data_type = pa.float64() if is_mean else held
-        self.partial_types = (held, pa.int64())
 
     def start(self, column: pa.Array | None, codes: Codes, groups: int) -> list[pa.Array]:
         assert column is not None
-        return [self._sum(column, codes, groups), pa.array(_count(column, codes, groups))]
+        return [_add_floats(column, codes, groups), pa.array(_count(column, codes, groups))]
 
     def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
         total, seen = partials
-        return [
-            self._sum(total, codes, groups),
-            pa.array(_add_integers(seen.to_numpy(), codes, groups)),
-        ]
+        return [_add_floats(total, codes, groups), _add_counts(seen, codes, groups)]
 
     def result(self, partials: Sequence[pa.Array]) -> pa.Array:
         total, seen = partials
-        empty = pc.equal(seen, 0)
+        if self._is_mean:
+            return _means(total.to_numpy(), seen)
+        return _null_if_empty(total, seen)
+
+
+class IntegerSum(Fold):
+    """Sum or mean of integers; a sum is a bigint, or an error if it is none.
+
+    Parts are exact, in whichever order they are made: the sum modulo 2**64, and how many times
+    2**64 is missing in it.
+    """
+
+    partial_types = (pa.int64(), pa.int64(), pa.int64())
+
+    def __init__(self, told: str, where: str, *, is_mean: bool) -> None:
+        self._told, self._where = told, where
+        self._is_mean = is_mean
+        self.data_type = pa.float64() if is_mean else pa.int64()
+
+    def start(self, column: pa.Array | None, codes: Codes, groups: int) -> list[pa.Array]:
+        assert column is not None
+        seen = pa.array(_count(column, codes, groups))
+        codes, column = _drop_nulls(codes, column)
+        total, carry = _add_wide(column.cast(pa.int64()).to_numpy(), codes, groups)
+        return [pa.array(total), pa.array(carry), seen]
+
+    def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
+        totals, carries, seen = partials
+        total, carry = _add_wide(totals.to_numpy(), codes, groups)
+        carry += _add_integers(carries.to_numpy(), codes, groups)
+        return [pa.array(total), pa.array(carry), _add_counts(seen, codes, groups)]
+
+    def result(self, partials: Sequence[pa.Array]) -> pa.Array:
+        total, carry, seen = partials
+        if self._is_mean:
+            return _means(total.to_numpy() + carry.to_numpy() * 2.0**64, seen)
+        if carry.to_numpy().any():
+            raise _overflow(self._told, "64 bits", self._where)
+        return _null_if_empty(total, seen)
+
+
+class DecimalSum(Fold):
+    """Sum or mean of decimals, with Spark's types; an error if there are not digits enough."""
+
+    def __init__(self, data_type: pa.DataType, told: str, where: str, *, is_mean: bool) -> None:
+        precision, scale = data_type.precision, data_type.scale
+        self._told, self._where = told, where
+        self._is_mean = is_mean
+        self._held = pa.decimal128(DECIMAL_DIGITS, scale)
+        # Of fewer than 10**10 values 38 digits are enough if there are ten more.
+        is_safe = precision + _SUM_DIGITS <= DECIMAL_DIGITS
+        self._added = self._held if is_safe else pa.decimal256(2 * DECIMAL_DIGITS, scale)
+        self.partial_types = (self._held, pa.int64())
+        summed = pa.decimal128(min(DECIMAL_DIGITS, precision + _SUM_DIGITS), scale)
+        self.data_type = _mean_type(precision, scale) if is_mean else summed
+
+    def start(self, column: pa.Array | None, codes: Codes, groups: int) -> list[pa.Array]:
+        assert column is not None
+        seen = pa.array(_count(column, codes, groups))
+        codes, column = _drop_nulls(codes, column)
+        return [self._sum(column, codes, groups), seen]
+
+    def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:
+        total, seen = partials
+        return [self._sum(total, codes, groups), _add_counts(seen, codes, groups)]
+
+    def result(self, partials: Sequence[pa.Array]) -> pa.Array:
+        total, seen = partials
         if not self._is_mean:
-            return pc.if_else(empty, pa.scalar(None, total.type), total)
-        if pa.types.is_decimal(total.type):
-            pairs = zip(total.to_pylist(), seen.to_pylist(), strict=True)
-            return pa.array([float(t / n) if n else None for t, n in pairs], pa.float64())
-        values = total.to_numpy() / np.maximum(seen.to_numpy(), 1)
-        return pa.array(values, mask=empty.to_numpy(zero_copy_only=False))
+            return _null_if_empty(self._fitting(total, self.data_type), seen)
+        scale = self.data_type.scale
+        pairs = zip(total.to_pylist(), seen.to_pylist(), strict=True)
+        means = [_mean(t, n, scale) if n else None for t, n in pairs]
+        return self._fitting(
+            pa.array(means, pa.decimal256(2 * DECIMAL_DIGITS, scale)), self.data_type
+        )
 
     def _sum(self, column: pa.Array, codes: Codes, groups: int) -> pa.Array:
-        codes, column = _drop_nulls(codes, column)
-        held = self.partial_types[0]
-        if pa.types.is_decimal(held):
-            sums = _group_by(column.cast(held), codes, groups, "sum")
-            return pc.coalesce(sums.cast(held), pa.scalar(Decimal(0), held))
-        values = column.cast(held).to_numpy()
-        if pa.types.is_floating(held):
-            # bincount adds one after the other, reduce and reduceat pairwise.
-            return pa.array(np.bincount(codes, values, groups))
-        return pa.array(_add_integers(values, codes, groups))
+        sums = self._fitting(_group_by(column.cast(self._added), codes, groups, "sum"), self._held)
+        return pc.coalesce(sums, pa.scalar(Decimal(0), self._held))
+
+    def _fitting(self, sums: pa.Array, data_type: pa.DataType) -> pa.Array:
+        try:
+            return sums.cast(data_type)
+        except pa.ArrowInvalid as error:
+            raise _overflow(self._told, str(data_type), self._where) from error
 
 
 class Extreme(Fold):
@@ -219,6 +292,61 @@ def _add_integers(values: Codes, codes: Codes, groups: int) -> Codes:
     totals = np.zeros(groups, np.int64)
     np.add.at(totals, codes, values)
     return totals
+
+
+def _add_counts(seen: pa.Array, codes: Codes, groups: int) -> pa.Array:
+    return pa.array(_add_integers(seen.to_numpy(), codes, groups))
+
+
+def _add_floats(column: pa.Array, codes: Codes, groups: int) -> pa.Array:
+    codes, column = _drop_nulls(codes, column)
+    # bincount adds one after the other, reduce and reduceat pairwise.
+    return pa.array(np.bincount(codes, column.cast(pa.float64()).to_numpy(), groups))
+
+
+def _add_wide(values: Codes, codes: Codes, groups: int) -> tuple[Codes, Codes]:
+    """Sums modulo 2**64, and how many times 2**64 is missing in each."""
+    totals = _add_integers(values, codes, groups)
+    largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
+    if largest * len(values) < 2**63:
+        return totals, np.zeros(groups, np.int64)
+    low = _add_integers(values & 0xFFFFFFFF, codes, groups)
+    high = _add_integers(values >> 32, codes, groups) + (low >> 32)
+    return totals, (high + 2**31) >> 32
+
+
+def _means(totals: npt.NDArray[Any], seen: pa.Array) -> pa.Array:
+    counts = seen.to_numpy()
+    return pa.array(totals / np.maximum(counts, 1), mask=counts == 0)
+
+
+def _null_if_empty(totals: pa.Array, seen: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(seen, 0), pa.scalar(None, totals.type), totals)
+
+
+def _mean_type(precision: int, scale: int) -> pa.DataType:
+    """Spark's type of a mean of decimals."""
+    more = [min(DECIMAL_DIGITS, digits + _MEAN_DIGITS) for digits in (precision, scale)]
+    return pa.decimal128(*more)
+
+
+_WIDE: Final = Context(prec=4 * DECIMAL_DIGITS, rounding=ROUND_HALF_UP)
+
+
+def _mean(total: Decimal, count: int, scale: int) -> Decimal:
+    """Rounded twice, as Spark does it."""
+    mean = _WIDE.divide(total, Decimal(count))
+    for places in (_DIVISION_SCALE, scale):
+        mean = mean.quantize(Decimal(1).scaleb(-places), context=_WIDE)
+    return mean
+
+
+def _overflow(told: str, what: str, where: str) -> ExpressionFailed:
+    return ExpressionFailed(
+        f"ARITHMETIC_OVERFLOW in {told}: a sum does not fit {what}",
+        where=where,
+        remedy="make the column a double, or a decimal with more digits, before it is aggregated",
+    )
 
 
 def _drop_nulls(codes: Codes, column: pa.Array) -> tuple[Codes, pa.Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -211,7 +211,3 @@ def _shown(record: Any, columns: Sequence[str]) -> str:
     if record.num_rows != 1:
         return f"a batch of {record.num_rows} rows"
     return short(rows_of(record.select(list(columns)) if columns else record)[0])
-
-
-OperatorFactory = Callable[[], Operator]
-"""Makes an operator where its task runs."""

@@ -59,6 +59,16 @@ class SideTable:
         return {"schema": self.schema, "_given": None}
 
 
+def looked_up(
+    schema: pa.Schema, table: pa.Schema, table_on: Sequence[str], *, is_left: bool
+) -> pa.Schema:
+    """The columns of rows, and those of the table but for its keys."""
+    fields = [field for field in table if field.name not in table_on]
+    if is_left:
+        fields = [field.with_nullable(True) for field in fields]
+    return pa.schema([*schema, *fields])
+
+
 class LookUpOperator(Operator):
     """Joins rows with those of a table that every task has.
 
@@ -81,10 +91,7 @@ class LookUpOperator(Operator):
         self._table_on = tuple(table_on)
         self._added = [name for name in table.schema.names if name not in table_on]
         self._is_left = is_left
-        fields = [table.schema.field(name) for name in self._added]
-        if is_left:
-            fields = [field.with_nullable(True) for field in fields]
-        self.schema = pa.schema([*schema, *fields])
+        self.schema = looked_up(schema, table.schema, table_on, is_left=is_left)
         self._table: RowStore | None = None
         if not isinstance(table, SideTable):
             self._show(table)

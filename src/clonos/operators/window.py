@@ -1,8 +1,9 @@
 """Windows over rows, in processing time or event time.
 
 A window [start, end) fires when processing time reaches its end or the watermark its last
-millisecond; what comes later is dropped and counted. At the end of the input all windows that are
-still open fire. Output is ordered by window, then by first appearance of the key.
+millisecond, a session a millisecond later; what comes later is dropped and counted. At the end of
+the input all windows that are still open fire. Output is ordered by window, then by first
+appearance of the key.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class WindowOperator(_Windowing):
         return pa.RecordBatch.from_arrays(columns, schema=pieces.schema)
 
     def _without_late(self, pieces: pa.RecordBatch, watermark_ms: int) -> pa.RecordBatch:
-        is_late = numbers(pieces, END) - 1 <= watermark_ms
+        is_late = self._window.is_over(numbers(pieces, END), watermark_ms)
         if not is_late.any():
             return pieces
         late = self._content.rows(pieces.filter(pa.array(is_late)))

@@ -223,9 +223,7 @@ class Top(Content):
                 alone[codes[rows]] = rows
                 return alone
             pieces, codes = pieces.take(pa.array(rows)), codes[rows]
-        table = pa.table({"": codes} | {o.column: pieces.column(o.column) for o in self._by})
-        keys: list[Any] = [("", "ascending")]
-        keys += [(o.column, "descending" if o.is_descending else "ascending") for o in self._by]
+        table, keys = _sort_keys(pieces, codes, self._by)
         order = pc.sort_indices(table, sort_keys=keys).to_numpy().astype(np.int64)
         codes = codes[order]
         at = np.arange(len(codes))
@@ -233,7 +231,8 @@ class Top(Content):
         first = np.maximum.accumulate(np.where(is_new, at, 0))
         kept = at - first < self._number
         if self._ties:
-            ranked = [pieces.column(o.column).take(pa.array(order)) for o in self._by]
+            columns = key_columns(pieces, [o.column for o in self._by])
+            ranked = [column.take(pa.array(order)) for column in columns]
             same, _ = factorise(ranked, len(codes))
             last = np.minimum(first + self._number - 1, len(codes) - 1)
             kept |= (same == same[last]) & (codes == codes[last])
@@ -255,6 +254,21 @@ class Top(Content):
             best = np.full(groups, np.iinfo(np.int64).max)
             np.minimum.at(best, codes, values)
         return np.flatnonzero(values == best[codes])
+
+
+def _sort_keys(
+    pieces: pa.RecordBatch, codes: Int64, by: Sequence[Ranking]
+) -> tuple[pa.Table, list[Any]]:
+    """By which columns rows are sorted; NaN is the largest value, as in Spark, null comes last."""
+    columns: dict[str, Any] = {"": codes}
+    keys: list[Any] = [("", "ascending")]
+    for number, (name, is_descending) in enumerate(by):
+        column = columns[f"{number}"] = pieces.column(name)
+        if pa.types.is_floating(column.type) and is_descending:  # Arrow has NaN at the end
+            columns[f"{number} is NaN"] = pc.is_nan(column).cast(pa.int8())
+            keys.append((f"{number} is NaN", "descending"))
+        keys.append((f"{number}", "descending" if is_descending else "ascending"))
+    return pa.table(columns), keys
 
 
 def instants(times_ms: Int64) -> pa.Array:

@@ -1,6 +1,7 @@
 """Which windows there are: where a row belongs, and what is complete at a point of event time.
 
-All times are in ms. A window is over when the watermark reaches its last millisecond.
+All times are in ms. A window is over when the watermark reaches its last millisecond; a session a
+millisecond later, as a row exactly at its end would still prolong it (so it is in Spark and Flink).
 """
 
 from __future__ import annotations
@@ -63,10 +64,14 @@ class Fixed(NamedTuple):
         chosen, begin = np.concatenate(pieces), np.concatenate(window_starts)
         by_window = np.lexsort((chosen, begin))
         begin = begin[by_window]
-        return Due(chosen[by_window], begin, begin + self.size_ms, ends - 1 <= mark)
+        return Due(chosen[by_window], begin, begin + self.size_ms, self.is_over(ends, mark))
+
+    def is_over(self, ends: Int64, mark: int) -> Mask:
+        """Whether nothing more is expected, at `mark`, in windows that end there."""
+        return ends - 1 <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
-        """When the next window ends in which any of the pieces is."""
+        """When the next window is over in which any of the pieces is: at this mark plus 1."""
         if not len(starts):
             return None
         # The first window that has the pane in it, and is not over at `done`.
@@ -76,7 +81,7 @@ class Fixed(NamedTuple):
 
 
 class Session(NamedTuple):
-    """Windows of rows of a key that follow each other by less than `gap_ms`."""
+    """Windows of rows of a key that follow each other by at most `gap_ms`."""
 
     gap_ms: int
     event_time: str | None
@@ -93,12 +98,16 @@ class Session(NamedTuple):
     def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
         """See :meth:`Fixed.due`."""
         del done
-        return _due(starts, ends, mark)
+        return _due(starts, ends, self.is_over(ends, mark))
+
+    def is_over(self, ends: Int64, mark: int) -> Mask:
+        """See :meth:`Fixed.is_over`."""
+        return ends <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
         """See :meth:`Fixed.next_end`; rows to come may prolong a session."""
         del starts, done
-        return int(ends.min()) if len(ends) else None
+        return int(ends.min()) + 1 if len(ends) else None
 
 
 class Given(NamedTuple):
@@ -115,7 +124,11 @@ class Given(NamedTuple):
     def due(self, starts: Int64, ends: Int64, mark: int, done: int) -> Due:
         """See :meth:`Fixed.due`."""
         del done
-        return _due(starts, ends, mark)
+        return _due(starts, ends, self.is_over(ends, mark))
+
+    def is_over(self, ends: Int64, mark: int) -> Mask:
+        """See :meth:`Fixed.is_over`."""
+        return ends - 1 <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
         """See :meth:`Fixed.next_end`."""
@@ -132,7 +145,7 @@ def is_event_time(window: Window) -> bool:
 
 
 def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
-    """Number intervals by session: those of one code that overlap, directly or by others.
+    """Number intervals by session: those of one code that overlap or touch, directly or by others.
 
     Examples
     --------
@@ -148,14 +161,13 @@ def sessions(codes: Int64, starts: Int64, ends: Int64) -> Int64:
     by_start = np.argsort(starts)
     reach = np.maximum.accumulate(ends[by_start])
     is_new = np.ones(len(codes), bool)
-    is_new[1:] = starts[by_start][1:] >= reach[:-1]
+    is_new[1:] = starts[by_start][1:] > reach[:-1]
     numbered = np.empty(len(codes), np.int64)
     numbered[by_start] = np.cumsum(is_new) - 1
     return numbered
 
 
-def _due(starts: Int64, ends: Int64, mark: int) -> Due:
-    is_over = ends - 1 <= mark
+def _due(starts: Int64, ends: Int64, is_over: Mask) -> Due:
     pieces = np.flatnonzero(is_over)
     pieces = pieces[np.lexsort((pieces, ends[pieces], starts[pieces]))]
     return Due(pieces, starts[pieces], ends[pieces], is_over)

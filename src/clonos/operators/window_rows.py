@@ -72,7 +72,7 @@ class WindowRowsOperator(WindowOperator):
         if self.watermark_ms is None or not batch.num_rows:
             return batch
         _, ends = window.intervals(event_ms(batch.column(window.event_time)).to_numpy())
-        is_late = ends - 1 <= self.watermark_ms
+        is_late = window.is_over(ends, self.watermark_ms)
         if not is_late.any():
             return batch
         self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
 from typing import Any, Literal
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
-from clonos.sinks.file_buffer import FileBufferOperator
+from clonos.sinks.file_buffer import BufferFiles
 from clonos.sinks.lanes import Lane, OutputKey
 from clonos.sinks.spec import SinkSpec
 from clonos.sinks.transactions import UserStore, UserTransactions
@@ -266,7 +265,7 @@ def transactional(
 def _files(kind: str, path: str, rows_per_file: int, linger: str | timedelta) -> SinkSpec:
     if rows_per_file < 1:
         raise WrongType(f"rows_per_file={rows_per_file}", remedy="give a number above 0")
-    head = partial(FileBufferOperator, rows_per_file, parse_duration(linger, minimum_ms=0))
+    head = BufferFiles(rows_per_file, parse_duration(linger, minimum_ms=0))
     return SinkSpec(kind, head, path=str(path))
 
 

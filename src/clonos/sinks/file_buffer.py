@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from clonos.columns.batches import concat, from_bytes, to_bytes
 from clonos.operators.base import Operator
+from clonos.operators.make import make_operator
+from clonos.operators.operations import Operation
 from clonos.state.deltas import WHOLE_TASK, Changes, Frozen
 
 _NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class BufferFiles(Operation):
+    """Rows are held until there are enough for a file, or some time is over."""
+
+    rows_per_file: int
+    linger_ms: int
 
 
 class FileBufferOperator(Operator):
@@ -114,3 +125,8 @@ class FileBufferOperator(Operator):
         self._rows -= batch.num_rows
         self.facts.set("due", now_ms if self._is_full else now_ms + self._linger_ms)
         return batch
+
+
+@make_operator.register
+def _(operation: BufferFiles) -> Operator:
+    return FileBufferOperator(operation.rows_per_file, operation.linger_ms)

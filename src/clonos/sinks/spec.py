@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from clonos.operators.base import Operator
-from clonos.operators.identity import IdentityOperator
+from clonos.operators.operations import Operation, PassOn
 from clonos.sinks.lanes import Lane, OutputWriter
 
 
@@ -56,7 +55,7 @@ class SinkSpec:
         "collect", "console", "callback", "kafka", "parquet", "table", "spark_write", "postgres"
         or "transactional".
     head
-        Makes the operator of the sink's chain.
+        What the sink's chain does with rows.
     path
         Folder that the tasks write to themselves.
     store
@@ -70,7 +69,7 @@ class SinkSpec:
     """
 
     kind: str
-    head: Callable[[], Operator] = IdentityOperator
+    head: Operation = field(default_factory=PassOn)
     path: str | None = None
     store: Store | None = None
     upsert: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,9 +20,8 @@ from clonos.columns.instants import to_ms
 from clonos.columns.rows import RowBuilder, describe, short
 from clonos.columns.schema import parse_schema
 from clonos.errors import BadGraph, BadSchema, WrongType
-from clonos.operators.base import Operator
-from clonos.operators.identity import IdentityOperator
-from clonos.operators.look_up import VERSIONS, SideTable, VersionsOperator
+from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.operations import Operation, PassOn, PassVersions
 from clonos.sources.files_reader import (
     FileList,
     LinesReader,
@@ -30,12 +29,12 @@ from clonos.sources.files_reader import (
     first_lines,
     parquet_schema,
 )
-from clonos.sources.lines import LINES, TEXT, ParseLinesOperator, infer_schema
+from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
 from clonos.sources.messages import (
     METADATA,
     VALUE,
-    ParseFieldsOperator,
-    ParseMessagesOperator,
+    ParseFields,
+    ParseMessages,
     message_schema,
 )
 from clonos.sources.readers import BatchesReader, RateReader, Reader
@@ -70,7 +69,7 @@ def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
         factory=partial(_socket, host, port, resume),
         replayable=False,
         rows_schema=TEXT,
-        head=partial(ParseLinesOperator, "text", TEXT),
+        head=ParseLines("text", TEXT),
         parallelism_max=1,
         ends=False,
     )
@@ -106,7 +105,7 @@ def files(path: str, format: str = "text", schema: Any = None) -> SourceSpec:  #
         factory=partial(_lines, found, format == "csv"),
         replayable=True,
         rows_schema=rows,
-        head=partial(ParseLinesOperator, format, rows),
+        head=ParseLines(format, rows),
     )
 
 
@@ -301,7 +300,7 @@ def table_versions(table: SideTable, refresh_ms: int) -> SourceSpec:
         factory=None,
         replayable=True,
         rows_schema=VERSIONS,
-        head=VersionsOperator,
+        head=PassVersions(),
         parallelism_max=1,
         dataframe=table,
         refresh_ms=refresh_ms,
@@ -362,14 +361,12 @@ def redis(
         factory=partial(_redis, found),
         replayable=True,
         rows_schema=rows,
-        head=partial(ParseFieldsOperator, fields),
+        head=ParseFields(fields),
         ends=False,
     )
 
 
-def _message(
-    value: Value, schema: Any, beside: Sequence[pa.Field]
-) -> tuple[Callable[[], Operator], pa.Schema]:
+def _message(value: Value, schema: Any, beside: Sequence[pa.Field]) -> tuple[Operation, pa.Schema]:
     """What parses messages, and what comes of it."""
     if value not in get_args(Value):
         raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
@@ -377,9 +374,9 @@ def _message(
         wrong = "json without a schema" if value == "json" else f"a schema for {value}"
         raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
     if value == "bytes":
-        return IdentityOperator, pa.schema([VALUE, *beside])
+        return PassOn(), pa.schema([VALUE, *beside])
     rows = TEXT if value == "text" else parse_schema(schema)
-    return partial(ParseMessagesOperator, value, rows), _with_metadata(rows, beside)
+    return ParseMessages(value, rows), _with_metadata(rows, beside)
 
 
 def _with_metadata(rows: pa.Schema, beside: Sequence[pa.Field]) -> pa.Schema:

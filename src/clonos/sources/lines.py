@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,8 @@ import pyarrow.json as pa_json
 from clonos.columns.batches import concat, conform
 from clonos.errors import BrokenLine
 from clonos.operators.base import Operator
+from clonos.operators.make import make_operator
+from clonos.operators.operations import Operation
 
 LINES = pa.schema([pa.field("value", pa.binary())])
 """What line readers deliver; null stands for a line that was too long."""
@@ -25,6 +28,14 @@ LINES = pa.schema([pa.field("value", pa.binary())])
 TEXT = pa.schema([pa.field("value", pa.string())])
 
 Parser = Callable[[pa.Array, pa.Schema], pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class ParseLines(Operation):
+    """Lines to rows: "text", "json" or "csv"."""
+
+    format: str
+    schema: pa.Schema
 
 
 class ParseLinesOperator(Operator):
@@ -49,6 +60,11 @@ class ParseLinesOperator(Operator):
                     problem = BrokenLine(f"a line is not {self._format}: {error}")
                     self.reject(problem, lines[i].as_py())
             return concat(parsed) if parsed else None
+
+
+@make_operator.register
+def _(operation: ParseLines) -> Operator:
+    return ParseLinesOperator(operation.format, operation.schema)
 
 
 def _parse_text(lines: pa.Array, schema: pa.Schema) -> pa.RecordBatch:

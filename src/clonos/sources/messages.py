@@ -6,6 +6,7 @@ replay.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ from clonos.columns.batches import concat
 from clonos.columns.schema import TIMESTAMP
 from clonos.errors import BrokenLine
 from clonos.operators.base import Operator
+from clonos.operators.make import make_operator
+from clonos.operators.operations import Operation
 from clonos.sources.lines import PARSERS
 
 VALUE: Final = pa.field("value", pa.binary())
@@ -32,6 +35,21 @@ METADATA: Final = (
 def message_schema(*, metadata: bool) -> pa.Schema:
     """What readers of messages deliver."""
     return pa.schema([VALUE, *(METADATA if metadata else ())])
+
+
+@dataclass(frozen=True)
+class ParseMessages(Operation):
+    """The values of messages to rows: "text" or "json"."""
+
+    format: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class ParseFields(Operation):
+    """Fields of bytes to columns."""
+
+    schema: pa.Schema
 
 
 class _OneByOne(Operator):
@@ -114,3 +132,13 @@ class ParseFieldsOperator(_OneByOne):
             if not pa.types.is_binary(wanted.type):
                 columns[i] = columns[i].cast(pa.string()).cast(wanted.type)
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+@make_operator.register
+def _(operation: ParseMessages) -> Operator:
+    return ParseMessagesOperator(operation.format, operation.schema)
+
+
+@make_operator.register
+def _(operation: ParseFields) -> Operator:
+    return ParseFieldsOperator(operation.schema)

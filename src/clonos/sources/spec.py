@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.errors import ProtocolError
-from clonos.operators.base import Operator
-from clonos.operators.identity import IdentityOperator
+from clonos.operators.operations import Operation, PassOn
 from clonos.sources.readers import Reader
 
 ReaderFactory = Callable[[int, int], Reader]
@@ -54,7 +53,7 @@ class SourceSpec:
     rows_schema
         Of the stream, after `head`.
     head
-        Makes the first operator of the chain (parsing of lines); the identity for most.
+        What the chain begins with (parsing of lines); most pass rows on.
     parallelism_max
         The highest number of tasks that can share the source, None if any.
     dataframe
@@ -77,7 +76,7 @@ class SourceSpec:
     factory: ReaderFactory | None
     replayable: bool
     rows_schema: pa.Schema
-    head: Callable[[], Operator] = IdentityOperator
+    head: Operation = field(default_factory=PassOn)
     parallelism_max: int | None = None
     dataframe: Any = field(default=None, compare=False)
     rows_per_second: float | None = None

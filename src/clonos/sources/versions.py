@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -19,8 +18,8 @@ from clonos.columns.batches import from_bytes, to_bytes
 from clonos.core.digest import content_digest
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
-from clonos.operators.base import OperatorFactory
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.operations import LookUp, Operation
 from clonos.sources.errors import TableFailed
 from clonos.sources.spool import Spool, write_parts
 from clonos.spark.slots import SPARK_ERRORS, in_short
@@ -33,7 +32,7 @@ STOP_S: Final = 5.0
 """How long a read of a table may hold up the end of a job."""
 FIRST: Final = "first"
 
-Operators = tuple[tuple[str, OperatorFactory], ...]
+Operators = tuple[tuple[str, Operation], ...]
 """Those of a chain, by name."""
 
 _QUERY: Final = "table"
@@ -95,17 +94,16 @@ class Tables:
         TableFailed
             A table cannot be read.
         """
-        return tuple((name, self._with_content(name, make)) for name, make in operators)
+        return tuple((name, self._with_content(name, operation)) for name, operation in operators)
 
     def first(self, table: SideTable) -> bytes:
         """The content with which the job was first started."""
         return self._first[id(table)]
 
-    def _with_content(self, name: str, make: OperatorFactory) -> OperatorFactory:
-        if not isinstance(make, partial) or not any(isinstance(a, SideTable) for a in make.args):
-            return make
-        args = [self._content(a, name) if isinstance(a, SideTable) else a for a in make.args]
-        return partial(make.func, *args, **make.keywords)
+    def _with_content(self, name: str, operation: Operation) -> Operation:
+        if isinstance(operation, LookUp) and isinstance(operation.table, SideTable):
+            return operation.showing(self._content(operation.table, name))
+        return operation
 
     def _content(self, table: SideTable, name: str) -> pa.RecordBatch:
         if id(table) not in self._first:

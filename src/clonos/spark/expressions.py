@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
-from clonos.columns.formula import LAZY, Column, Constant, Expression, apply
+from clonos.columns.formula import LAZY, Column, Constant, Expression, ReadBy, apply
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
 from clonos.columns.schema import parse_type, spark_type
@@ -104,9 +104,20 @@ def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
     return walker.whole(plan.condition())
 
 
-def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
+def read_by(spark: Any = None) -> ReadBy:
+    """How a session reads expressions now; by default the one that does it here."""
+    conf = (spark or _session()).conf
+    is_ansi = str(conf.get("spark.sql.ansi.enabled")).lower() == "true"
+    return ReadBy(str(conf.get("spark.sql.session.timeZone")), is_ansi)
+
+
+def _session() -> Any:
     # A thread other than the one that made the session has no active one.
-    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+
+
+def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
+    spark = _session()
     if spark is None:
         raise NeedsSpark(
             "a column expression is read by Spark, and there is no session",

@@ -1,0 +1,187 @@
+"""From an operation to the operator of a task: the one place that knows which is which.
+
+Sources and sinks register the operations of their own beside what these are about.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from clonos.operators import operations as op
+from clonos.operators.base import Operator
+from clonos.operators.calls import MapAsyncOperator, WithColumnAsyncOperator
+from clonos.operators.columns import ProjectOperator, WhereOperator
+from clonos.operators.deduplicate import DeduplicateOperator
+from clonos.operators.filter import FilterOperator
+from clonos.operators.flat_map import FlatMapOperator
+from clonos.operators.identity import IdentityOperator
+from clonos.operators.in_order import InOrderOperator
+from clonos.operators.join import JoinOperator
+from clonos.operators.last import LastOperator
+from clonos.operators.look_up import LookUpOperator, VersionedLookUpOperator, VersionsOperator
+from clonos.operators.map import MapOperator
+from clonos.operators.map_batches import MapBatchesOperator
+from clonos.operators.process import ProcessOperator
+from clonos.operators.watermark import WatermarkOperator
+from clonos.operators.window import PartialOperator, WindowOperator
+from clonos.operators.window_rows import WindowRowsOperator
+from clonos.operators.with_column import WithColumnOperator
+
+
+@singledispatch
+def make_operator(operation: op.Operation) -> Operator:
+    """A new operator, with no state.
+
+    Raises
+    ------
+    NotImplementedError
+        Tasks do not know this operation.
+
+    Examples
+    --------
+    >>> type(make_operator(op.PassOn())).__name__
+    'IdentityOperator'
+    """
+    raise NotImplementedError(f"tasks do not know {type(operation).__name__}")
+
+
+@make_operator.register
+def _(_: op.PassOn) -> Operator:
+    return IdentityOperator()
+
+
+@make_operator.register
+def _(_: op.PassVersions) -> Operator:
+    return VersionsOperator()
+
+
+@make_operator.register
+def _(operation: op.Map) -> Operator:
+    return MapOperator(operation.fn, operation.schema)
+
+
+@make_operator.register
+def _(operation: op.FlatMap) -> Operator:
+    return FlatMapOperator(operation.fn, operation.schema)
+
+
+@make_operator.register
+def _(operation: op.Filter) -> Operator:
+    return FilterOperator(operation.fn)
+
+
+@make_operator.register
+def _(operation: op.MapBatches) -> Operator:
+    return MapBatchesOperator(operation.fn, operation.schema)
+
+
+@make_operator.register
+def _(operation: op.WithColumn) -> Operator:
+    return WithColumnOperator(operation.fn, operation.of, operation.column, operation.schema)
+
+
+@make_operator.register
+def _(operation: op.MapAsync) -> Operator:
+    return MapAsyncOperator(
+        operation.policy, operation.given, operation.schema, keys=operation.keys, **operation.then
+    )
+
+
+@make_operator.register
+def _(operation: op.WithColumnAsync) -> Operator:
+    return WithColumnAsyncOperator(
+        operation.policy,
+        operation.given,
+        operation.of,
+        operation.column,
+        operation.schema,
+        keys=operation.keys,
+        **operation.then,
+    )
+
+
+@make_operator.register
+def _(operation: op.Where) -> Operator:
+    return WhereOperator(operation.condition)
+
+
+@make_operator.register
+def _(operation: op.Project) -> Operator:
+    return ProjectOperator(operation.projection)
+
+
+@make_operator.register
+def _(operation: op.WithWatermark) -> Operator:
+    return WatermarkOperator(operation.column, operation.delay_ms, operation.idle_ms)
+
+
+@make_operator.register
+def _(operation: op.LookUp) -> LookUpOperator:
+    kind = VersionedLookUpOperator if operation.changes else LookUpOperator
+    return kind(
+        operation.schema,
+        operation.on,
+        operation.table,
+        operation.table_on,
+        is_left=operation.is_left,
+    )
+
+
+@make_operator.register(op.AggregateWindows)
+@make_operator.register(op.TopOfWindows)
+def _(operation: op.AggregateWindows | op.TopOfWindows) -> Operator:
+    return WindowOperator(operation.content(), operation.window, is_final=False)
+
+
+@make_operator.register
+def _(operation: op.EarlyPart) -> Operator:
+    return PartialOperator(operation.of.content(), operation.of.window)
+
+
+@make_operator.register
+def _(operation: op.LatePart) -> Operator:
+    return WindowOperator(operation.of.content(), operation.of.window, is_final=True)
+
+
+@make_operator.register
+def _(operation: op.RowsOfWindows) -> Operator:
+    return WindowRowsOperator(operation.schema, operation.keys, operation.window)
+
+
+@make_operator.register
+def _(operation: op.Join) -> Operator:
+    return JoinOperator(operation.schemas, operation.keys, operation.bounds)
+
+
+@make_operator.register
+def _(operation: op.Deduplicate) -> Operator:
+    return DeduplicateOperator(
+        operation.schema, operation.keys, operation.time, operation.within_ms
+    )
+
+
+@make_operator.register
+def _(operation: op.InOrder) -> Operator:
+    return InOrderOperator(operation.schema, operation.keys, operation.time, operation.ties)
+
+
+@make_operator.register
+def _(operation: op.Last) -> Operator:
+    return LastOperator(
+        operation.schema,
+        operation.keys,
+        operation.number,
+        dict(operation.aggregates),
+        operation.where,
+    )
+
+
+@make_operator.register
+def _(operation: op.ProcessRows) -> Operator:
+    return ProcessOperator(
+        operation.process,
+        operation.keys,
+        operation.schema,
+        operation.in_flight,
+        effects=operation.effects,
+    )

@@ -1,0 +1,311 @@
+"""What users write, as data: an operation is what an execution translates.
+
+Tasks are one execution: :func:`clonos.operators.make.make_operator` makes a task's operator of an
+operation. Spark's own plans are the other: :mod:`clonos.dataframes` makes a DataFrame of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from clonos.columns.formula import Expression, ReadBy
+from clonos.operators.aggregates import Aggregate
+from clonos.operators.columns import Projection
+from clonos.operators.join import Bound
+from clonos.operators.look_up import SideTable, looked_up
+from clonos.operators.process import Process
+from clonos.operators.service import Policy
+from clonos.operators.window_content import Content, Folded, Ranking, Top
+from clonos.operators.window_kinds import Fixed, Session, Window
+
+Function = Callable[..., Any]
+
+
+class Operation:
+    """Base of all: a frozen dataclass, which is pickled and sent to slots.
+
+    Fields that are not compared are for the driver: they are not pickled, and no part of a
+    checkpoint's identity.
+    """
+
+    @property
+    def settings(self) -> list[Any]:
+        """What it is, as far as that are plain values, also inside of windows, aggregates and
+        parts: a checkpoint belongs to one graph."""
+        fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
+        found = [_setting(getattr(self, name)) for name in fields if fields[name].compare]
+        return [value for value in found if value != []]
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
+        return {name: v if fields[name].compare else None for name, v in self.__dict__.items()}
+
+
+def _setting(value: Any) -> Any:
+    """A plain value, or those in it; an empty list for what is not plain."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if isinstance(kind := getattr(value, "fingerprint", None), str):
+        return kind
+    if isinstance(value, Operation):
+        return value.settings
+    if isinstance(value, Mapping):
+        return [[str(key), _setting(held)] for key, held in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [_setting(held) for held in value]
+    return []
+
+
+@dataclass(frozen=True)
+class PassOn(Operation):
+    """All rows as they are: the head of a union, of most sources and sinks."""
+
+
+@dataclass(frozen=True)
+class PassVersions(Operation):
+    """The head of a source of versions of a table."""
+
+
+@dataclass(frozen=True)
+class Map(Operation):
+    """``map``."""
+
+    fn: Function
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class FlatMap(Operation):
+    """``flat_map``."""
+
+    fn: Function
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Filter(Operation):
+    """``filter`` with a function."""
+
+    fn: Function
+
+
+@dataclass(frozen=True)
+class MapBatches(Operation):
+    """``map_batches``."""
+
+    fn: Function
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class WithColumn(Operation):
+    """``with_column``: `column` is made of the columns `of`; `schema` is that of the result."""
+
+    fn: Function
+    of: tuple[str, ...]
+    column: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class MapAsync(Operation):
+    """``map_async``."""
+
+    policy: Policy
+    given: pa.Schema
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    then: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WithColumnAsync(Operation):
+    """``with_column_async``."""
+
+    policy: Policy
+    given: pa.Schema
+    of: tuple[str, ...]
+    column: str
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    then: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Where(Operation):
+    """``where``: a condition, as a formula and as it was given to Spark."""
+
+    condition: Expression
+    given: Any = field(default=None, compare=False)
+    read_by: ReadBy | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Project(Operation):
+    """``select``, ``withColumn``, ...: columns, as formulas and as Spark was given them.
+
+    ``choose``: makes them of a DataFrame; None if they are only chosen and renamed.
+    """
+
+    projection: Projection
+    choose: Function | None = field(default=None, compare=False)
+    read_by: ReadBy | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class WithWatermark(Operation):
+    """``with_watermark``."""
+
+    column: str
+    delay_ms: int
+    idle_ms: int | None
+
+
+@dataclass(frozen=True)
+class LookUp(Operation):
+    """``look_up``: `table_on` of the table is equal to `on` of the rows."""
+
+    schema: pa.Schema
+    on: tuple[str, ...]
+    table: pa.RecordBatch | SideTable
+    table_on: tuple[str, ...]
+    is_left: bool
+    changes: bool
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of what comes out."""
+        return looked_up(self.schema, self.table.schema, self.table_on, is_left=self.is_left)
+
+    def showing(self, table: pa.RecordBatch) -> LookUp:
+        """The same with the content of its table."""
+        return replace(self, table=table)
+
+
+@dataclass(frozen=True)
+class AggregateWindows(Operation):
+    """``agg`` of a window. ``pre_aggregate``: before rows are shuffled, if that is exact."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    window: Window
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    where: str
+    pre_aggregate: bool
+
+    def content(self) -> Content:
+        """What the windows hold."""
+        return self._folded()
+
+    @property
+    def folds_early(self) -> bool:
+        """Whether rows are folded before they are shuffled."""
+        return self.pre_aggregate and self._folded().is_exact
+
+    def _folded(self) -> Folded:
+        return Folded(self.schema, self.keys, self.window, dict(self.aggregates), self.where)
+
+
+@dataclass(frozen=True)
+class TopOfWindows(Operation):
+    """``top`` of a window."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    window: Window
+    number: int
+    by: tuple[Ranking, ...]
+    ties: bool
+
+    def content(self) -> Content:
+        """See :meth:`AggregateWindows.content`."""
+        return Top(self.schema, self.keys, self.window, self.number, self.by, ties=self.ties)
+
+    @property
+    def folds_early(self) -> bool:
+        """See :attr:`AggregateWindows.folds_early`."""
+        return True
+
+
+@dataclass(frozen=True)
+class EarlyPart(Operation):
+    """Of windows, what is done before rows are shuffled. Only a compiled job has it."""
+
+    of: AggregateWindows | TopOfWindows
+
+
+@dataclass(frozen=True)
+class LatePart(Operation):
+    """Of windows, what is done behind an :class:`EarlyPart`."""
+
+    of: AggregateWindows | TopOfWindows
+
+
+@dataclass(frozen=True)
+class RowsOfWindows(Operation):
+    """``rows`` of a window."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    window: Fixed | Session
+
+
+@dataclass(frozen=True)
+class Join(Operation):
+    """``join``."""
+
+    schemas: tuple[pa.Schema, pa.Schema]
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    bounds: tuple[Bound, Bound]
+
+
+@dataclass(frozen=True)
+class Deduplicate(Operation):
+    """``deduplicate``; without `time` for ever."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    time: str | None
+    within_ms: int
+
+
+@dataclass(frozen=True)
+class InOrder(Operation):
+    """``in_order``."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    time: str
+    ties: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Last(Operation):
+    """``last``."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    number: int
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    where: str
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of what comes out."""
+        folds = [(name, made.fold(self.schema, self.where)) for name, made in self.aggregates]
+        return pa.schema([*self.schema, *(pa.field(name, fold.data_type) for name, fold in folds)])
+
+
+@dataclass(frozen=True)
+class ProcessRows(Operation):
+    """``process``."""
+
+    process: Process
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    in_flight: int
+    effects: bool
