@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "sinks": {"blame", "extras", "kafka", "core", "columns", "state", "operators", "storage"},
     "sources": {"blame", "extras", "kafka", "core", "columns", "operators", "storage", "spark"},
     "graph": {"core", "operators", "sinks", "sources"},
+    "dataframes": {"columns", "operators", "sources", "sinks", "graph", "spark"},
     "nodes": {"blame", "core", "transport"},
     "runtime": {"blame", "core", "columns", "operators", "transport", "storage", "sinks", "sources",
         "nodes"},
@@ -77,7 +78,7 @@ BENCHMARKS_ALSO = {
 BESIDE: dict[str, set[str]] = {"clonos_bench": BENCHMARKS_ALSO, "examples": set()}
 """What lies beside the package, and what it may import of it that is not public."""
 
-LAZY: dict[str, set[str]] = {"api": {"cluster", "spark"}}
+LAZY: dict[str, set[str]] = {"api": {"cluster", "dataframes", "spark"}}
 """layer -> what it may import in addition, but only inside a function: when a job is started."""
 
 EVERYBODY = {"errors", "version"}

@@ -119,6 +119,10 @@ class NotInTasks(DefinitionError):
     """A column expression has a part that tasks do not compute exactly as Spark does."""
 
 
+class NotInSpark(DefinitionError):
+    """An operation or option has no plan of Spark's that gives the rows that tasks give."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but no session is there that could read it."""
 

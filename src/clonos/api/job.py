@@ -322,6 +322,13 @@ class Job:
 
         return run_job(self.compile(), spark, **options)
 
+    def plans(self, spark: Any = None) -> Any:
+        """The job as DataFrames, in the active session or in another one."""
+        from clonos.dataframes.plan import Plans
+        from clonos.spark.session import active
+
+        return Plans(active() if spark is None else spark, self._graph)
+
     def to_dataframe(
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]
     ) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
 
 Function = Callable[..., Any]
+
+Execution = Literal["tasks", "spark"]
+"""What runs a job: tasks of ours in slots, or Spark's own plans."""
 
 
 class Stream(ColumnOperations):
@@ -355,7 +358,14 @@ class Stream(ColumnOperations):
         described = sink.with_schema(self.schema)
         self._add(sink.kind, name, self.schema, parallelism, sink.head, sink=described)
 
-    def to_dataframe(self, spark: Any = None, *, name: str | None = None, **options: Any) -> Any:
+    def to_dataframe(
+        self,
+        spark: Any = None,
+        *,
+        name: str | None = None,
+        execution: Execution = "tasks",
+        **options: Any,
+    ) -> Any:
         """Run the job and give what this stream had as a Spark DataFrame.
 
         The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then asked of
@@ -372,6 +382,10 @@ class Stream(ColumnOperations):
             A session; a new local one by default.
         name
             Of the sink that is added.
+        execution
+            "spark": nothing runs, the DataFrame is the plan itself: of Spark's own operators, with
+            functions in Spark's Python workers. It streams if the sources do. See
+            ``docs/executions.md``.
         options
             As for :meth:`Job.run`.
 
@@ -379,11 +393,15 @@ class Stream(ColumnOperations):
         ------
         Unbounded
             A source need not end.
+        NotInSpark
+            With "spark": some operation has no plan that gives the rows that tasks give.
 
         Examples
         --------
         >>> counts.to_dataframe(spark).write.parquet("/data/counts")  # doctest: +SKIP
         """
+        if execution == "spark":
+            return self._job.plans(spark).dataframe(self._vertex)
         return self._job.to_dataframe(self, spark, name, options)
 
     def _add(

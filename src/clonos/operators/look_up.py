@@ -40,6 +40,10 @@ class SideTable:
         self.schema = schema
         self._given = given
 
+    def given(self) -> Any:
+        """The table as the user has it: a DataFrame, or an Arrow table or record batch."""
+        return self._given() if callable(self._given) else self._given
+
     def read(self) -> pa.RecordBatch:
         """The table as it is now.
 
@@ -48,7 +52,7 @@ class SideTable:
         ValueError
             It has other columns than it had.
         """
-        table = self._given() if callable(self._given) else self._given
+        table = self.given()
         if hasattr(table, "toArrow"):
             table = table.toArrow()
         if isinstance(table, pa.Table):

@@ -15,7 +15,6 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
@@ -24,7 +23,7 @@ from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
 from clonos.columns.schema import parse_type, spark_type
 from clonos.errors import BadSchema, NeedsSpark, NotInTasks
-from clonos.spark.session import require_driver
+from clonos.spark.session import active, require_driver
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst.expressions"
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
@@ -106,24 +105,20 @@ def condition(schema: pa.Schema, given: Any, where: str) -> Expression:
 
 def read_by(spark: Any = None) -> ReadBy:
     """How a session reads expressions now; by default the one that does it here."""
-    conf = (spark or _session()).conf
+    conf = (active() if spark is None else spark).conf
     is_ansi = str(conf.get("spark.sql.ansi.enabled")).lower() == "true"
     return ReadBy(str(conf.get("spark.sql.session.timeZone")), is_ansi)
 
 
-def _session() -> Any:
-    # A thread other than the one that made the session has no active one.
-    return SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
-
-
 def _begin(schema: pa.Schema, where: str) -> tuple[_Walker, Any]:
-    spark = _session()
-    if spark is None:
+    try:
+        spark = active()
+    except NeedsSpark as error:
         raise NeedsSpark(
             "a column expression is read by Spark, and there is no session",
             where=where,
             remedy="create one before the job is defined: clonos.spark.session.get_or_create()",
-        )
+        ) from error
     require_driver(spark)
     from pyspark.sql.classic.dataframe import DataFrame
 

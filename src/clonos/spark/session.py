@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyspark
 from pyspark.sql import SparkSession
 
+from clonos.errors import NeedsSpark
 from clonos.spark.errors import SparkSetup
 
 LOOPBACK: Final = "127.0.0.1"
@@ -77,6 +78,24 @@ def get_or_create(
     spark = builder.getOrCreate()
     require_driver(spark)
     _quieten(spark)
+    return spark
+
+
+def active() -> SparkSession:
+    """The session of this process.
+
+    Raises
+    ------
+    NeedsSpark
+        There is none.
+    """
+    # A thread other than the one that made the session has no active one.
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+    if spark is None:
+        raise NeedsSpark(
+            "there is no Spark session",
+            remedy="create one before: clonos.spark.session.get_or_create()",
+        )
     return spark
 
 

@@ -1,0 +1,95 @@
+"""Functions in Spark's Python workers: the same operators as in a task, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clonos.columns.batches import conform
+from clonos.errors import OperatorError
+from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.make import make_operator
+from clonos.operators.operations import Operation
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function, and what it is given.
+
+    Attributes
+    ----------
+    time
+        The column with the event time on which a watermark is declared behind it; None if none is.
+    """
+
+    name: str
+    operation: Operation
+    given: pa.Schema
+    job: str
+    time: str | None = None
+
+
+def host(
+    steps: tuple[Step, ...],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What ``mapInArrow`` runs."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return apply(steps, batches, _partition())
+
+    return run
+
+
+def apply(
+    steps: tuple[Step, ...], batches: Iterator[pa.RecordBatch], partition: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows that the functions make of those of a partition."""
+    operators = [_opened(step, number, partition) for number, step in enumerate(steps)]
+    for given in batches:
+        rows: pa.RecordBatch | None = conform(given, steps[0].given) if given.num_rows else None
+        for step, operator in zip(steps, operators, strict=True):
+            if rows is None or not rows.num_rows:
+                break
+            before = rows
+            rows = operator.on_batch(before)
+            if step.time is not None and rows is not None:
+                _require_none_later(step, before.column(step.time), rows.column(step.time))
+        if rows is not None and rows.num_rows:
+            yield rows
+
+
+def _opened(step: Step, number: int, partition: int) -> Operator:
+    operator = make_operator(step.operation)
+    info = OperatorInfo(
+        job=step.job,
+        task=partition,
+        task_name=f"{step.name}[{partition}]",
+        operator=step.name,
+        number=number,
+        index=partition,
+        parallelism=1,
+    )
+    operator.open(info, Services())
+    return operator
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def _require_none_later(step: Step, before: pa.Array, after: pa.Array) -> None:
+    """A watermark that is declared behind a function must not be ahead of one before it."""
+    newest, made = (pc.max(column).as_py() for column in (before, after))
+    if made is not None and (newest is None or made > newest):
+        raise OperatorError(
+            f"the function makes event times ({made}) that are later than those it was given "
+            f"({newest}): Spark would take other rows to be late than tasks do",
+            where=step.name,
+            remedy="write with_watermark behind it, or run it with execution='tasks'",
+        )

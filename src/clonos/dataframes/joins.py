@@ -1,0 +1,101 @@
+"""Joins and duplicates as plans."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from clonos.dataframes.rows import Rows, Site, col, cols
+from clonos.dataframes.stateless import plan_of
+from clonos.operators import operations as op
+from clonos.operators.join import Always, Between, Keep, SameWindow
+
+_TIMES: Final = ("~left time", "~right time")
+_WINDOWS: Final = ("~left window", "~right window")
+_ROW: Final = "~row"
+
+
+@plan_of.register
+def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
+    sides = [rows.applied for rows in inputs]
+    equal = [col(a) == col(b) for a, b in zip(*operation.keys, strict=True)]
+    bounds = operation.bounds
+    if isinstance(bounds[0], Always):
+        frames = [rows.visible for rows in sides]
+        return _joined(site, frames, equal)
+    left, right = bounds
+    if isinstance(left, Between):
+        if site.streams:
+            raise site.refusal("Spark could forget no row of a join between columns")
+        assert isinstance(right, Keep)
+        frames = [rows.visible for rows in sides]
+        start, end = (site.in_ms(sides[0], name) for name in (left.start, left.end))
+        frames[0] = frames[0].withColumn("~start", start).withColumn("~end", end)
+        frames[1] = frames[1].withColumn(_TIMES[1], site.in_ms(sides[1], right.time))
+        within = (col("~start") <= col(_TIMES[1])) & (col(_TIMES[1]) < col("~end"))
+        return _joined(site, frames, [*equal, within])
+    assert isinstance(left, (Keep, SameWindow))
+    assert isinstance(right, (Keep, SameWindow))
+    frames = [
+        site.timed(rows, bound.time, name, is_required=False)
+        for rows, bound, name in zip(sides, (left, right), _TIMES, strict=True)
+    ]
+    if isinstance(left, SameWindow):
+        frames = [
+            frame.withColumn(window, F.window(time, f"{left.size_ms} milliseconds"))
+            for frame, time, window in zip(frames, _TIMES, _WINDOWS, strict=True)
+        ]
+        return _joined(site, frames, [*equal, col(_WINDOWS[0]) == col(_WINDOWS[1])])
+    assert isinstance(right, Keep)
+    within = _reaches(_TIMES[0], left.keep_ms, _TIMES[1]) & _reaches(
+        _TIMES[1], right.keep_ms, _TIMES[0]
+    )
+    return _joined(site, frames, [*equal, within])
+
+
+def _reaches(time: str, keep_ms: int, other: str) -> Column:
+    """Whether a row is kept until the other one comes."""
+    return col(other) <= col(time) + F.expr(f"interval {keep_ms} milliseconds")
+
+
+def _joined(site: Site, frames: list[Any], condition: list[Column]) -> Rows:
+    schema = site.vertex.schema
+    frame = frames[0].join(frames[1], condition, "inner").select(*cols(schema))
+    return Rows(frame, schema, lost="behind a join Spark knows no event time")
+
+
+@plan_of.register
+def _(operation: op.Deduplicate, site: Site, inputs: list[Rows]) -> Rows:
+    rows = inputs[0].applied
+    site.require_comparable(rows.schema, "compares none")
+    if operation.time is not None:
+        raise site.refusal(
+            "when a key is forgotten depends on how far event time has come when a row arrives",
+            "leave out within=",
+        )
+    if set(operation.keys) == set(rows.schema.names):
+        frame = rows.visible.dropDuplicates(list(operation.keys))
+        return Rows(frame, rows.schema, lost="behind deduplicate Spark knows no event time")
+    if site.streams:
+        raise site.refusal(
+            "which row of a key comes first is the order of arrival",
+            "select the key's columns before it",
+        )
+    told = (
+        f"{site.vertex.name}: rows of one key differ, and which comes first is the order of "
+        "arrival, which Spark has not. To do: select the key's columns before it, or run it with "
+        "execution='tasks'"
+    )
+    row = F.struct(*cols(rows.schema))
+    found = rows.visible.groupBy(*cols(operation.keys)).agg(
+        F.min(row).alias(_ROW), F.max(row).alias("~other")
+    )
+    same = F.when(col(_ROW).eqNullSafe(col("~other")), col(_ROW)).otherwise(
+        F.raise_error(F.lit(told))
+    )
+    frame = found.select(same.alias(_ROW)).select(
+        *(col(_ROW).getField(name).alias(name) for name in rows.schema.names)
+    )
+    return Rows(frame, rows.schema)

@@ -1,0 +1,118 @@
+"""From a graph to DataFrames: nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from clonos.columns.schema import parse_schema
+from clonos.dataframes import joins, windows
+from clonos.dataframes.rows import Rows, Site
+from clonos.dataframes.sources import rows_of, streams
+from clonos.dataframes.stateless import plan_of
+from clonos.errors import NotInSpark
+from clonos.graph.logical import Edge, LogicalGraph, Vertex
+from clonos.operators.router import Routing
+
+REGISTERED = (joins, windows)
+"""They register their operations when they are imported."""
+
+
+class Plans:
+    """The DataFrames of a job.
+
+    Parameters
+    ----------
+    spark
+        A session.
+    graph
+        Of the job.
+    """
+
+    def __init__(self, spark: Any, graph: LogicalGraph) -> None:
+        self._spark = spark
+        self._graph = graph
+        self._made: dict[int, Rows] = {}
+
+    def dataframe(self, vertex: Vertex) -> Any:
+        """What an operation gives; a streaming DataFrame if its sources stream.
+
+        Raises
+        ------
+        NotInSpark
+            Something before it has no plan that gives the same rows.
+        """
+        return self.rows(vertex).visible
+
+    def streams(self, vertex: Vertex) -> bool:
+        """Whether the sources before an operation stream: all of them, or none."""
+        sources = {each.name: streams(each.source) for each in _before(vertex) if each.source}
+        if len(set(sources.values())) > 1:
+            one = next(name for name, does in sources.items() if does)
+            other = next(name for name, does in sources.items() if not does)
+            raise NotInSpark(
+                f"the source {one!r} streams, and {other!r} does not",
+                where=vertex.name,
+                remedy="look_up the one that does not, or run it with execution='tasks'",
+            )
+        return any(sources.values())
+
+    def rows(self, vertex: Vertex) -> Rows:
+        """The same with what is still to be applied."""
+        if vertex.id not in self._made:
+            for each in _before(vertex):
+                if each.id not in self._made:
+                    self._made[each.id] = self._translated(each)
+        return self._made[vertex.id]
+
+    def _translated(self, vertex: Vertex) -> Rows:
+        site = Site(self._spark, vertex, self.streams(vertex))
+        if self._graph.on_bad_record != "fail":
+            how = self._graph.on_bad_record
+            raise site.refusal(f"on_bad_record={how!r}: tasks only can do that", "leave it out")
+        if vertex.source is not None:
+            return self._checked(rows_of(vertex.source, site), site)
+        inputs = [self._along(edge, site) for edge in vertex.edges]
+        return self._checked(plan_of(vertex.operation, site, inputs), site)
+
+    def _along(self, edge: Edge, site: Site) -> Rows:
+        rows = self._made[edge.vertex.id]
+        if edge.routing is Routing.BROADCAST:
+            raise site.refusal("broadcast() gives each row as often as there are tasks")
+        if edge.routing is Routing.ROUND_ROBIN:
+            rows = rows.applied
+            return replace(rows, frame=rows.frame.repartition(site.vertex.parallelism))
+        return rows
+
+    @staticmethod
+    def _checked(rows: Rows, site: Site) -> Rows:
+        """See that Spark's types are those of tasks."""
+        if rows.steps:
+            return rows
+        wanted = site.vertex.schema
+        names = [*wanted.names, *rows.hidden]
+        if rows.frame.columns != names:
+            raise site.refusal(f"its columns would be {rows.frame.columns}, not {names}")
+        found = parse_schema(rows.frame.select(*rows.frame.columns[: len(wanted)]).schema)
+        for mine, theirs in zip(wanted, found, strict=True):
+            if mine.type != theirs.type:
+                raise site.refusal(
+                    f"column {mine.name!r} would be {theirs.type}, and is {mine.type} in tasks",
+                    "cast it",
+                )
+        return rows
+
+
+def _before(vertex: Vertex) -> Iterator[Vertex]:
+    """A vertex and all that it reads from, every vertex after those."""
+    seen: dict[int, Vertex] = {}
+
+    def visit(one: Vertex) -> None:
+        if one.id not in seen:
+            for edge in one.edges:
+                visit(edge.vertex)
+            seen[one.id] = one
+
+    visit(vertex)
+    return iter(seen.values())

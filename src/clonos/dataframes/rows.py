@@ -1,0 +1,209 @@
+"""The rows behind an operation, as a DataFrame that nothing has computed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StructField, StructType
+
+from clonos.columns.schema import spark_type
+from clonos.dataframes.functions import Step, host
+from clonos.errors import NotInSpark
+from clonos.graph.logical import Vertex
+
+TIME: Final = "~time"
+"""A hidden column: the event time of a row, in whole milliseconds, when a watermark is on it."""
+
+WINDOW: Final = "~window"
+"""A hidden column of a stream: the window that a row stands for, with the watermark on it."""
+
+_UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+_TASKS: Final = 'execution="tasks"'
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """What a stream knows of event time.
+
+    Attributes
+    ----------
+    column
+        Where it is, under its present name.
+    delay_ms
+        Of the watermark, which is declared as late as possible: functions lose it.
+    hidden
+        The hidden column on which it is declared; empty if it is not yet.
+    """
+
+    column: str
+    delay_ms: int
+    hidden: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A DataFrame, and what is still to be applied to it.
+
+    Attributes
+    ----------
+    frame
+        The columns of `schema` as they were before `steps`, then hidden ones.
+    steps
+        Functions, to be run in one pass.
+    time
+        None: there is none, or it was lost, as `lost` says.
+    """
+
+    frame: Any
+    schema: pa.Schema
+    steps: tuple[Step, ...] = ()
+    time: EventTime | None = None
+    lost: str = "there is no watermark"
+
+    def with_step(self, step: Step, schema: pa.Schema) -> Rows:
+        """The same behind a function."""
+        rows = self
+        if self.time is not None and self.time.hidden:
+            rows = replace(self, frame=self.visible, time=None, lost=_BEHIND)
+        elif self.time is not None and self.time.column not in schema.names:
+            rows = replace(self, time=None, lost=f"{self.time.column!r} is gone behind a function")
+        return replace(rows, steps=(*self.steps, step), schema=schema)
+
+    @property
+    def applied(self) -> Rows:
+        """The same without pending functions."""
+        if not self.steps:
+            return self
+        frame = self.frame.mapInArrow(host(self.steps), spark_schema(self.schema))
+        return replace(self, frame=frame, steps=())
+
+    @property
+    def visible(self) -> Any:
+        """The DataFrame without hidden columns."""
+        frame = self.applied.frame
+        return frame if frame.columns == self.schema.names else frame.select(*cols(self.schema))
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Its hidden columns."""
+        return (self.time.hidden,) if self.time is not None and self.time.hidden else ()
+
+    def without_time(self, why: str) -> Rows:
+        """The same; event time is lost."""
+        return replace(self, frame=self.visible, steps=(), time=None, lost=why)
+
+
+_BEHIND: Final = "between two operators that wait for event time stands a function, which loses it"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an operation is translated."""
+
+    spark: Any
+    vertex: Vertex
+    streams: bool
+
+    def refusal(self, why: str, remedy: str = "") -> NotInSpark:
+        """The error for what has no equal plan."""
+        remedy = f"{remedy}, or run it with {_TASKS}" if remedy else f"run it with {_TASKS}"
+        return NotInSpark(why, where=self.vertex.name, remedy=remedy)
+
+    @cached_property
+    def is_utc(self) -> bool:
+        """Whether the session's zone is UTC."""
+        return self.spark.conf.get("spark.sql.session.timeZone") in _UTC
+
+    def in_ms(self, rows: Rows, column: str) -> Column:
+        """An event time cut to milliseconds, as tasks see it; null if there is none."""
+        data_type = rows.schema.field(column).type
+        if not (pa.types.is_timestamp(data_type) and data_type.tz) and not self.is_utc:
+            raise self.refusal(
+                f"column {column!r} is {data_type}, which tasks read in UTC",
+                'set spark.sql.session.timeZone to "UTC"',
+            )
+        return F.date_trunc("MILLISECOND", col(column).cast("timestamp"))
+
+    def required(self, made: Column, column: str) -> Column:
+        """The same, and an error for a null, as in tasks."""
+        told = f"{self.vertex.name}: no event time in column {column!r}"
+        return F.coalesce(made, F.raise_error(F.lit(told)).cast("timestamp"))
+
+    def timed(self, rows: Rows, column: str, name: str = TIME, *, is_required: bool = True) -> Any:
+        """The rows with their event time in a hidden column, and the watermark on it in a stream.
+
+        Raises
+        ------
+        NotInSpark
+            In a stream, if the watermark is not of this column, or was lost.
+        """
+        time = rows.time
+        if self.streams and (time is None or time.column != column):
+            told = rows.lost if time is None else f"the watermark is on {time.column!r}"
+            raise self.refusal(
+                f"event time is to be in {column!r}, but {told}",
+                f"write with_watermark({column!r}, ...) directly before it",
+            )
+        if self.streams and time is not None and time.hidden:
+            if time.hidden != name:
+                raise self.refusal("event time is that of the windows before it")
+            return rows.frame
+        made = self.in_ms(rows, column)
+        frame = rows.visible.withColumn(name, self.required(made, column) if is_required else made)
+        if not self.streams or time is None:
+            return frame
+        # Ours has passed what is before `newest - delay`, Spark's what is before that plus 1 ms.
+        return frame.withWatermark(name, f"{time.delay_ms + 1} milliseconds")
+
+    def require_comparable(self, schema: pa.Schema, what: str) -> None:
+        """Refuse columns that Spark neither groups nor sorts by."""
+        for field in schema:
+            if _has_map(field.type):
+                raise self.refusal(f"column {field.name!r} is a map: Spark {what}", "select others")
+
+
+def _has_map(data_type: pa.DataType) -> bool:
+    if pa.types.is_struct(data_type) or pa.types.is_list(data_type):
+        return any(_has_map(data_type.field(i).type) for i in range(data_type.num_fields))
+    return bool(pa.types.is_map(data_type))
+
+
+def col(name: str) -> Column:
+    """A column by its name, whatever is in it."""
+    return F.col(quoted(name))
+
+
+def cols(names: Sequence[str] | pa.Schema) -> list[Column]:
+    """Several."""
+    return [col(name) for name in (names.names if isinstance(names, pa.Schema) else names)]
+
+
+def quoted(name: str) -> str:
+    """A name as SQL takes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """A schema of Arrow's as Spark's.
+
+    Raises
+    ------
+    NotInSpark
+        Spark has no such type.
+    """
+    fields = []
+    for field in schema:
+        known = spark_type(field.type)
+        if known is None:
+            raise NotInSpark(
+                f"column {field.name!r} is {field.type}, and Spark has no such type",
+                remedy="cast it where the stream begins",
+            )
+        fields.append(StructField(field.name, known, field.nullable))
+    return StructType(fields)

@@ -1,0 +1,83 @@
+"""Sources as DataFrames: those that are one, and what tasks' own readers read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.columns.batches import conform
+from clonos.dataframes.functions import Step, apply
+from clonos.dataframes.rows import Rows, Site, spark_schema
+from clonos.dataframes.stateless import dataframe_of
+from clonos.sources.readers import EndOfInput
+from clonos.sources.spec import SourceSpec
+
+_ROWS: Final = 10_000
+
+_INSTEAD: Final = {
+    "kafka": 'give job.source(...) the DataFrame of spark.readStream.format("kafka")',
+    "socket": "lines from a socket cannot be read again: use files, or a stream of Spark's",
+    "rate": 'give job.source(...) the DataFrame of spark.readStream.format("rate")',
+}
+
+
+def streams(source: SourceSpec) -> bool:
+    """Whether the source is a streaming DataFrame."""
+    return source.kind == "stream"
+
+
+def rows_of(source: SourceSpec, site: Site) -> Rows:
+    """The rows of a source.
+
+    Raises
+    ------
+    NotInSpark
+        Spark cannot read it as tasks do.
+    """
+    if source.rows_per_second is not None:
+        raise site.refusal("rows_per_second slows down tasks", "leave it out")
+    if source.kind in ("dataframe", "materialized", "stream"):
+        feeding = source.feeding
+        if feeding is not None and feeding.output_mode != "append":
+            raise site.refusal(f"output mode {feeding.output_mode}", "use append")
+        return Rows(source.dataframe, source.rows_schema)
+    if source.kind == "batches":
+        reader = source.reader(0, 1)
+        reader.open(0)
+        table = pa.Table.from_batches(list(_read(reader)), source.schema)
+        return Rows(dataframe_of(site.spark, table), source.rows_schema)
+    if source.kind == "files":
+        tasks = site.vertex.parallelism
+        frame = site.spark.range(0, tasks, 1, tasks)
+        read = _reading(source, tasks, site.vertex.name)
+        return Rows(frame.mapInArrow(read, spark_schema(source.rows_schema)), source.rows_schema)
+    raise site.refusal(f"Spark cannot read a {source.kind} source", _INSTEAD.get(source.kind, ""))
+
+
+def _reading(
+    source: SourceSpec, tasks: int, name: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Reads, by the readers and parsers of tasks, the shares of tasks with these numbers."""
+
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                reader = source.reader(number, tasks)
+                reader.open(0)
+                steps = (Step(name, source.head, source.schema, name),)
+                for rows in apply(steps, _read(reader), number):
+                    yield conform(rows, source.rows_schema)
+
+    return read
+
+
+def _read(reader: Any) -> Iterator[pa.RecordBatch]:
+    while True:
+        try:
+            batch = reader.read(_ROWS, 0.0)
+        except EndOfInput:
+            return
+        if batch is not None:
+            yield batch

@@ -1,0 +1,200 @@
+"""What needs no state, as plans: columns natively, functions by the operators of tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce, singledispatch
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from clonos.columns.formula import Column
+from clonos.dataframes.functions import Step
+from clonos.dataframes.rows import TIME, EventTime, Rows, Site, col, cols, spark_schema
+from clonos.operators import operations as op
+from clonos.operators.context import takes_context
+from clonos.operators.look_up import SideTable
+from clonos.spark.expressions import read_by
+
+
+@singledispatch
+def plan_of(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
+    """The rows behind an operation.
+
+    Parameters
+    ----------
+    operation
+        What is translated.
+    site
+        Where.
+    inputs
+        The rows that come to it.
+
+    Raises
+    ------
+    NotInSpark
+        It has no plan that gives the same rows.
+    """
+    raise NotImplementedError(f"plans do not know {type(operation).__name__}")
+
+
+_REFUSED: dict[type[op.Operation], tuple[str, str]] = {
+    op.MapAsync: ("nobody would keep the answers of services", ""),
+    op.WithColumnAsync: ("nobody would keep the answers of services", ""),
+    op.InOrder: ("order within a key is not kept by Spark's operators", ""),
+    op.Last: ("order within a key is not kept by Spark's operators", ""),
+    op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),
+    op.PassVersions: ("a table that is read again while the job runs", "leave out refresh="),
+}
+"""Why there is no plan, and what to write instead."""
+
+
+def refused(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
+    """An operation without a plan."""
+    del inputs
+    raise site.refusal(*_REFUSED[type(operation)])
+
+
+for _kind in _REFUSED:
+    plan_of.register(_kind)(refused)
+
+
+@plan_of.register(op.EarlyPart)
+@plan_of.register(op.LatePart)
+def _(operation: op.EarlyPart | op.LatePart, site: Site, inputs: list[Rows]) -> Rows:
+    return plan_of(operation.of, site, inputs)  # Spark aggregates early by itself
+
+
+@plan_of.register
+def _(operation: op.PassOn, site: Site, inputs: list[Rows]) -> Rows:
+    del operation
+    if len(inputs) == 1:
+        return inputs[0]
+    if not inputs:
+        raise site.refusal("bad records are kept by tasks only")
+    if not site.streams:
+        frame = reduce(lambda a, b: a.unionByName(b), [rows.visible for rows in inputs])
+        return Rows(frame, site.vertex.schema)
+    times = [rows.time for rows in inputs]
+    declared = []
+    for rows, time in zip(inputs, times, strict=True):
+        # Each has a watermark of its own, the slowest counts: one behind the union would be ahead.
+        if time is None or time.hidden not in ("", TIME):
+            frame = reduce(lambda a, b: a.unionByName(b), [rows.visible for rows in inputs])
+            why = rows.lost if time is None else "it is that of the windows before the union"
+            return Rows(frame, site.vertex.schema, lost=f"a stream of the union has none: {why}")
+        declared.append(site.timed(rows, time.column))
+    first = times[0]
+    frame = reduce(lambda a, b: a.unionByName(b), declared)
+    same = first if first is not None and {t.column for t in times if t} == {first.column} else None
+    if same is None:
+        return Rows(frame, site.vertex.schema).without_time("the union's watermarks differ")
+    return Rows(frame, site.vertex.schema, time=replace(same, hidden=TIME))
+
+
+@plan_of.register(op.Map)
+@plan_of.register(op.FlatMap)
+@plan_of.register(op.Filter)
+@plan_of.register(op.MapBatches)
+@plan_of.register(op.WithColumn)
+def _(operation: Any, site: Site, inputs: list[Rows]) -> Rows:
+    (rows,) = inputs
+    values = operation.of if isinstance(operation, op.WithColumn) else ("row",)
+    if takes_context(operation.fn, site.vertex.name, values):
+        raise site.refusal(
+            "its function takes ctx: nobody would log what it asks",
+            "for services and the clock in Spark's own tasks use clonos.causal",
+        )
+    spark_schema(site.vertex.schema)
+    schema = site.vertex.schema
+    is_timed = site.streams and rows.time is not None and rows.time.column in schema.names
+    step = Step(
+        site.vertex.name,
+        operation,
+        rows.schema,
+        site.vertex.name,
+        rows.time.column if is_timed and rows.time is not None else None,
+    )
+    return rows.with_step(step, schema)
+
+
+@plan_of.register
+def _(operation: op.Where, site: Site, inputs: list[Rows]) -> Rows:
+    rows = inputs[0].applied
+    _require_same_reader(operation, site)
+    return replace(rows, frame=rows.frame.where(operation.given))
+
+
+@plan_of.register
+def _(operation: op.Project, site: Site, inputs: list[Rows]) -> Rows:
+    rows, made = inputs[0].applied, operation.projection
+    hidden = list(rows.hidden)
+    if operation.choose is None:
+        chosen = [
+            col(part.name).alias(field.name)
+            for field, part in made.columns
+            if isinstance(part, Column)
+        ]
+        frame = rows.frame.select(*chosen, *cols(hidden))
+    else:
+        _require_same_reader(operation, site)
+        frame = operation.choose(rows.frame)
+        if sorted(frame.columns) != sorted([*made.schema.names, *hidden]):
+            rows = rows.without_time("an expression does not keep it")
+            frame = operation.choose(rows.frame)
+    rows = replace(rows, frame=frame, schema=made.schema)
+    if rows.time is None or rows.time.hidden:
+        return rows
+    for field, part in made.columns:
+        if isinstance(part, Column) and part.name == rows.time.column:
+            return replace(rows, time=replace(rows.time, column=field.name))
+    return rows.without_time(f"{rows.time.column!r} was left out, or made anew")
+
+
+@plan_of.register
+def _(operation: op.WithWatermark, site: Site, inputs: list[Rows]) -> Rows:
+    (rows,) = inputs
+    if site.streams and rows.time is not None and rows.time.hidden:
+        raise site.refusal("Spark takes one watermark: another one is already at work before it")
+    if site.streams and operation.idle_ms is not None:
+        raise site.refusal("idle_after counts processing time", "leave out idle_after=")
+    return replace(rows, time=EventTime(operation.column, operation.delay_ms))
+
+
+@plan_of.register
+def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
+    if operation.changes:
+        raise site.refusal("the table is read again while the job runs", "leave out refresh=")
+    rows = inputs[0].applied
+    table = operation.table
+    found = table.given() if isinstance(table, SideTable) else table
+    frame = found if hasattr(found, "toArrow") else dataframe_of(site.spark, found)
+    keys = {name: f"~key {number}" for number, name in enumerate(operation.table_on)}
+    side = frame.select(
+        *(col(name).alias(keys.get(name, name)) for name in operation.table.schema.names)
+    )
+    condition = [
+        col(ours) == col(keys[theirs])
+        for ours, theirs in zip(operation.on, operation.table_on, strict=True)
+    ]
+    how = "left" if operation.is_left else "inner"
+    joined = rows.frame.join(F.broadcast(side), condition, how)
+    schema = site.vertex.schema
+    return replace(rows, frame=joined.select(*cols(schema), *cols(rows.hidden)), schema=schema)
+
+
+def dataframe_of(spark: Any, rows: Any) -> Any:
+    """A DataFrame of Arrow rows, with all of Arrow's types as they are."""
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    return spark.createDataFrame(table, spark_schema(table.schema))
+
+
+def _require_same_reader(operation: op.Where | op.Project, site: Site) -> None:
+    now = read_by(site.spark)
+    if operation.read_by != now:
+        was = operation.read_by
+        raise site.refusal(
+            f"its expression was read by a session with {was}, and this one has {now}",
+            "set spark.sql.session.timeZone and spark.sql.ansi.enabled as they were",
+        )

@@ -1,0 +1,181 @@
+"""Windows in event time as plans: groups, and of rows lists that are sorted and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols
+from clonos.dataframes.stateless import plan_of
+from clonos.operators import operations as op
+from clonos.operators.aggregates import Aggregate
+from clonos.operators.window_content import WINDOW_END, WINDOW_START, Ranking
+from clonos.operators.window_kinds import Fixed, Given, Session, Window
+
+_START: Final = "~start"
+_END: Final = "~end"
+_LIST: Final = "~rows"
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Rows by key and window. ``bounds``: the columns that a window's start and end become."""
+
+    frame: Any
+    keys: tuple[str, ...]
+    bounds: tuple[Column, Column]
+    by: tuple[Column, ...]
+
+    def agg(self, *made: Column) -> Any:
+        """A row per key and window."""
+        return self.frame.groupBy(*cols(self.keys), *self.by).agg(*made)
+
+
+def _grouped(rows: Rows, site: Site, keys: tuple[str, ...], window: Window) -> Grouped:
+    site.require_comparable(pa.schema([rows.schema.field(key) for key in keys]), "groups by none")
+    of_window = (col(WINDOW)["start"], col(WINDOW)["end"])
+    if isinstance(window, Given):
+        if site.streams:
+            return Grouped(_in_windows(rows, site, window), keys, of_window, (col(WINDOW),))
+        frame = rows.visible
+        for name, column in ((_START, window.start), (_END, window.end)):
+            frame = frame.withColumn(name, site.required(site.in_ms(rows, column), column))
+        return Grouped(frame, keys, (col(_START), col(_END)), (col(_START), col(_END)))
+    if window.event_time is None:
+        raise site.refusal(
+            "a window in processing time: Spark's rows have no time of arrival",
+            "give the window a column: on=",
+        )
+    frame = site.timed(rows, window.event_time)
+    if isinstance(window, Fixed):
+        sizes = (f"{window.size_ms} milliseconds", f"{window.slide_ms} milliseconds")
+        return Grouped(frame, keys, of_window, (F.window(TIME, *sizes).alias(WINDOW),))
+    if site.streams and not keys:
+        raise site.refusal("sessions of a stream need a key", "use key_by before it")
+    session = F.session_window(TIME, f"{window.gap_ms} milliseconds")
+    return Grouped(frame, keys, of_window, (session.alias(WINDOW),))
+
+
+def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
+    """A stream's rows that are in a window already: only then is it known when one is over."""
+    time = rows.time
+    if time is None or time.hidden != WINDOW or window != Given(WINDOW_START, WINDOW_END):
+        told = rows.lost if time is None else "these are not bounds of windows before it"
+        raise site.refusal(
+            f"when such a window is over cannot be told in a stream: {told}",
+            "use it directly behind a window, between its bounds",
+        )
+    return rows.frame
+
+
+def _behind(site: Site, frame: Any) -> Rows:
+    """The rows that windows give; of a stream with the window itself in a hidden column."""
+    schema = site.vertex.schema
+    if not site.streams:
+        return Rows(frame.select(*cols(schema)), schema)
+    return Rows(
+        frame.select(*cols(schema), col(WINDOW)), schema, time=EventTime(WINDOW_END, 0, WINDOW)
+    )
+
+
+@plan_of.register
+def _(operation: op.AggregateWindows, site: Site, inputs: list[Rows]) -> Rows:
+    grouped = _grouped(inputs[0].applied, site, operation.keys, operation.window)
+    made = [_aggregate(of).alias(name) for name, of in operation.aggregates]
+    start, end = grouped.bounds
+    frame = grouped.agg(*made)
+    frame = frame.withColumn(WINDOW_START, start).withColumn(WINDOW_END, end)
+    return _behind(site, frame)
+
+
+def _aggregate(of: Aggregate) -> Column:
+    if of.column is None:
+        return F.count(F.lit(1))
+    known = {"count": F.count, "sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg}
+    return known[of.kind](col(of.column))
+
+
+@plan_of.register
+def _(operation: op.RowsOfWindows, site: Site, inputs: list[Rows]) -> Rows:
+    rows = inputs[0].applied
+    return _listed(rows, site, operation.keys, operation.window, col(_LIST))
+
+
+@plan_of.register
+def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
+    rows, number, by = inputs[0].applied, operation.number, operation.by
+    if isinstance(operation.window, Session):  # the API refuses it, too
+        raise site.refusal("rows of sessions cannot be ranked")
+    ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, by))
+    if operation.ties:
+        last = F.get(col(_LIST), F.lit(number - 1))
+        kept = F.filter(
+            col(_LIST), lambda row, i: (i < number) | last.isNull() | _same(row, last, by)
+        )
+        return _listed(rows, site, operation.keys, operation.window, kept, ranked)
+    # Which of several that rank the same is in is the order of arrival in tasks: Spark has none.
+    site.require_comparable(rows.schema, "sorts by none")
+    names = {ranking.column for ranking in by}
+    rest = [Ranking(name, is_descending=False) for name in rows.schema.names if name not in names]
+    ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, [*by, *rest]))
+    inside, outside = (F.get(col(_LIST), F.lit(at)) for at in (number - 1, number))
+    is_doubtful = (
+        (F.size(_LIST) > number) & _same(inside, outside, by) & ~inside.eqNullSafe(outside)
+    )
+    told = (
+        f"{site.vertex.name}: which of several rows that rank the same is among the first {number} "
+        "is the order of arrival, and Spark has none. To do: rank by more columns, or say ties=True"
+    )
+    kept = F.when(is_doubtful, F.raise_error(F.lit(told))).otherwise(F.slice(_LIST, 1, number))
+    return _listed(rows, site, operation.keys, operation.window, kept, ranked)
+
+
+def _listed(
+    rows: Rows,
+    site: Site,
+    keys: tuple[str, ...],
+    window: Window,
+    kept: Column,
+    ranked: Column | None = None,
+) -> Rows:
+    """Some of the rows of each window, with its bounds."""
+    grouped = _grouped(rows, site, keys, window)
+    frame = grouped.agg(F.collect_list(F.struct(*cols(rows.schema))).alias(_LIST))
+    if ranked is not None:
+        frame = frame.withColumn(_LIST, ranked)
+    start, end = grouped.bounds
+    also = [col(WINDOW)] if site.streams else []
+    frame = frame.select(F.explode(kept).alias(_LIST), start.alias(_START), end.alias(_END), *also)
+    fields = [col(_LIST).getField(name).alias(name) for name in rows.schema.names]
+    bounds = {WINDOW_START: _START, WINDOW_END: _END}
+    added = [name for name in site.vertex.schema.names if name not in rows.schema.names]
+    frame = frame.select(*fields, *(col(bounds[name]).alias(name) for name in added), *also)
+    return _behind(site, frame)
+
+
+def _same(a: Column, b: Column, by: Sequence[Ranking]) -> Column:
+    """Whether two rows rank the same."""
+    made = F.lit(True)
+    for ranking in by:
+        made &= a.getField(ranking.column).eqNullSafe(b.getField(ranking.column))
+    return made
+
+
+def _compared(a: Column, b: Column, by: Sequence[Ranking]) -> Column:
+    """-1, 0 or 1, as tasks rank: NaN is the largest, null comes last."""
+    made = F.lit(0)
+    for name, is_descending in reversed(by):
+        x, y = a.getField(name), b.getField(name)
+        less = F.when(x < y, F.lit(1 if is_descending else -1))
+        made = (
+            F.when(x.eqNullSafe(y), made)
+            .when(x.isNull(), F.lit(1))
+            .when(y.isNull(), F.lit(-1))
+            .otherwise(less.otherwise(F.lit(-1 if is_descending else 1)))
+        )
+    return made

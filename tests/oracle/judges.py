@@ -1,0 +1,141 @@
+"""What computes a program: tasks in memory, Spark's batch plan, Spark's streaming plan."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+
+import clonos
+from clonos.dataframes.rows import spark_schema
+from clonos.errors import ClonosError, NotInSpark
+from clonos.testing import InMemoryRun
+from tests.oracle.programs import (
+    FAR,
+    FAR_ROW,
+    SCHEMA,
+    Program,
+    batch_of,
+    batches_of,
+    build,
+    rows_of,
+)
+
+FAILED = "failed"
+REFUSED = "refused"
+Judgement = Counter[tuple[Any, ...]] | str
+
+_numbers = count()
+
+
+class Case:
+    """A program with its rows."""
+
+    def __init__(self, seed: int, *, streams: bool = False) -> None:
+        self.seed, self.streams = seed, streams
+        self.program = Program(seed, streams=streams)
+        self._random = random = Random(f"rows {seed}")
+        nulls = not streams and random.random() < 0.2
+        self.inputs = [
+            batches_of(random, rows_of(random, nulls_in_time=nulls))
+            for _ in range(self.program.sources)
+        ]
+        if streams:
+            for batches in self.inputs:
+                batches.append(batch_of([FAR_ROW]))
+
+    def in_tasks(self) -> Judgement:
+        """Tasks in memory, restored now and then."""
+        stream = build(self.program.text, [clonos.sources.from_batches(b) for b in self.inputs])
+        stream.sink(clonos.sinks.collect(), name="out")
+        compiled = stream._job.compile()
+        try:
+            run = InMemoryRun(compiled, seed=self.seed, batch_rows=7, restore=0.1)
+            return self._bag(run.run()["out"])
+        except ClonosError:
+            return FAILED
+
+    def as_batch(self, spark: Any) -> Judgement:
+        """Spark's batch plan."""
+        sources = [clonos.sources.from_batches(batches) for batches in self.inputs]
+        return self._judged(lambda: self._frame(spark, sources).toArrow())
+
+    def as_stream(self, spark: Any, folder: Path) -> Judgement:
+        """Spark's streaming plan; each batch is a micro-batch."""
+        frames = []
+        for number, batches in enumerate(self.inputs):
+            path = folder / f"in{number}"
+            path.mkdir(parents=True)
+            for at, rows in enumerate(batches):
+                pq.write_table(pa.Table.from_batches([rows]), path / f"{at}.parquet")
+                os.utime(path / f"{at}.parquet", (1_000_000 + at, 1_000_000 + at))
+            reader = spark.readStream.schema(spark_schema(SCHEMA))
+            frames.append(reader.option("maxFilesPerTrigger", 1).parquet(str(path)))
+        return self._judged(lambda: self._streamed(spark, frames, folder))
+
+    def _streamed(self, spark: Any, frames: list[Any], folder: Path) -> pa.Table:
+        name = f"oracle_{next(_numbers)}"
+        frame = self._frame(spark, frames)
+        query = (
+            frame.writeStream.format("memory").queryName(name).trigger(availableNow=True)
+            .option("checkpointLocation", str(folder / "checkpoint")).start()
+        )  # fmt: skip
+        assert query.awaitTermination(100)
+        found = spark.table(name).toArrow()
+        spark.catalog.dropTempView(name)
+        return found
+
+    def _frame(self, spark: Any, sources: list[Any]) -> Any:
+        return build(self.program.text, sources).to_dataframe(spark, execution="spark")
+
+    def _judged(self, table: Any) -> Judgement:
+        try:
+            return self._bag(table())
+        except NotInSpark:
+            return REFUSED
+        except PySparkException as error:
+            return REFUSED if "order of arrival" in str(error) else FAILED
+
+    def _bag(self, table: pa.Table) -> Counter[tuple[Any, ...]]:
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        made = (tuple(map(_comparable, row)) for row in rows)
+        return Counter(row for row in made if not (self.streams and _is_late(row)))
+
+    def told(self, judgements: dict[str, Judgement]) -> str:
+        """The program as code, with what was found."""
+        lines = [f"# seed {self.seed}, streams={self.streams}", self.program.text]
+        for number, batches in enumerate(self.inputs):
+            given = [batch.to_pylist() for batch in batches]
+            lines.append(f"# in{number} = {given}")
+        first, *others = judgements.items()
+        lines.append(f"# {first[0]}: {_shown(first[1])}")
+        for name, found in others:
+            if isinstance(found, str) or isinstance(first[1], str):
+                lines.append(f"# {name}: {_shown(found)}")
+            else:
+                lines.append(f"# only {first[0]}: {first[1] - found}")
+                lines.append(f"# only {name}: {found - first[1]}")
+        return "\n".join(lines)
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else value + 0.0
+    return value
+
+
+def _is_late(row: tuple[Any, ...]) -> bool:
+    """Whether it tells of windows, or rows, that the last row does not end."""
+    return any(getattr(value, "year", 0) >= FAR.year for value in row)
+
+
+def _shown(found: Judgement) -> str:
+    return found if isinstance(found, str) else str(dict(found))

@@ -1,0 +1,205 @@
+"""Random programs, as text: what fails is printed as code that can be run as it is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+import clonos
+from clonos.columns.schema import parse_schema
+
+SCHEMA = parse_schema(
+    "id long, k string, g int, x long, f double, r float, d decimal(12,2), t timestamp, u timestamp"
+)
+SPAN_MS = 40_000
+FAR = dt.datetime(2100, 1, 1, tzinfo=dt.timezone.utc)
+"""A row of this time ends all windows before it."""
+
+FAR_ROW = (-1, "a", 1, 5, 1.5, 1.5, Decimal(1), FAR, FAR + dt.timedelta(seconds=1))
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+CITIES = pa.table(
+    {"city": ["a", "b", "b", None], "n": [1, 2, 3, 4]},
+    schema=pa.schema({"city": pa.string(), "n": pa.int64()}),
+)
+KNOWN = {"clonos": clonos, "F": F, "pa": pa, "pc": pc, "CITIES": CITIES}
+"""What the text of a program may use."""
+
+FLOATS = [None, math.nan, -0.0, 0.0, 0.25, -1.5, 2.75, 1e6, math.inf]  # sums of them are exact
+AGGREGATES = {
+    "n": "clonos.count()", "nf": "clonos.count('f')", "sx": "clonos.sum('x')",
+    "sf": "clonos.sum('f')", "sr": "clonos.sum('r')", "sd": "clonos.sum('d')",
+    "ax": "clonos.avg('x')", "af": "clonos.avg('f')", "ad": "clonos.avg('d')",
+    "lf": "clonos.min('f')", "hf": "clonos.max('f')", "lk": "clonos.min('k')",
+    "ht": "clonos.max('t')", "ld": "clonos.min('d')", "sg": "clonos.sum('g')",
+}  # fmt: skip
+STATELESS = (
+    '.where("x % 2 = 1 or x is null")',
+    '.where(F.col("f") > -1)',
+    ".where(\"k in ('a', 'b') and not f <=> 0.25\")",
+    '.withColumn("x", F.coalesce("x", F.lit(7)) * 3)',
+    '.withColumn("f", F.when(F.col("g") == 1, F.col("f")).otherwise(F.col("f") / 2))',
+    '.selectExpr("id", "upper(k) as k", "g", "x", "f", "r", "d", "t", "u")',
+    ".filter(lambda row: row.x is None or row.x % 3 != 0)",
+    ".map(lambda row: row._replace(x=None if row.x is None else row.x + 1), SCHEMA)",
+    ".flat_map(lambda row: [row] * (row.g or 0), SCHEMA)",
+    '.with_column("g", lambda g, x: (g or 0) + (x or 0) % 2, "g", "x")',
+    '.map_batches(lambda rows: rows.filter(pc.not_equal(rows["k"], "c")))',
+    '.look_up(CITIES, {"k": "city"}).drop("n")',
+    '.look_up(CITIES, {"k": "city"}, how="left").drop("n")',
+    ".rebalance()",
+    ".start_new_chain()",
+)
+WINDOWS = (
+    'clonos.tumbling("10 seconds", on="t")',
+    'clonos.tumbling("1 ms", on="t")',
+    'clonos.sliding("10 seconds", "5 seconds", on="t")',
+    'clonos.sliding("7 seconds", "3 seconds", on="t")',
+    'clonos.session("500 ms", on="t")',
+    'clonos.session("3 seconds", on="t")',
+    'clonos.between("t", "u")',
+)
+KEYS = ('"k"', '"g"', '"f"', '"k", "g"', '"x"', '"d"')
+
+
+class Program:
+    """One of them.
+
+    Attributes
+    ----------
+    text
+        Sets ``out`` to a stream, and uses ``source(0)``, ``source(1)``, ... as they are given.
+    """
+
+    def __init__(self, seed: int, *, streams: bool) -> None:
+        self._random = Random(seed)
+        self._streams = streams
+        self._sources = 0
+        lines = ["out = " + self._input()]
+        lines += self._steps(self._random.randint(0, 2))
+        kind = self._random.choice(("window", "window", "window", "join", "union", "distinct", ""))
+        if kind == "union":
+            lines.append(f"out = out.union({self._input()})")
+            lines += self._steps(self._random.randint(0, 0 if streams else 1))
+            kind = "window"
+        if kind == "window":
+            lines += self._window()
+        elif kind == "join":
+            lines += self._join()
+        elif kind == "distinct":
+            lines += ['out = out.select("k", "f").key_by("k", "f").deduplicate()']
+        self.text = "\n".join(lines)
+
+    def _input(self) -> str:
+        self._sources += 1
+        return f'source({self._sources - 1}).with_watermark("t", "1 hour")'
+
+    def _steps(self, count: int) -> list[str]:
+        return [f"out = out{self._random.choice(STATELESS)}" for _ in range(count)]
+
+    def _window(self) -> list[str]:
+        draw = self._random
+        window = draw.choice(WINDOWS[:-1] if self._streams else WINDOWS)
+        is_session = "session" in window
+        key = f".key_by({draw.choice(KEYS)})"
+        if not is_session and draw.random() < 0.2:
+            key = ""
+        kinds = ["agg", "agg", "rows"] if is_session else ["agg", "agg", "top", "top", "rows"]
+        kind = draw.choice(kinds)
+        if kind == "rows" and (("tumbling" not in window and not is_session) or not key):
+            kind = "agg"
+        if kind == "rows":
+            return [f"out = out{key}.window({window}).rows()"]
+        if kind == "top":
+            return [f"out = out{key}.window({window}).top({self._ranking()})"]
+        of = {name: AGGREGATES[name] for name in draw.sample(sorted(AGGREGATES), 3)} | {
+            "n": AGGREGATES["n"]
+        }
+        told = ", ".join(f"{name}={made}" for name, made in of.items())
+        lines = [f"out = out{key}.window({window}).agg({told})"]
+        if "between" not in window and draw.random() < 0.4:
+            if draw.random() < 0.5:
+                lines.append('out = out.where("n > 1 or n is null")')
+            again = 'out.window(clonos.between("window_start", "window_end"))'
+            lines.append(f'out = {again}.top(1, "n", ties=True)')
+        return lines
+
+    def _ranking(self) -> str:
+        draw = self._random
+        by = [draw.choice((f'"{name}"', f'clonos.asc("{name}")')) for name in
+              draw.sample(("x", "f", "k", "t", "d", "r"), draw.randint(1, 2))]  # fmt: skip
+        if draw.random() < 0.5:
+            return f"{draw.randint(1, 3)}, {', '.join(by)}, ties=True"
+        return f'{draw.randint(1, 3)}, {", ".join(by)}, "id"'
+
+    def _join(self) -> list[str]:
+        draw = self._random
+        renames = {name: f"{name}2" for name in SCHEMA.names}
+        key = draw.choice(("k", "g", "f"))
+        how = draw.choice((
+            'window=clonos.tumbling("5 seconds"), on=("t", "t2")',
+            'keep=("2 seconds", "500 ms"), on=("t", "t2")',
+            'between=("t", "u"), on="t2"' if not self._streams else "",
+            "" if not self._streams else 'keep="1 second", on=("t", "t2")',
+        ))  # fmt: skip
+        other = f"{self._input()}.withColumnsRenamed({renames!r})"
+        lines = [f'out = out.key_by("{key}").join({other}.key_by("{key}2"), {how})']
+        return [*lines, 'out = out.where("x + x2 > 0")'] if draw.random() < 0.3 else lines
+
+    @property
+    def sources(self) -> int:
+        """How many it has."""
+        return self._sources
+
+
+def build(text: str, sources: list[Any]) -> Any:
+    """The stream of a program, in a job of its own."""
+    job = clonos.Job("program", parallelism=2)
+    known = {**KNOWN, "SCHEMA": SCHEMA, "source": lambda i: job.source(sources[i], name=f"in{i}")}
+    exec(text, known)
+    return known["out"]
+
+
+def rows_of(random: Random, *, nulls_in_time: bool) -> list[tuple[Any, ...]]:
+    """Rows with nulls, NaN, -0.0, equal times, times on edges and before 1970."""
+    made = []
+    for number in range(random.choice((0, 3, 25, 25, 25, 40))):
+        ms = random.choice((random.randrange(SPAN_MS), random.randrange(SPAN_MS) // 500 * 500))
+        us = 1000 * (ms - SPAN_MS // 2) + random.choice((0, 0, 1, 999))
+        time = EPOCH + dt.timedelta(microseconds=us)
+        until = time + dt.timedelta(milliseconds=random.choice((1, 500, 10_000)))
+        made.append((
+            number,
+            random.choice((None, "a", "b", "c", "")),
+            random.choice((None, 0, 1, 2)),
+            random.choice((None, *range(-6, 7), 2**40)),
+            random.choice(FLOATS),
+            random.choice(FLOATS),
+            random.choice((None, Decimal("0.01"), Decimal("-2.50"), Decimal("9999999999.99"))),
+            None if nulls_in_time and random.random() < 0.03 else time,
+            until,
+        ))  # fmt: skip
+    return made
+
+
+def batches_of(random: Random, rows: list[tuple[Any, ...]]) -> list[pa.RecordBatch]:
+    """The rows in random batches, one of them perhaps empty."""
+    if not rows:
+        return [batch_of([])]
+    cuts = sorted(random.randrange(len(rows) + 1) for _ in range(random.randint(0, 3)))
+    edges = [0, *cuts, len(rows)]
+    return [batch_of(rows[a:b]) for a, b in pairwise(edges)]
+
+
+def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows as a batch."""
+    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -1,0 +1,72 @@
+"""Random programs give the same rows in tasks and as Spark's plans, or are refused by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clonos.spark.session import get_or_create
+from tests.oracle.judges import REFUSED, Case
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("new_jvm")]
+
+
+@pytest.fixture(scope="module")
+def spark(new_jvm: None) -> Iterator[Any]:
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stateStore.maintenanceInterval": "1h",
+    }
+    session = get_or_create("local[2]", config=config)
+    yield session
+    session.stop()
+
+
+def judge(case: Case, spark: Any, folder: Path) -> str:
+    """Compare the judges of a program; what became of it."""
+    tasks = case.in_tasks()
+    plan = case.as_stream(spark, folder) if case.streams else case.as_batch(spark)
+    if plan == REFUSED:
+        return "refused"
+    name = "streaming plan" if case.streams else "batch plan"
+    assert plan == tasks, case.told({"tasks": tasks, name: plan})
+    if isinstance(tasks, str):
+        return "failed"
+    return "equal" if tasks else "empty"
+
+
+def judge_all(seeds: range, spark: Any, folder: Path, *, streams: bool) -> Counter[str]:
+    """What became of the programs of these seeds."""
+    return Counter(
+        judge(Case(seed, streams=streams), spark, folder / f"{streams} {seed}") for seed in seeds
+    )
+
+
+def test_some_programs(spark, tmp_path):
+    found = judge_all(range(10), spark, tmp_path, streams=False)
+    assert found["equal"] >= 5, found
+
+
+def test_some_programs_on_streams(spark, tmp_path):
+    found = judge_all(range(2), spark, tmp_path, streams=True)
+    assert found["equal"] >= 1, found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_programs(spark, tmp_path):
+    found = judge_all(range(1000, 1250), spark, tmp_path, streams=False)
+    assert found["equal"] >= 150, found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_programs_on_streams(spark, tmp_path):
+    found = judge_all(range(1000, 1050), spark, tmp_path, streams=True)
+    assert found["equal"] >= 25, found
