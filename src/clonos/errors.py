@@ -123,6 +123,10 @@ class NotInSpark(DefinitionError):
     """An operation or option has no plan of Spark's that gives the rows that tasks give."""
 
 
+class OtherExecution(ClonosError):
+    """A checkpoint belongs to another execution: tasks, or Spark's streaming queries."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but no session is there that could read it."""
 

@@ -22,6 +22,7 @@ from tests.oracle.programs import (
     FAR,
     FAR_ROW,
     SCHEMA,
+    SPAN_MS,
     Program,
     batch_of,
     batches_of,
@@ -41,11 +42,13 @@ class Case:
 
     def __init__(self, seed: int, *, streams: bool = False) -> None:
         self.seed, self.streams = seed, streams
+        self.error = ""
         self.program = Program(seed, streams=streams)
         self._random = random = Random(f"rows {seed}")
+        since_ms = 0 if streams else -SPAN_MS // 2  # Spark's streams begin in 1970
         nulls = not streams and random.random() < 0.2
         self.inputs = [
-            batches_of(random, rows_of(random, nulls_in_time=nulls))
+            batches_of(random, rows_of(random, nulls_in_time=nulls, since_ms=since_ms))
             for _ in range(self.program.sources)
         ]
         if streams:
@@ -102,7 +105,8 @@ class Case:
         except NotInSpark:
             return REFUSED
         except PySparkException as error:
-            return REFUSED if "order of arrival" in str(error) else FAILED
+            self.error = str(error)[:2000]
+            return REFUSED if "order of arrival" in self.error else FAILED
 
     def _bag(self, table: pa.Table) -> Counter[tuple[Any, ...]]:
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
@@ -123,7 +127,7 @@ class Case:
             else:
                 lines.append(f"# only {first[0]}: {first[1] - found}")
                 lines.append(f"# only {name}: {found - first[1]}")
-        return "\n".join(lines)
+        return "\n".join([*lines, self.error])
 
 
 def _comparable(value: Any) -> Any:

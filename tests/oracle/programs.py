@@ -48,7 +48,7 @@ STATELESS = (
     '.withColumn("f", F.when(F.col("g") == 1, F.col("f")).otherwise(F.col("f") / 2))',
     '.selectExpr("id", "upper(k) as k", "g", "x", "f", "r", "d", "t", "u")',
     ".filter(lambda row: row.x is None or row.x % 3 != 0)",
-    ".map(lambda row: row._replace(x=None if row.x is None else row.x + 1), SCHEMA)",
+    ".map(lambda row: {**row.asDict(), 'x': None if row.x is None else row.x + 1}, SCHEMA)",
     ".flat_map(lambda row: [row] * (row.g or 0), SCHEMA)",
     '.with_column("g", lambda g, x: (g or 0) + (x or 0) % 2, "g", "x")',
     '.map_batches(lambda rows: rows.filter(pc.not_equal(rows["k"], "c")))',
@@ -167,12 +167,12 @@ def build(text: str, sources: list[Any]) -> Any:
     return known["out"]
 
 
-def rows_of(random: Random, *, nulls_in_time: bool) -> list[tuple[Any, ...]]:
-    """Rows with nulls, NaN, -0.0, equal times, times on edges and before 1970."""
+def rows_of(random: Random, *, nulls_in_time: bool, since_ms: int) -> list[tuple[Any, ...]]:
+    """Rows with nulls, NaN, -0.0, equal times and times on edges."""
     made = []
     for number in range(random.choice((0, 3, 25, 25, 25, 40))):
         ms = random.choice((random.randrange(SPAN_MS), random.randrange(SPAN_MS) // 500 * 500))
-        us = 1000 * (ms - SPAN_MS // 2) + random.choice((0, 0, 1, 999))
+        us = 1000 * (since_ms + ms) + random.choice((0, 0, 1, 999))
         time = EPOCH + dt.timedelta(microseconds=us)
         until = time + dt.timedelta(milliseconds=random.choice((1, 500, 10_000)))
         made.append((

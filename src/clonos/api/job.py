@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from clonos.api.streams import Stream
+from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
 from clonos.core.plan import FULL_DEPTH
-from clonos.errors import BadGraph, Unbounded, WrongType
+from clonos.errors import BadGraph, NeedsSpark, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.operators.bad_records import BAD_RECORDS
@@ -280,7 +280,7 @@ class Job:
 
         return SlotPool.count(self.compile(), standby_slots)
 
-    def start(self, spark: Any = None, **options: Any) -> Any:
+    def start(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
         """Start the job in a Spark session and return at once.
 
         With a ``checkpoint_dir``, a job that was stopped, or whose driver died, is started again by
@@ -290,37 +290,90 @@ class Job:
         ----------
         spark
             A session; a new local one by default.
+        execution
+            "spark": streaming queries of Spark's, one for each sink; see ``docs/executions.md``.
         options
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
             ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
-            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``.
+            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``. With "spark":
+            ``processing_time`` and ``available_now``, as PySpark's triggers.
 
         Returns
         -------
         RunningJob
-            To watch, stop or wait for.
+            To watch, stop or wait for; with "spark" a
+            :class:`~clonos.dataframes.execution.RunningPlans`.
+
+        Raises
+        ------
+        NotInSpark
+            With "spark": something has no plan that gives the rows that tasks give.
         """
+        if is_spark(execution):
+            from clonos.dataframes.execution import start_plans
+
+            return start_plans(self._graph, self.plans(spark), **options)
         from clonos.cluster.driver import start_job
 
         return start_job(self.compile(), spark, **options)
 
-    def run(self, spark: Any = None, **options: Any) -> Any:
+    def run(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
         """Run the job until its input ends.
 
         Parameters
         ----------
+        execution
+            "spark": batch plans of Spark's, one for each sink; see ``docs/executions.md``.
         spark, options
             As for :meth:`start`; also ``timeout_s``, after which the job is stopped and
-            `TimeoutError` raised.
+            `TimeoutError` raised. With "spark" there are none.
 
         Returns
         -------
         JobResult
-            Delivered rows, recoveries, warnings.
+            Delivered rows, recoveries, warnings; with "spark" a
+            :class:`~clonos.dataframes.execution.PlanResult`.
+
+        Raises
+        ------
+        NotInSpark
+            With "spark": something has no plan that gives the rows that tasks give.
         """
+        if is_spark(execution):
+            from clonos.dataframes.execution import run_plans
+
+            return run_plans(self._graph, self.plans(spark), **options)
         from clonos.cluster.driver import run_job
 
         return run_job(self.compile(), spark, **options)
+
+    def explain(self, spark: Any = None) -> str:
+        """Where each operation runs, in tasks and as Spark's plan, or why it has none.
+
+        Parameters
+        ----------
+        spark
+            A session; the active one by default. Without one Spark's side is missing.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job()
+        >>> rows = job.source(clonos.sources.from_batches([], "n long"), name="numbers")
+        >>> rows.filter(lambda row: row.n > 1, name="some").sink(clonos.sinks.collect())
+        >>> print(job.explain())  # doctest: +SKIP
+        operator  tasks         slots  log            Spark's plan
+        numbers   1             0      cuts of input  DataFrame
+        some      1 in numbers  0      -              mapInArrow, the same operator
+        collect   1 in numbers  0      -              sink
+        """
+        from clonos.dataframes.explained import explain
+
+        try:
+            plans = self.plans(spark)
+        except NeedsSpark:
+            plans = None
+        return explain(self._graph, self.compile(), plans)
 
     def plans(self, spark: Any = None) -> Any:
         """The job as DataFrames, in the active session or in another one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -400,8 +400,8 @@ class Stream(ColumnOperations):
         --------
         >>> counts.to_dataframe(spark).write.parquet("/data/counts")  # doctest: +SKIP
         """
-        if execution == "spark":
-            return self._job.plans(spark).dataframe(self._vertex)
+        if is_spark(execution):
+            return self._job.plans(spark, **options).dataframe(self._vertex)
         return self._job.to_dataframe(self, spark, name, options)
 
     def _add(
@@ -436,6 +436,13 @@ class Stream(ColumnOperations):
     def _like_this(self, vertex: Vertex) -> Stream:
         """The stream behind an operator that keeps keys and partitioning."""
         return Stream(self._job, vertex)
+
+
+def is_spark(execution: Execution) -> bool:
+    """Whether Spark's own plans are to run it."""
+    if execution not in get_args(Execution):
+        raise WrongType(f"execution={execution!r}", remedy="use 'tasks' or 'spark'")
+    return execution == "spark"
 
 
 def _columns(schema: pa.Schema) -> str:

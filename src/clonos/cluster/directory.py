@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
-from clonos.errors import masked
+from clonos.errors import OtherExecution, masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
 from clonos.storage.checkpoint import Checkpoint
@@ -196,7 +196,15 @@ class JobDirectory:
             It had another graph.
         UnreadableCheckpoint
             Nobody can tell, or it is of another format.
+        OtherExecution
+            It ran as Spark's streaming queries.
         """
+        files, place = files_of(self._base)
+        if files.info(f"{place}/spark.json") is not None:
+            raise OtherExecution(
+                f"the checkpoint {self._base} belongs to Spark's streaming queries",
+                remedy="give another checkpoint_dir: positions and state mean different things",
+            )
         try:
             about = json.loads(self._folder.read(_ABOUT).to_pybytes())
             form, before, self._written = about["format"], about["graph"], list(about["written"])

@@ -47,16 +47,16 @@ class Plans:
 
     def streams(self, vertex: Vertex) -> bool:
         """Whether the sources before an operation stream: all of them, or none."""
-        sources = {each.name: streams(each.source) for each in _before(vertex) if each.source}
-        if len(set(sources.values())) > 1:
-            one = next(name for name, does in sources.items() if does)
-            other = next(name for name, does in sources.items() if not does)
+        found = {each.name: streams(each.source) for each in _before(vertex) if each.source}
+        streaming = [name for name, does in found.items() if does]
+        still = [name for name, does in found.items() if does is False]
+        if streaming and still:
             raise NotInSpark(
-                f"the source {one!r} streams, and {other!r} does not",
+                f"the source {streaming[0]!r} streams, and {still[0]!r} does not",
                 where=vertex.name,
                 remedy="look_up the one that does not, or run it with execution='tasks'",
             )
-        return any(sources.values())
+        return bool(streaming)
 
     def rows(self, vertex: Vertex) -> Rows:
         """The same with what is still to be applied."""
@@ -74,6 +74,8 @@ class Plans:
         if vertex.source is not None:
             return self._checked(rows_of(vertex.source, site), site)
         inputs = [self._along(edge, site) for edge in vertex.edges]
+        if vertex.sink is not None:
+            return inputs[0]
         return self._checked(plan_of(vertex.operation, site, inputs), site)
 
     def _along(self, edge: Edge, site: Site) -> Rows:

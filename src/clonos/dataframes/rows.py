@@ -39,11 +39,14 @@ class EventTime:
         Of the watermark, which is declared as late as possible: functions lose it.
     hidden
         The hidden column on which it is declared; empty if it is not yet.
+    is_session
+        It is a window of a session: Spark would merge those that overlap.
     """
 
     column: str
     delay_ms: int
     hidden: str = ""
+    is_session: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,11 +158,17 @@ class Site:
                 raise self.refusal("event time is that of the windows before it")
             return rows.frame
         made = self.in_ms(rows, column)
-        frame = rows.visible.withColumn(name, self.required(made, column) if is_required else made)
+        if is_required:
+            made = self.required(made, column)
         if not self.streams or time is None:
-            return frame
+            return rows.visible.withColumn(name, made)
+        # Spark's watermarks begin in 1970: it would silently take older rows to be late.
+        told = f"{self.vertex.name}: an event time before 1970 in column {column!r} of a stream"
+        is_old = made < F.timestamp_seconds(F.lit(0))
+        made = F.when(is_old, F.raise_error(F.lit(told)).cast("timestamp")).otherwise(made)
+        frame = rows.visible.withColumn(name, made)
         # Ours has passed what is before `newest - delay`, Spark's what is before that plus 1 ms.
-        return frame.withWatermark(name, f"{time.delay_ms + 1} milliseconds")
+        return frame.withWatermark(quoted(name), f"{time.delay_ms + 1} milliseconds")
 
     def require_comparable(self, schema: pa.Schema, what: str) -> None:
         """Refuse columns that Spark neither groups nor sorts by."""

@@ -23,9 +23,9 @@ _INSTEAD: Final = {
 }
 
 
-def streams(source: SourceSpec) -> bool:
-    """Whether the source is a streaming DataFrame."""
-    return source.kind == "stream"
+def streams(source: SourceSpec) -> bool | None:
+    """Whether the source is a streaming DataFrame; None: it goes with both kinds."""
+    return None if source.kind == "versions" else source.kind == "stream"
 
 
 def rows_of(source: SourceSpec, site: Site) -> Rows:
@@ -53,6 +53,8 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
         frame = site.spark.range(0, tasks, 1, tasks)
         read = _reading(source, tasks, site.vertex.name)
         return Rows(frame.mapInArrow(read, spark_schema(source.rows_schema)), source.rows_schema)
+    if source.kind == "versions":
+        raise site.refusal("a table is read again while the job runs", "leave out refresh=")
     raise site.refusal(f"Spark cannot read a {source.kind} source", _INSTEAD.get(source.kind, ""))
 
 

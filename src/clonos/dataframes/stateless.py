@@ -45,7 +45,6 @@ _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
     op.InOrder: ("order within a key is not kept by Spark's operators", ""),
     op.Last: ("order within a key is not kept by Spark's operators", ""),
     op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),
-    op.PassVersions: ("a table that is read again while the job runs", "leave out refresh="),
 }
 """Why there is no plan, and what to write instead."""
 

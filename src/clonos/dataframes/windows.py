@@ -64,6 +64,8 @@ def _grouped(rows: Rows, site: Site, keys: tuple[str, ...], window: Window) -> G
 def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
     """A stream's rows that are in a window already: only then is it known when one is over."""
     time = rows.time
+    if time is not None and time.is_session:
+        raise site.refusal("Spark would merge sessions that overlap, whatever their keys were")
     if time is None or time.hidden != WINDOW or window != Given(WINDOW_START, WINDOW_END):
         told = rows.lost if time is None else "these are not bounds of windows before it"
         raise site.refusal(
@@ -73,14 +75,13 @@ def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
     return rows.frame
 
 
-def _behind(site: Site, frame: Any) -> Rows:
+def _behind(site: Site, frame: Any, window: Window) -> Rows:
     """The rows that windows give; of a stream with the window itself in a hidden column."""
     schema = site.vertex.schema
     if not site.streams:
         return Rows(frame.select(*cols(schema)), schema)
-    return Rows(
-        frame.select(*cols(schema), col(WINDOW)), schema, time=EventTime(WINDOW_END, 0, WINDOW)
-    )
+    time = EventTime(WINDOW_END, 0, WINDOW, isinstance(window, Session))
+    return Rows(frame.select(*cols(schema), col(WINDOW)), schema, time=time)
 
 
 @plan_of.register
@@ -90,7 +91,7 @@ def _(operation: op.AggregateWindows, site: Site, inputs: list[Rows]) -> Rows:
     start, end = grouped.bounds
     frame = grouped.agg(*made)
     frame = frame.withColumn(WINDOW_START, start).withColumn(WINDOW_END, end)
-    return _behind(site, frame)
+    return _behind(site, frame, operation.window)
 
 
 def _aggregate(of: Aggregate) -> Column:
@@ -155,7 +156,7 @@ def _listed(
     bounds = {WINDOW_START: _START, WINDOW_END: _END}
     added = [name for name in site.vertex.schema.names if name not in rows.schema.names]
     frame = frame.select(*fields, *(col(bounds[name]).alias(name) for name in added), *also)
-    return _behind(site, frame)
+    return _behind(site, frame, window)
 
 
 def _same(a: Column, b: Column, by: Sequence[Ranking]) -> Column:

@@ -1,0 +1,274 @@
+"""Running a job as Spark's plans: once, to the end of its input, or as streaming queries."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.streaming import StreamingQuery
+
+from clonos.blame import in_short, users_traceback
+from clonos.dataframes.plan import Plans
+from clonos.errors import (
+    DefinitionError,
+    NotInSpark,
+    OperatorError,
+    OtherExecution,
+    Unbounded,
+    WrongType,
+)
+from clonos.graph.compile import compile_graph
+from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.sinks.spec import SinkSpec
+from clonos.storage.files import files_of
+
+_QUERIES: Final = "spark"
+"""The folder of their checkpoints, below that of the job."""
+
+_POLL_S: Final = 0.1
+
+
+class PlanResult:
+    """What a job leaves that ran as batch plans.
+
+    Attributes
+    ----------
+    sinks
+        The names of the sinks.
+    """
+
+    def __init__(self, frames: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        self._frames, self._tables = frames, tables
+        self.sinks = list(frames)
+
+    def table(self, sink: str | None = None) -> pa.Table:
+        """The rows of a sink that collects (the only one, if not named), in no order."""
+        name = self._named(sink)
+        if name not in self._tables:
+            raise DefinitionError(
+                "this sink keeps no rows", where=name, remedy="use clonos.sinks.collect()"
+            )
+        return self._tables[name]
+
+    def dataframe(self, sink: str | None = None) -> Any:
+        """The plan of a sink, which computes its rows again wherever it is used."""
+        return self._frames[self._named(sink)]
+
+    def _named(self, sink: str | None) -> str:
+        if sink is None and len(self.sinks) == 1:
+            return self.sinks[0]
+        if sink not in self._frames:
+            raise DefinitionError(
+                "the job has several sinks" if sink is None else f"there is no sink {sink!r}",
+                remedy=f"name one of {', '.join(self.sinks)}",
+            )
+        return sink
+
+    def __repr__(self) -> str:
+        return f"<PlanResult of {', '.join(self.sinks)}>"
+
+
+class RunningPlans:
+    """The streaming queries of a job.
+
+    Attributes
+    ----------
+    queries
+        PySpark's ``StreamingQuery`` of each sink, by its name.
+    """
+
+    def __init__(self, queries: dict[str, StreamingQuery]) -> None:
+        self.queries = queries
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of all queries; when one fails, the others are stopped.
+
+        Raises
+        ------
+        StreamingQueryException
+            One has failed.
+        TimeoutError
+            They have not ended in time, and go on.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while active := [query for query in self.queries.values() if query.isActive]:
+            if any(query.exception() for query in self.queries.values()):
+                self.stop()
+                break
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"the queries have not ended after {timeout_s} s")
+            active[0].awaitTermination(_POLL_S)
+        for query in self.queries.values():
+            query.awaitTermination()  # raises what it has failed with
+
+    def stop(self) -> None:
+        """Stop all queries; with a ``checkpoint_dir`` the job can go on later."""
+        for query in self.queries.values():
+            query.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any query is at work."""
+        return any(query.isActive for query in self.queries.values())
+
+    @property
+    def status(self) -> dict[str, dict[str, Any]]:
+        """What each query does, as PySpark says it."""
+        return {name: query.status for name, query in self.queries.items()}
+
+    @property
+    def last_progress(self) -> dict[str, Any]:
+        """The newest progress of each query; None before its first micro-batch."""
+        return {name: query.lastProgress for name, query in self.queries.items()}
+
+
+def run_plans(graph: LogicalGraph, plans: Plans) -> PlanResult:
+    """Run a job whose input is there to its end.
+
+    Raises
+    ------
+    NotInSpark
+        An operation or a sink has no plan. Then nothing has been written.
+    Unbounded
+        A source streams.
+    """
+    sinks = _sinks(graph)
+    for vertex, _ in sinks:
+        if plans.streams(vertex):
+            raise Unbounded(
+                "a streaming DataFrame need not end",
+                where=vertex.name,
+                remedy='use job.start(execution="spark")',
+            )
+    writers = {vertex.name: _writer(vertex, sink) for vertex, sink in sinks}
+    frames = {vertex.name: plans.dataframe(vertex) for vertex, _ in sinks}
+    tables = {}
+    for name, write in writers.items():
+        kept = write(frames[name])
+        if kept is not None:
+            tables[name] = kept
+    return PlanResult(frames, tables)
+
+
+def start_plans(
+    graph: LogicalGraph,
+    plans: Plans,
+    *,
+    processing_time: str | None = None,
+    available_now: bool = False,
+) -> RunningPlans:
+    """Start a streaming query for each sink.
+
+    Raises
+    ------
+    NotInSpark
+        An operation or a sink has no plan. Then nothing has been started.
+    OtherExecution
+        The checkpoint belongs to tasks.
+    """
+    if processing_time is not None and available_now:
+        raise WrongType("processing_time and available_now", remedy="give one of them")
+    sinks = _sinks(graph)
+    for vertex, _ in sinks:
+        if not plans.streams(vertex):
+            raise NotInSpark(
+                "its input does not stream",
+                where=vertex.name,
+                remedy='use job.run(execution="spark"), or give the job a streaming DataFrame',
+            )
+    begun = [(vertex.name, _begun(vertex, sink, plans.dataframe(vertex))) for vertex, sink in sinks]
+    folder = graph.options.checkpoint_dir
+    if folder is not None:
+        _claim(folder)
+    queries: dict[str, StreamingQuery] = {}
+    for name, writer in begun:
+        writer.queryName(f"{graph.name}: {name}")
+        if folder is not None:
+            writer.option("checkpointLocation", f"{folder}/{_QUERIES}/{name}")
+        if processing_time is not None:
+            writer.trigger(processingTime=processing_time)
+        if available_now:
+            writer.trigger(availableNow=True)
+        try:
+            queries[name] = writer.start()
+        except BaseException:
+            RunningPlans(queries).stop()
+            raise
+    return RunningPlans(queries)
+
+
+def _sinks(graph: LogicalGraph) -> list[tuple[Vertex, SinkSpec]]:
+    compile_graph(graph)  # what is no job is none in any execution
+    return [(vertex, vertex.sink) for vertex in graph.vertices if vertex.sink is not None]
+
+
+def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
+    """Writes a DataFrame; what it returns is kept."""
+    if sink.kind == "collect":
+        return lambda frame: frame.toArrow()
+    if sink.kind == "parquet":
+        return lambda frame: frame.write.mode("errorifexists").parquet(sink.path)
+    if sink.kind == "spark_write" and sink.fn is not None:
+        return partial(_called, sink.fn, vertex.name)
+    if sink.kind in ("callback", "console"):
+        return partial(_handed_over, sink, vertex.name)
+    raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
+
+
+def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
+    """The writer of a streaming DataFrame."""
+    if sink.kind not in ("callback", "console"):
+        remedy = 'write stream.to_dataframe(spark, execution="spark").writeStream yourself'
+        raise _no_sink(vertex, sink, remedy)
+
+    def hand_over(batch: Any, number: int) -> None:
+        del number
+        _handed_over(sink, vertex.name, batch)
+
+    return frame.writeStream.foreachBatch(hand_over)
+
+
+def _no_sink(vertex: Vertex, sink: SinkSpec, remedy: str) -> NotInSpark:
+    return NotInSpark(
+        f"rows cannot be written once to a {sink.kind} sink: tasks only do that",
+        where=vertex.name,
+        remedy=f"{remedy}, or run it with execution='tasks'",
+    )
+
+
+def _handed_over(sink: SinkSpec, name: str, frame: Any) -> None:
+    for batch in frame.toArrow().to_batches():
+        if sink.fn is not None:
+            _called(sink.fn, name, batch)
+        else:
+            sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
+    sys.stdout.flush()
+
+
+def _called(fn: Callable[[Any], Any], name: str, given: Any) -> None:
+    try:
+        fn(given)
+    except Exception as error:
+        raise OperatorError(
+            f"the function of the sink raised {in_short(error)}",
+            trace=users_traceback(error),
+            where=name,
+            remedy="correct it, and run the job again",
+        ) from error
+
+
+def _claim(folder: str) -> None:
+    """Say that a checkpoint belongs to streaming queries; tasks say it by ``job.json``."""
+    files, path = files_of(folder)
+    if files.info(f"{path}/job.json") is not None:
+        raise OtherExecution(
+            f"the checkpoint {folder} belongs to a job that ran in tasks",
+            remedy="give another checkpoint_dir: positions and state mean different things",
+        )
+    files.make_folder(f"{path}/{_QUERIES}")
+    files.write(f"{path}/{_QUERIES}.json", json.dumps({"execution": "spark"}).encode())
