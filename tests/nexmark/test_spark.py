@@ -22,6 +22,22 @@ def spark(new_jvm, tmp_path_factory):
     session.stop()
 
 
+@pytest.mark.parametrize(
+    "query",
+    [pytest.param(q, marks=() if q in (3, 5, 9) else pytest.mark.soak)
+     for q in sorted(set(QUERIES) - {6, 12})],
+)  # fmt: skip
+def test_plans_give_the_rows_of_the_reference(spark, reference, query):
+    generator = Generator(5000)
+
+    def source(kind):
+        return clonos.sources.from_batches([generator.batch(kind, 0, generator.rows(kind))])
+
+    stream = QUERIES[query](Auctions(clonos.Job(), 5000, source=source))
+    table = stream.to_dataframe(spark, execution="spark").toArrow()
+    assert reference.found(table) == reference.expected(query, generator)
+
+
 @pytest.mark.soak
 def test_tables_and_streams_have_the_generators_rows(spark, tmp_path, reference):
     spark.dataSource.register(NexmarkSource)

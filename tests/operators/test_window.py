@@ -224,7 +224,10 @@ def test_sums_and_means_of_decimals_have_the_types_of_spark():
     schema = "k string, d decimal(10,2), e decimal(38,10)"
     aggregates = {"d": clonos.sum("d"), "d_mean": clonos.avg("d"), "e_mean": clonos.avg("e")}
     code = window_code(schema=schema, **aggregates)
-    given = [("a", Decimal("1.00"), Decimal("1e20")), ("a", Decimal("1.01"), Decimal("2e20"))]
+    given: list[Any] = [
+        ("a", Decimal("1.00"), Decimal("1e20")),
+        ("a", Decimal("1.01"), Decimal("2e20")),
+    ]
     given.append(("a", Decimal("0.00"), None))
     (row,) = windows_over(given, code, schema)
     assert row[3:] == (Decimal("2.01"), Decimal("0.670000"), Decimal("1.5e20"))

@@ -200,6 +200,6 @@ def batches_of(random: Random, rows: list[tuple[Any, ...]]) -> list[pa.RecordBat
 
 def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     """Rows as a batch."""
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in SCHEMA]
     arrays = [pa.array(list(c), f.type) for c, f in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

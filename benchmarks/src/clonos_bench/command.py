@@ -15,6 +15,7 @@ from clonos_bench import (
     causal,
     columns,
     edges,
+    executions,
     kafka,
     latency,
     layers,
@@ -45,6 +46,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "columns": (columns, "column expressions beside functions, per batch, and to compile"),
     "causal": (causal, "what causal services cost in plain PySpark jobs"),
     "edges": (edges, "Spark -> clonos -> Spark beside Spark alone"),
+    "executions": (executions, "Nexmark in tasks and as Spark's plans, beside SQL by hand"),
     "nexmark": (nexmark, "events per second of Nexmark's queries"),
     "spark": (spark, "the same kills in Structured Streaming with micro-batches"),
 }

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.blame import in_short, users_traceback
 from clonos.dataframes.plan import Plans
@@ -30,7 +30,9 @@ from clonos.storage.files import files_of
 _QUERIES: Final = "spark"
 """The folder of their checkpoints, below that of the job."""
 
-_POLL_S: Final = 0.1
+_TIMES: Final = "spark.sql.parquet.outputTimestampType"
+
+_POLL_S: Final = 1
 
 
 class PlanResult:
@@ -212,12 +214,23 @@ def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
     if sink.kind == "collect":
         return lambda frame: frame.toArrow()
     if sink.kind == "parquet":
-        return lambda frame: frame.write.mode("errorifexists").parquet(sink.path)
+        return partial(_written, sink)
     if sink.kind == "spark_write" and sink.fn is not None:
         return partial(_called, sink.fn, vertex.name)
     if sink.kind in ("callback", "console"):
         return partial(_handed_over, sink, vertex.name)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
+
+
+def _written(sink: SinkSpec, frame: Any) -> None:
+    """Write Parquet files with the types that tasks write: Spark's default has no time zone."""
+    conf = frame.sparkSession.conf
+    was = conf.get(_TIMES)
+    conf.set(_TIMES, "TIMESTAMP_MICROS")
+    try:
+        frame.write.mode("errorifexists").parquet(sink.path)
+    finally:
+        conf.set(_TIMES, was)
 
 
 def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:

@@ -54,7 +54,7 @@ def explain(graph: LogicalGraph, compiled: CompiledJob, plans: Plans | None) -> 
 def _tasks(name: str, code: TaskCode, compiled: CompiledJob) -> tuple[str, str, str]:
     count, chain = code.parallelism, code.task.operator
     of = "" if chain == name else f" in {chain}"
-    first = code.task.cell
+    first = code.task.cell or 0
     cells = f"{first}" if count == 1 else f"{first}-{first + count - 1}"
     logged = [
         _LOGGED.get(type(operation), "") for each, operation in code.operators if each == name
