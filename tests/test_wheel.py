@@ -17,7 +17,7 @@ CONTENTS = {
     "clonos/py.typed",
     "clonos/version.py",
     "clonos/api", "clonos/causal", "clonos/cli", "clonos/cluster", "clonos/columns",
-    "clonos/core", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/replay",
+    "clonos/core", "clonos/dataframes", "clonos/graph", "clonos/nodes", "clonos/operators", "clonos/replay",
     "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",

@@ -76,6 +76,12 @@ def test_a_function_behind_which_a_watermark_is_declared_makes_no_later_times():
         list(apply((step,), iter([pa.record_batch([[1], [at(0)]], schema=schema)]), 0))
 
 
+def test_plans_use_only_what_pyspark_makes_public():
+    folder = Path(explained.__file__).parent
+    private = re.compile(r"\b(_jdf|_jvm|_sc|sparkContext|rdd)\b")
+    assert not [path.name for path in folder.glob("*.py") if private.search(path.read_text())]
+
+
 def test_an_execution_that_there_is_not():
     stream = clonos.Job().source(clonos.sources.from_batches([], SCHEMA))
     with pytest.raises(WrongType, match="'tasks' or 'spark'"):

@@ -187,7 +187,7 @@ def test_same_key_goes_to_same_task_and_nothing_is_lost():
         harness = StepHarness(task_code(compiled, name).program())
         for channel, batch in harness.source(given, SCHEMA).batches.items():
             receiver = compiled.plan.channels[channel].receiver
-            for k, *_, total, _ in rows(batch):  # folded before the shuffle
+            for k, *_, total, _, _ in rows(batch):  # folded before the shuffle
                 assert seen.setdefault(k, receiver) == receiver
                 arrived += total
     assert arrived == 2 * sum(n for _, n in given)

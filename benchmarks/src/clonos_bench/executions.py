@@ -132,7 +132,7 @@ def _compare(
     report.add(f"q{query}", f"{found[0].total():,}", *cells, told)
 
 
-def _run(spark: Any, folder: str, query: int, events: int, execution: str) -> pa.Table:
+def _run(spark: Any, folder: str, query: int, events: int, execution: Any) -> pa.Table:
     job = clonos.Job(f"q{query}", standbys=0)
     house = Auctions(job, events, source=lambda kind: dataframe(_read(spark, folder, kind)))
     QUERIES[query](house).sink(clonos.sinks.collect())

@@ -40,7 +40,7 @@ from clonos.storage.folder import Folder
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
 
-_FORMAT: Final = 7
+_FORMAT: Final = 8
 """Of all that is below the folders: names and places of files, too."""
 _DATABASE: Final = ("postgresql://", "postgres://")
 _ABOUT: Final = "job.json"

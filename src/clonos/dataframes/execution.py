@@ -278,7 +278,8 @@ def _called(fn: Callable[[Any], Any], name: str, given: Any) -> None:
 def _claim(folder: str) -> None:
     """Say that a checkpoint belongs to streaming queries; tasks say it by ``job.json``."""
     files, path = files_of(folder)
-    if files.info(f"{path}/job.json") is not None:
+    # The first is missing where the journal is elsewhere.
+    if any(files.info(f"{path}/{name}") is not None for name in ("job.json", "terms")):
         raise OtherExecution(
             f"the checkpoint {folder} belongs to a job that ran in tasks",
             remedy="give another checkpoint_dir: positions and state mean different things",
