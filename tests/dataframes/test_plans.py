@@ -68,7 +68,7 @@ def test_a_function_behind_which_a_watermark_is_declared_makes_no_later_times():
         return {"n": row.n, "t": row.t + dt.timedelta(seconds=row.n)}
 
     schema = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
-    step = Step("later", op.Map(later, schema), schema, "job", "t")
+    step = Step("later", op.Map(later, schema), schema, "t")
     earlier = pa.record_batch([[0, -1], [at(0), at(1)]], schema=schema)
     (made,) = apply((step,), iter([earlier]), 0)
     assert made.column("t").to_pylist() == [at(0), at(0)]
@@ -175,6 +175,27 @@ class TestWithSpark:
                 n=clonos.count()
             ),
             "order of arrival": lambda s: s.key_by("k").deduplicate(),
+            "bounds of the windows were": lambda s: (
+                s.window(clonos.tumbling("1 s", on="t"))
+                .agg(n=clonos.count())
+                .withColumn("window_start", F.col("window_start") - F.expr("interval 1 second"))
+                .window(clonos.between("window_start", "window_end"))
+                .top(1, "n", ties=True)
+            ),
+            "was left out, or made anew": lambda s: (
+                s.union(s)
+                .withColumn("t", F.col("u"))
+                .window(clonos.tumbling("1 s", on="t"))
+                .agg(n=clonos.count())
+            ),
+            "bounds of other windows": lambda s: (
+                s.withColumn("window_start", F.col("u"))
+                .withColumn("window_end", F.col("u"))
+                .window(clonos.tumbling("1 s", on="t"))
+                .top(1, "n", ties=True)
+                .window(clonos.between("window_start", "window_end"))
+                .top(1, "n", ties=True)
+            ),
         }
         for number, (told, made) in enumerate(build.items()):
             stream = self.streaming(spark, tmp_path / str(number))

@@ -28,7 +28,6 @@ class Step:
     name: str
     operation: Operation
     given: pa.Schema
-    job: str
     time: str | None = None
 
 
@@ -64,7 +63,7 @@ def apply(
 def _opened(step: Step, number: int, partition: int) -> Operator:
     operator = make_operator(step.operation)
     info = OperatorInfo(
-        job=step.job,
+        job=step.name,
         task=partition,
         task_name=f"{step.name}[{partition}]",
         operator=step.name,

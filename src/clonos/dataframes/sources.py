@@ -68,7 +68,7 @@ def _reading(
             for number in batch.column(0).to_pylist():
                 reader = source.reader(number, tasks)
                 reader.open(0)
-                steps = (Step(name, source.head, source.schema, name),)
+                steps = (Step(name, source.head, source.schema),)
                 for rows in apply(steps, _read(reader), number):
                     yield conform(rows, source.rows_schema)
 

@@ -11,10 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from clonos.columns.formula import Column
 from clonos.dataframes.functions import Step
-from clonos.dataframes.rows import TIME, EventTime, Rows, Site, col, cols, spark_schema
+from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols, spark_schema
 from clonos.operators import operations as op
 from clonos.operators.context import takes_context
 from clonos.operators.look_up import SideTable
+from clonos.operators.window_content import WINDOW_END, WINDOW_START
 from clonos.spark.expressions import read_by
 
 
@@ -105,16 +106,10 @@ def _(operation: Any, site: Site, inputs: list[Rows]) -> Rows:
             "its function takes ctx: nobody would log what it asks",
             "for services and the clock in Spark's own tasks use clonos.causal",
         )
-    spark_schema(site.vertex.schema)
     schema = site.vertex.schema
-    is_timed = site.streams and rows.time is not None and rows.time.column in schema.names
-    step = Step(
-        site.vertex.name,
-        operation,
-        rows.schema,
-        site.vertex.name,
-        rows.time.column if is_timed and rows.time is not None else None,
-    )
+    spark_schema(schema)
+    time = rows.time.column if site.streams and rows.time and not rows.time.hidden else None
+    step = Step(site.vertex.name, operation, rows.schema, time if time in schema.names else None)
     return rows.with_step(step, schema)
 
 
@@ -143,8 +138,12 @@ def _(operation: op.Project, site: Site, inputs: list[Rows]) -> Rows:
             rows = rows.without_time("an expression does not keep it")
             frame = operation.choose(rows.frame)
     rows = replace(rows, frame=frame, schema=made.schema)
-    if rows.time is None or rows.time.hidden:
+    if rows.time is None:
         return rows
+    if rows.time.hidden == WINDOW:
+        if all(map(made.keeps, (WINDOW_START, WINDOW_END))):
+            return rows
+        return rows.without_time("the bounds of the windows were left out, or made anew")
     for field, part in made.columns:
         if isinstance(part, Column) and part.name == rows.time.column:
             return replace(rows, time=replace(rows.time, column=field.name))

@@ -80,6 +80,10 @@ def _behind(site: Site, frame: Any, window: Window) -> Rows:
     schema = site.vertex.schema
     if not site.streams:
         return Rows(frame.select(*cols(schema)), schema)
+    given = {name for edge in site.vertex.edges for name in edge.vertex.schema.names}
+    if not isinstance(window, Given) and {WINDOW_START, WINDOW_END} & given:
+        why = "it has bounds of other windows"
+        return Rows(frame.select(*cols(schema)), schema, lost=why)
     time = EventTime(WINDOW_END, 0, WINDOW, isinstance(window, Session))
     return Rows(frame.select(*cols(schema), col(WINDOW)), schema, time=time)
 
