@@ -22,6 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "core": set(),
     "blame": set(),
     "extras": set(),
+    "named": {"blame"},
     "kafka": {"extras"},
     "columns": {"blame", "core"},
     "state": {"core", "columns"},
@@ -40,12 +41,13 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "nodes", "runtime"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
-    "testing": {"blame", "core", "columns", "operators", "storage", "sinks", "sources", "graph"},
-    "simulator": {"core", "columns", "state", "operators", "transport", "storage", "sinks",
-        "sources", "graph", "nodes", "cluster", "api", "testing"},
+    "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
+        "sinks", "sources", "graph", "nodes", "cluster", "api"},
+    "testing": {"blame", "core", "columns", "operators", "storage", "sinks", "sources", "graph",
+        "simulator"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
-    "replay": {"blame", "core", "operators", "storage", "sources", "graph", "nodes", "runtime",
-        "cluster"},
+    "replay": {"blame", "named", "core", "operators", "storage", "sources", "graph", "nodes",
+        "runtime", "cluster"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 

@@ -127,8 +127,13 @@ def _without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
 
 
 def _is_users(frame: FrameSummary) -> bool:
-    """Whether it is no frame of a library. Packages of the user's may be installed, too."""
-    name = frame.filename
+    return is_users_file(frame.filename)
+
+
+def is_users_file(name: str) -> bool:
+    """Whether code of this file is no library's. Packages of the user's may be installed, too."""
+    if name.startswith(_OURS):
+        return False
     if name.startswith(_SITE):
         return not name.startswith(_LIBRARIES)
     return not name.startswith(_STANDARD)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypedDict
@@ -120,6 +123,30 @@ class Policy:
     def is_async(self) -> bool:
         """Whether it runs in the event loop."""
         return isinstance(self.fn, Service) or is_async(self.fn)
+
+
+def ask_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Make one attempt, now, in this thread; for tests. Raises what the service raises."""
+    if not policy.is_async and not isinstance(policy.fn, Service):
+        return policy.fn(*arguments, **named)
+    asking = _ask(policy, arguments, named)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(asking)
+    with ThreadPoolExecutor(1) as thread:  # a notebook's thread has a loop, which is busy
+        return thread.submit(asyncio.run, asking).result()
+
+
+async def _ask(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    if isinstance(policy.fn, Service):
+        service = copy.copy(policy.fn)
+        await service.open()
+        try:
+            return await service.call(*arguments, **named)
+        finally:
+            await service.close()
+    return await policy.fn(*arguments, **named)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

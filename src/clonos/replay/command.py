@@ -6,12 +6,10 @@ import argparse
 import os
 import pdb
 import sys
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-from clonos.blame import in_short, users_traceback
+from clonos.blame import users_traceback
 from clonos.errors import OperatorError
+from clonos.named import named_job
 from clonos.nodes.versions import HASH_SEED
 from clonos.replay import NothingToReplay, Replay, Step
 from clonos.replay.past import Past, read
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 if no function has raised, and all that the log knows was done again."""
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
-    past = read(_job(args.job).compile(), args.checkpoint, args.journal)
+    past = read(named_job(args.job).compile(), args.checkpoint, args.journal)
     _begin_again_with_the_seed_of(past)
     with Replay(past) as replay:
         for task in replay:
@@ -88,21 +86,3 @@ def _show(step: Step, *, with_rows: bool) -> None:
     for name, batch in named if with_rows else ():
         for row in batch.to_pylist():
             print(f"    {name}: {row}")
-
-
-def _job(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    remedy = "give MODULE:JOB, such as my_package.fraud:job, a clonos.Job or a function of nothing"
-    if not module or module.endswith(".py") or "/" in module:
-        raise NothingToReplay(f"{module!r} is no name of a module", remedy=remedy)
-    try:
-        found = getattr(import_module(module), attribute or "job")
-        job = found() if callable(found) else found
-    except Exception as error:  # noqa: BLE001 - user code
-        what = f"there is no job {name!r}: {in_short(error)}"
-        raise NothingToReplay(what, remedy=remedy, trace=users_traceback(error)) from None
-    if not hasattr(job, "compile"):
-        raise NothingToReplay(f"{name!r} is a {type(job).__name__}, no job", remedy=remedy)
-    return job

@@ -93,27 +93,30 @@ class Asking(Process):
         return [(number, key, at, amount + self.answers.get())]
 
 
-class ArrowSource:
+class FixedRows:
     """The rows of one source task."""
 
-    def __init__(self, first_id: int, rows: int) -> None:
-        ids = range(first_id, first_id + rows)
-        self._rows = pa.RecordBatch.from_pydict(
-            {
-                "id": pa.array(ids, pa.int64()),
-                "key": [f"key {i * 7 % 5}" for i in ids],
-                "at": [_START + timedelta(seconds=i % 40) for i in ids],
-                "amount": [i * 0.37 for i in ids],
-            }
-        )
-
-    def fitted(self, schema: pa.Schema) -> ArrowSource:
-        table = pa.Table.from_batches([self._rows]).cast(schema)
-        (self._rows,) = table.combine_chunks().to_batches()
-        return self
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self.rows = rows
 
     def read(self, offset: int, number: int) -> Batch:
-        return seal(self._rows.slice(offset, number))
+        return seal(self.rows.slice(offset, number))
+
+
+def made_rows(first_id: int, rows: int, schema: pa.Schema) -> FixedRows:
+    """Rows of :data:`SCHEMA`, as a source needs them."""
+    ids = range(first_id, first_id + rows)
+    made = pa.RecordBatch.from_pydict(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "key": [f"key {i * 7 % 5}" for i in ids],
+            "at": [_START + timedelta(seconds=i % 40) for i in ids],
+            "amount": [i * 0.37 for i in ids],
+        }
+    )
+    table = pa.Table.from_batches([made]).cast(schema)
+    (fitted,) = table.combine_chunks().to_batches()
+    return FixedRows(fitted)
 
 
 def random_state(random: Random, keyed: KeyedStream) -> Stream:
@@ -190,8 +193,7 @@ class ArrowJob:
                     code.source.reader(task.index, code.parallelism)
                 )
             elif code.source is not None and rows is not None:
-                made = ArrowSource(1 + 1000 * task.id, rows)
-                self.sources[task.id] = made.fitted(code.source.schema)
+                self.sources[task.id] = made_rows(1 + 1000 * task.id, rows, code.source.schema)
 
     def program(self, task: int) -> Program:
         return self.compiled.codes[task].program()

@@ -23,9 +23,10 @@ from clonos.simulator.litter import Litter
 from clonos.simulator.network import Network
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.recorder import Recorder
+from clonos.simulator.service import Service
 from clonos.simulator.slot import Slot
 from clonos.simulator.violations import Violation, require
-from clonos.simulator.world import MachineClock, Scheduler, Service, Trials
+from clonos.simulator.world import MachineClock, Scheduler, Trials
 from clonos.storage.journal import JournalBroken, UnreadableJournal
 from clonos.storage.retry import StoreAway
 from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
@@ -126,6 +127,7 @@ class Cluster:
         self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
         self.on_note: list[Callable[[co.Note], None]] = []
         self.on_job: list[Callable[[Slot, float], None]] = []
+        self.on_steps: list[Callable[[Slot], None]] = []
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
         """By executor: each is a machine."""
@@ -134,7 +136,7 @@ class Cluster:
         self.trials = Trials(job.wrap, Random(0))
         self._controls: dict[Slot, Control] = {}
         self._names = self._drivers = 0
-        self._trace = trace
+        self.is_traced = trace
         self.rot: Rot | None = None
         """What has happened to the journal, and nobody has noticed yet."""
         self.heals_at = self.store_back_at = 0.0
@@ -142,7 +144,7 @@ class Cluster:
         self.driver = self._new_driver()
 
     def trace(self, what: str) -> None:
-        if self._trace:
+        if self.is_traced:
             print(f"{self.scheduler.now:10.2f}  {what}")  # noqa: T201 - it is asked for
 
     # --- delays -----------------------------------------------------------------------------------
@@ -175,6 +177,11 @@ class Cluster:
         """A job has begun that takes a while."""
         for listener in self.on_job:
             listener(slot, duration)
+
+    def stepped(self, slot: Slot) -> None:
+        """A process has done steps."""
+        for listener in self.on_steps:
+            listener(slot)
 
     def may_end(self) -> bool:
         """Sources continue until this many checkpoints have completed after the last fault.

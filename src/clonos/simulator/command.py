@@ -20,6 +20,7 @@ from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
 from clonos.simulator.world import TraceDigest
 
+SEEDS = 1000
 CHUNK = 20
 """Seeds that a process runs per report."""
 
@@ -33,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos sim`` understands."""
-    parser.add_argument("--seeds", type=int, default=1000, help="how many to run")
+    _add_arguments_of_a_job(parser)
+    parser.add_argument("--seeds", type=int, help="how many to run; 1000, or 50 of your own job")
     parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
     parser.add_argument("--seconds", type=float, help="stop after this long, whatever --seeds")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -71,6 +73,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_arguments_of_a_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="MODULE:JOB",
+        help="a clonos.Job, or a function that returns one; without it, jobs are drawn",
+    )
+    own = parser.add_argument_group("your own job")
+    own.add_argument(
+        "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
+        help="rows of a source that needs Spark or a network: .jsonl, .csv or .parquet",
+    )  # fmt: skip
+    own.add_argument(
+        "--service", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
+        help='what answers for a function that is called; "record": that one, once per question',
+    )  # fmt: skip
+    own.add_argument("--answers", metavar="FILE", help="where recorded answers are kept")
+    own.add_argument("--check", metavar="MODULE:FUNCTION", help="is given what sinks delivered")
+    own.add_argument(
+        "--same-rows", action="store_true", help="sinks have the rows of a run without failures"
+    )
+    own.add_argument(
+        "--every-step", action="store_true", help="a run for each step, killed after it"
+    )
+    own.add_argument("--faults", metavar="KIND,...", help="only these")
+    own.add_argument("--duration", default="200 ms", help="how long sources read, in virtual time")
+    own.add_argument("--write-test", type=Path, metavar="FILE", help="of a failure, for pytest")
+
+
 def _mutation(name: str) -> str:
     if name not in MUTATIONS:
         near = get_close_matches(name, MUTATIONS, n=3, cutoff=0.4)
@@ -81,6 +112,11 @@ def _mutation(name: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if no invariant was violated."""
+    if args.job is not None:
+        from clonos.simulator.user_job import command as user_job  # needs PySpark
+
+        return user_job.run(args)
+    args.seeds = SEEDS if args.seeds is None else args.seeds
     if args.mutations:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         names = [args.mutation] if args.mutation else list(MUTATIONS)

@@ -87,7 +87,7 @@ class Faults:
         kinds: tuple[tuple[str, int], ...] = KINDS,
     ) -> None:
         self.cluster = cluster
-        self.budget = budget
+        self.budget = budget if kinds else 0
         self.begins_at = begins_at
         self.ends_at = begins_at + lasts
         self.coverage: Coverage = Coverage()

@@ -8,7 +8,6 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.canonical import decode
 from clonos.core.codec import CODEC
 from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
@@ -24,6 +23,7 @@ from clonos.simulator.disks import LAYERS, Disks, stored
 from clonos.simulator.invariants import Cuts
 from clonos.simulator.network import Stream
 from clonos.simulator.programs import AnyJob
+from clonos.simulator.service import Service
 from clonos.simulator.violations import require
 from clonos.simulator.world import TraceDigest
 from clonos.storage.layers import LayerStore, get_layers
@@ -105,10 +105,6 @@ class Recorder:
     def written_by(self, task: int) -> list[tuple[Name, Any]]:
         """What the store has of a sink task that writes itself."""
         return sorted((k, v) for k, v in self._written.items() if k[1] == task)
-
-    @staticmethod
-    def decode_answer(answer: bytes) -> Any:
-        return decode(answer)
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -445,7 +441,7 @@ class Recorder:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def check_end(self, service: Any) -> None:
+    def check_end(self, service: Service) -> None:
         """After the job is done."""
         endings.sinks_have_ended(self.job, self)
         for disk in (self._disks.local, self._disks.shared):
@@ -454,8 +450,10 @@ class Recorder:
         self._check_durable(again, again.recover(self._disks.journal()))
         if self._is_exact:
             endings.equivalence(self.job, self)
-            endings.calls_once(self.job, self, service)
-            endings.effects_once(self.job, self, service)
+            for task in self.job.plan.tasks:
+                service.calls_once(task, self._entries[task.id])
+            for task in self.job.plan.tasks:
+                service.effects_once(task, self._entries[task.id])
             endings.clock_goes_on(self.job, self)
             endings.written_once(self.job, self)
         endings.conservation(self.job, self, at_least=not self._is_exact)

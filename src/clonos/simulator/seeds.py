@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -69,7 +69,8 @@ class Result:
     """What became of one seed.
 
     ``invariant``, ``check``: which one is violated (or the kind of a crash), and the function that
-    has found it; ``digest``: of all that happened, in its order.
+    has found it; ``digest``: of all that happened, in its order; ``error``: with which it ended, if
+    no check has.
     """
 
     seed: int
@@ -81,6 +82,7 @@ class Result:
     steps: int = 0
     events: int = 0
     digest: str = ""
+    error: Exception | None = None
 
 
 @contextmanager
@@ -295,8 +297,14 @@ def simulate_job(
     harsh: bool = False,
     kinds: tuple[tuple[str, int], ...] = KINDS,
     checks_state: bool = True,
+    scale: float = 1.0,
+    prepare: Callable[[Cluster], None] = lambda _: None,
 ) -> tuple[Result, Cluster]:
-    """Run a job under faults that are drawn from `random`, and judge it."""
+    """Run a job under faults that are drawn from `random`, and judge it.
+
+    `scale`: all takes so much longer, and faults strike over so much more time. `prepare`: is given
+    the cluster before it starts.
+    """
     small = random.random() < 0.3
     result = Result(seed, "ok")
     with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
@@ -305,8 +313,8 @@ def simulate_job(
         faults = Faults(
             cluster,
             budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
-            begins_at=random.choice((3.0, 3.0, 100.0, 200.0)),
-            lasts=random.choice((30.0, 80.0, 200.0)),
+            begins_at=scale * random.choice((3.0, 3.0, 100.0, 200.0)),
+            lasts=scale * random.choice((30.0, 80.0, 200.0)),
             eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
             kinds=kinds,
         )
@@ -315,9 +323,10 @@ def simulate_job(
             options.rows_ms = max(options.rows_ms, faults.ends_at / reads(job))
         trials = cluster.trials = Trials(job.wrap, Random(seed))
         trials.misfortune = trials.random.choice((0.0, 0.0, 0.3))
+        prepare(cluster)
         try:
             cluster.start()
-            outcome = cluster.run(faults.ends_at + PATIENCE_MS)
+            outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS)
             if outcome.state == "failed":
                 _judge_failure(job, cluster)
                 result.verdict = outcome.error
@@ -331,11 +340,13 @@ def simulate_job(
         except Divergence as error:  # what the protocol itself has to find
             result.verdict, result.invariant = "violation", "divergence"
             result.failure, result.check = f"divergence: {error}", "simulate_job"
+            result.error = error
             if trace:
                 raise
         except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
             result.verdict, result.invariant = "violation", type(error).__name__
             result.failure = f"{type(error).__name__}: {error}"
+            result.error = error
             if trace:
                 raise
     result.coverage = faults.coverage

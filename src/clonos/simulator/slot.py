@@ -14,7 +14,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
 from clonos.core.task import TaskMachine
-from clonos.errors import PoisonRecord
+from clonos.errors import ClonosError, PoisonRecord
 from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
@@ -68,6 +68,8 @@ class WatchedNode(SlotNode):
     def _failed(self, resident: Resident, error: Exception) -> None:
         if not isinstance(error, PoisonRecord):
             restorable(error)
+            if isinstance(error, ClonosError):
+                error.where = error.where or resident.spec.name
             raise error
         super()._failed(resident, error)
 
@@ -188,8 +190,11 @@ class Slot:
         if self.node.is_over:
             self.cluster.kill(self, "stopped")
             return
-        for _ in range(self.cluster.recorder.steps - before):
+        steps = self.cluster.recorder.steps - before
+        for _ in range(steps):
             self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
+        if steps:
+            self.cluster.stepped(self)
         self._turn_by(now + 1000 * wait_s)
         for machine in self.machines:
             self._watch_timer(machine, now)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import xxhash
@@ -17,7 +16,8 @@ from clonos.core.digest import content_digest
 from clonos.core.events import Trial
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch, Program
-from clonos.simulator.violations import Violation, require
+from clonos.simulator.service import Service
+from clonos.simulator.violations import Violation
 
 EPOCH_MS = 1_700_000_000_000
 """Processing time at the start of every simulation."""
@@ -78,75 +78,6 @@ class Scheduler:
 def batch_of(rows: tuple[tuple[int, int], ...]) -> Batch:
     """Rows are (id, value) pairs."""
     return Batch(rows, len(rows), 16 * len(rows), content_digest(msgpack.packb(rows)))
-
-
-class Asked(NamedTuple):
-    """One call as the external service has seen it."""
-
-    task: int
-    incarnation: Incarnation
-    arguments: tuple[Any, ...]
-    answer: int | None
-
-
-class Effect(NamedTuple):
-    """One effect as it was made, by which life of the task that asks it."""
-
-    incarnation: Incarnation
-    digest: int
-    answer: int
-
-
-class Service:
-    """An external service: every answer is new; it keeps a journal of its own.
-
-    Attributes
-    ----------
-    effects
-        Those that were made, by task and name.
-    """
-
-    def __init__(self, random: Random) -> None:
-        self._random, self._slow_random = random, Random(0)
-        self.journal: list[Asked] = []
-        self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
-        self.effects: dict[tuple[int, str], Effect] = {}
-
-    def ask(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
-        return self._ask(self._random, task, incarnation, arguments)
-
-    def ask_slowly(self, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]) -> int:
-        """A call that does not block: drawn by itself, all else in a seed stays as it was."""
-        return self._ask(self._slow_random, task, incarnation, arguments)
-
-    def make(
-        self, task: int, incarnation: Incarnation, key: str, digest: int, *, in_doubt: bool
-    ) -> int:
-        """Make an effect, unless (`in_doubt`) it is asked for first and found. It may be refused.
-
-        A service that knows no names: whoever asks twice gets it twice.
-        """
-        known = self.effects.get((task, key))
-        if in_doubt and known is not None:
-            return known.answer
-        if self._slow_random.random() < 0.1:
-            raise ValueError("refused")
-        require(known is None, "effects", f"{key} of task {task} was made: {known}; and is again")
-        made = Effect(incarnation, digest, self._slow_random.getrandbits(48))
-        self.effects[task, key] = made
-        return made.answer
-
-    def _ask(
-        self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
-    ) -> int:
-        failed = random.random() < 0.1
-        answer = None if failed else random.getrandbits(48)
-        asked = Asked(task, incarnation, arguments, answer)
-        self.journal.append(asked)
-        self.by_arguments[arguments].append(asked)
-        if answer is None:
-            raise ValueError("try later")
-        return answer
 
 
 class SourceData:
@@ -255,7 +186,7 @@ class TaskWorld:
         return int(self._scheduler.now)
 
     def call(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        return self._service.ask(self._task, self._incarnation, tuple(args))
+        return self._service.call(self._task, self._incarnation, fn, args, kwargs)
 
     def decode_rows(self, content: bytes) -> Batch:
         return self._decode_rows(content)

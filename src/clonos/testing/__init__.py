@@ -14,6 +14,7 @@ Examples
 [('to',), ('be',)]
 """
 
+from clonos.simulator.user_job import CannotSimulate, Simulation, SimulationFailed, simulate
 from clonos.testing.harness import (
     Answers,
     Batches,
@@ -34,9 +35,12 @@ from clonos.testing.sinks import SinkReport, check_sink
 __all__ = [
     "Answers",
     "Batches",
+    "CannotSimulate",
     "End",
     "Event",
     "InMemoryRun",
+    "Simulation",
+    "SimulationFailed",
     "SinkReport",
     "Source",
     "StepHarness",
@@ -46,5 +50,6 @@ __all__ = [
     "check_restore",
     "check_sink",
     "rows",
+    "simulate",
     "task_code",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,7 @@ from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.effects import EffectCall
-from clonos.operators.service import Policy, Service
+from clonos.operators.service import Policy, ask_once
 
 
 @dataclass(frozen=True)
@@ -209,26 +207,13 @@ def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:
 def answered(call: CallId, request: Request) -> Outcome:
     """What comes of a call that is made now, once, whatever its policy says."""
     policy: Policy = request.service
+    is_told = policy.effect is not None and policy.effect.wants_call
+    named = {"call": EffectCall(request.key, 1)} if is_told else {}
     try:
-        answer = asyncio.run(_ask(policy, request))
+        answer = ask_once(policy, request.arguments, named)
     except Exception as error:  # noqa: BLE001 - user code
         answer = error
     return outcome_of(call, request, answer)
-
-
-async def _ask(policy: Policy, request: Request) -> Any:
-    is_told = policy.effect is not None and policy.effect.wants_call
-    named = {"call": EffectCall(request.key, 1)} if is_told else {}
-    arguments = request.arguments
-    if isinstance(policy.fn, Service):
-        service = copy.copy(policy.fn)
-        await service.open()
-        try:
-            return await service.call(*arguments, **named)
-        finally:
-            await service.close()
-    answer = policy.fn(*arguments, **named)
-    return await answer if policy.is_async else answer
 
 
 def rows(batch: Batch | pa.RecordBatch) -> list[tuple[Any, ...]]:

@@ -1,0 +1,271 @@
+"""Who answers the calls of a user's job in the simulator: a stand-in, or the real function, once.
+
+Nothing is called that the user has not named: a test that asks a paid model, or charges a card,
+because somebody forgot a line would be worse than none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from base64 import b64decode, b64encode
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from clonos.core.calls import CallId, Request
+from clonos.core.canonical import decode, decode_error, encode, encode_error
+from clonos.core.determinants import Call, Outcomes
+from clonos.core.plan import Incarnation, TaskSpec
+from clonos.core.step import arguments_digest
+from clonos.errors import EffectUnknown
+from clonos.operators.effects import Effect, EffectCall
+from clonos.operators.service import Policy, ask_once
+from clonos.operators.service import Service as UserService
+from clonos.simulator.service import Entries, Service, determinants
+from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
+from clonos.simulator.violations import require
+
+RECORD: Final = "record"
+"""In place of a stand-in: the real function, once for each question."""
+
+
+class Answer(NamedTuple):
+    """What has come of a call, as it is logged."""
+
+    ok: bool
+    encoded: bytes
+
+    def get(self) -> Any:
+        """Return it, or raise it."""
+        if self.ok:
+            return decode(self.encoded)
+        raise decode_error(self.encoded)
+
+
+class Recording:
+    """Answers that real functions have given, and perhaps a file of them.
+
+    Parameters
+    ----------
+    path
+        Lines of JSON; what is asked anew is added.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._path = None if path is None else Path(path)
+        self._known: dict[tuple[str, int], Answer] = {}
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text("utf-8").splitlines():
+                known = json.loads(line)
+                answer = Answer(known["ok"], b64decode(known["answer"]))
+                self._known[known["function"], known["question"]] = answer
+
+    def ask(self, function: str, question: int, ask: Callable[[], Answer]) -> Answer:
+        """What is known of a question; if nothing is, ask."""
+        if (function, question) not in self._known:
+            answer = self._known[function, question] = ask()
+            if self._path is not None:
+                said = {
+                    "function": function,
+                    "question": question,
+                    "ok": answer.ok,
+                    "answer": b64encode(answer.encoded).decode(),
+                }
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(said) + "\n")
+        return self._known[function, question]
+
+
+class StandIns:
+    """Who answers for which function.
+
+    Parameters
+    ----------
+    services
+        By function (or ``clonos.Service``), or its name (``"judge"``, ``"fraud:judge"``, or that of
+        the operator): a function, a mapping from its argument (of several: from their tuple) to
+        the answer, or ``"record"``.
+    """
+
+    def __init__(self, services: Mapping[Any, Any], recording: Recording) -> None:
+        self._of: dict[str, Any] = {}
+        self.recording = recording
+        for key, answers in services.items():
+            if answers != RECORD and not callable(answers) and not isinstance(answers, Mapping):
+                raise CannotSimulate(
+                    f"{answers!r} answers for {key!r}",
+                    remedy=f"give a function, a mapping from arguments to answers, or {RECORD!r}",
+                )
+            self._of[key if isinstance(key, str) else names_of(key)[0]] = answers
+
+    def find(self, fn: Any, operator: str = "") -> tuple[str, Any]:
+        """The name of a function, and what stands in for it.
+
+        Raises
+        ------
+        Unanswered
+            Nothing does.
+        """
+        names = [*names_of(fn), *([operator] if operator else [])]
+        for name in names:
+            if name in self._of:
+                return names[0], self._of[name]
+        raise Unanswered(names[0])
+
+
+def names_of(fn: Any) -> list[str]:
+    """What a function may be called, the longest name first."""
+    if isinstance(fn, Effect):
+        fn = fn.fn
+    while hasattr(fn, "func"):  # a partial
+        fn = fn.func
+    if isinstance(fn, UserService) or not hasattr(fn, "__qualname__"):
+        fn = type(fn)
+    return [f"{fn.__module__}:{fn.__qualname__}", fn.__qualname__, fn.__name__]
+
+
+class Made(NamedTuple):
+    """An effect that was made."""
+
+    task: int
+    call: CallId
+    digest: int
+    answer: Answer
+
+
+class Answers(Service):
+    """The services of one simulation; it keeps a journal, and checks it.
+
+    A service that deduplicates by key does so here, and a check finds out what is so.
+    """
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        super().__init__(Random(0))
+        self._stand_ins = stand_ins
+        self._given: defaultdict[tuple[int, Incarnation], list[Answer]] = defaultdict(list)
+        self._asked: defaultdict[tuple[int, CallId, int], list[tuple[Incarnation, Answer]]]
+        self._asked = defaultdict(list)
+        self._made: dict[str, Made] = {}
+
+    def call(
+        self,
+        task: int,
+        incarnation: Incarnation,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        name, stand_in = self._stand_ins.find(fn)
+        real = stand_in == RECORD
+
+        def ask() -> Answer:
+            return _outcome(lambda: (fn if real else as_function(stand_in))(*args, **kwargs))
+
+        question = arguments_digest(args, dict(kwargs))
+        answer = self._stand_ins.recording.ask(name, question, ask) if real else ask()
+        self._given[task, incarnation].append(answer)
+        return answer.get()
+
+    def answer(self, task: int, incarnation: Incarnation, call: CallId, request: Request) -> Any:
+        policy: Policy = request.service
+        name, stand_in = self._stand_ins.find(policy.fn, policy.name)
+        if stand_in == RECORD:
+            if policy.effect is not None:
+                raise Unanswered(f"{name}, an effect, which would be made for real,")
+            asked = self._stand_ins.recording.ask(
+                name, request.digest, lambda: _attempts(policy, request)
+            )
+        else:
+            fake = replace(policy, fn=as_function(stand_in))
+            if policy.effect is not None:
+                return self._make_effect(task, call, fake, request).get()
+            asked = _attempts(fake, request)
+        self._asked[task, call, request.digest].append((incarnation, asked))
+        return asked.get()
+
+    def _make_effect(self, task: int, call: CallId, fake: Policy, request: Request) -> Answer:
+        effect = fake.effect
+        assert effect is not None
+        known = self._made.get(request.key)
+        if request.in_doubt and not effect.idempotent and effect.check is None:
+            if effect.on_unknown != "retry":
+                what = "an earlier life of the task may have made it, and nobody can find out"
+                raise EffectUnknown(f"the effect {request.key}: {what}", where=fake.name)
+            known = None
+        elif request.in_doubt and known is not None:
+            return known.answer
+        require(known is None, "effects", f"{request.key} was made: {known}; and is again")
+        wants_call = "call" in inspect.signature(fake.fn).parameters
+        named = {"call": EffectCall(request.key, 1)} if wants_call else {}
+        answer = _attempts(fake, request, named)
+        if answer.ok:
+            self._made[request.key] = Made(task, call, request.digest, answer)
+        return answer
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def calls_once(self, task: TaskSpec, entries: Entries) -> None:
+        """What each life has logged of its calls are the first answers that it was given; and no
+        life has asked again what an earlier one had logged."""
+        logged: defaultdict[Incarnation, list[Answer]] = defaultdict(list)
+        for writer, determinant in determinants(entries):
+            if isinstance(determinant, Call):
+                logged[writer].append(Answer(determinant.ok, determinant.answer))
+            elif isinstance(determinant, Outcomes) and not task.has_effects:
+                for outcome in determinant.outcomes:
+                    asked = self._asked[task.id, outcome.id, outcome.digest]
+                    answer = Answer(outcome.ok, outcome.answer)
+                    known = (writer, answer) in asked
+                    require(known, "calls", f"{task.name} was never given {answer}")
+                    later = [life for life, _ in asked if life > writer]
+                    require(not later, "calls", f"{task.name} asks {outcome.id} again in {later}")
+        for writer, answers in logged.items():
+            given = self._given[task.id, writer][: len(answers)]
+            said = f"{task.name} logs {answers}, and was given {given}"
+            require(answers == given, "calls", said)
+
+    def effects_once(self, task: TaskSpec, entries: Entries) -> None:
+        """What was made is what the history has asked, with the answer that it knows."""
+        known = {
+            outcome.id: (outcome.digest, outcome.answer)
+            for _, determinant in determinants(entries)
+            if isinstance(determinant, Outcomes)
+            for outcome in determinant.outcomes
+            if outcome.ok
+        }
+        for key, made in self._made.items():
+            if made.task == task.id:
+                is_known = known.get(made.call) == (made.digest, made.answer.encoded)
+                require(is_known, "effects", f"{key} was made, and {task.name} does not know it")
+
+
+def as_function(stand_in: Any) -> Callable[..., Any]:
+    """A stand-in as a function; one that is a mapping has one answer for each argument."""
+    if not isinstance(stand_in, Mapping):
+        function: Callable[..., Any] = stand_in
+        return function
+
+    def answer(*arguments: Any) -> Any:
+        return stand_in[arguments[0] if len(arguments) == 1 else arguments]
+
+    return answer
+
+
+def _attempts(policy: Policy, request: Request, named: Mapping[str, Any] | None = None) -> Answer:
+    """As many as the policy allows, without the pauses in between."""
+    for _ in range(policy.attempts):
+        answer = _outcome(lambda: ask_once(policy, request.arguments, named or {}))
+        if answer.ok:
+            break
+    return answer
+
+
+def _outcome(ask: Callable[[], Any]) -> Answer:
+    try:
+        return Answer(True, encode(ask()))
+    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+        return Answer(False, encode_error(error))

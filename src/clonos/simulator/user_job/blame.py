@@ -1,0 +1,133 @@
+"""Whether a job's functions do the same when they are given the same, and if not, who does not.
+
+Every task is done again twice, with the log that it has written and the items that it has taken.
+The first that then does not do the same both times is to blame, and nothing behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+from clonos.blame import in_short, is_users_file
+from clonos.core.messages import Item
+from clonos.errors import ClonosError, Divergence
+from clonos.simulator.endings import items_of, rerun_task, senders_first
+from clonos.simulator.recorder import Recorder
+from clonos.simulator.user_job.job import UserJob
+from clonos.simulator.violations import Violation
+
+SUSPECTS: Final = frozenset(
+    {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now",
+     "utcnow", "today", "random", "getrandbits", "urandom", "id", "getpid", "standard_normal",
+     "integers"}
+)  # fmt: skip
+"""Functions in C whose answer is another one each time."""
+SHOWN: Final = 5
+"""Lines that are named."""
+REMEDY: Final = (
+    "take time, random numbers and services from ctx (ctx.clock, ctx.random, ctx.call), and keep "
+    "what is to be remembered in ctx.state"
+)
+
+
+def divergence(job: UserJob, recorder: Recorder) -> Divergence | None:
+    """The error of the first task that does not do the same again; None if all do."""
+    items: dict[int, list[Item]] = {}
+    for task in senders_first(job.plan):
+        try:
+            first = _again(job, task, recorder, items)
+            second = _again(job, task, recorder, items)
+        except (Divergence, Violation) as error:
+            return _error(job, task, recorder, items, in_short(error))
+        except (ClonosError, LookupError):
+            return None  # its log is not whole: nothing can be said of it
+        if not _same(first, second):
+            return _error(job, task, recorder, items, _difference(first, second))
+        items.update(first)
+    return None
+
+
+def _again(
+    job: UserJob, task: int, recorder: Recorder, items: dict[int, list[Item]]
+) -> dict[int, list[Item]]:
+    return items_of(rerun_task(job, task, recorder.history(task), items))
+
+
+def _same(one: dict[int, list[Item]], other: dict[int, list[Item]]) -> bool:
+    return {c: [(i.kind, i.chain) for i in items] for c, items in one.items()} == {
+        c: [(i.kind, i.chain) for i in items] for c, items in other.items()
+    }
+
+
+def _difference(one: dict[int, list[Item]], other: dict[int, list[Item]]) -> str:
+    """The first rows that are not the same."""
+    for channel, items in one.items():
+        for item, again in zip(items, other[channel], strict=False):
+            if item.chain != again.chain:
+                return f"first {_shown(item, again)}, then {_shown(again, item)}"
+    return "once more rows than the other time"
+
+
+def _shown(item: Item, beside: Item) -> str:
+    """The first row of an item that another one does not have there."""
+    if item.batch is None:
+        return f"a {item.kind.name}"
+    rows = item.batch.payload.to_pylist()
+    others = beside.batch.payload.to_pylist() if beside.batch is not None else []
+    differs = (row for row, other in zip(rows, others, strict=False) if str(row) != str(other))
+    return str(next(differs, rows[-1]))
+
+
+def _error(
+    job: UserJob, task: int, recorder: Recorder, items: dict[int, list[Item]], what: str
+) -> Divergence:
+    code = job.compiled.codes[task]
+    found: dict[str, None] = {}
+    try:
+        with _watched(found):
+            _again(job, task, recorder, items)
+    except (ClonosError, Violation):
+        pass  # it is what is being explained
+    lines = "".join(f"\n  {line}" for line in list(found)[:SHOWN])
+    asked = f"\nIn this task your code asks outside of ctx:{lines}\n" if lines else ""
+    operators = ", ".join(name for name, _ in code.operators)
+    return Divergence(
+        f"given the same rows, answers and clock, it does not do the same again: {what}{asked}",
+        where=f"{code.task.name} ({operators})",
+        remedy=REMEDY,
+    )
+
+
+@contextmanager
+def _watched(found: dict[str, None]) -> Iterator[None]:
+    """Collect the lines of the user's from which suspects are called."""
+
+    def look(frame: FrameType, event: str, called: Any) -> None:
+        name = getattr(called, "__name__", "")
+        if event == "c_call" and name in SUSPECTS:
+            line = _users_line(frame)
+            if line:
+                found[f"{line} ({getattr(called, '__module__', None) or 'a'}: {name})"] = None
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _users_line(frame: FrameType | None) -> str:
+    """Of the innermost frame that is the user's; "" if it is called for clonos itself."""
+    while frame is not None:
+        code = frame.f_code
+        if is_users_file(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+        if frame.f_globals.get("__name__", "").startswith("clonos."):
+            return ""
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,179 @@
+"""Rows in place of what a simulation cannot read: Spark, Kafka, a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos import sources
+from clonos.columns.batches import concat, conform, empty, from_table, to_bytes
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.base import OperatorFactory
+from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.simulator.arrow_jobs import FixedRows
+from clonos.simulator.user_job.errors import CannotSimulate
+from clonos.sources.readers import EndOfInput
+from clonos.sources.spec import SourceSpec
+
+AS_THEY_ARE: Final = {"batches", "files"}
+"""Kinds of sources that are the same whenever they are read, and need nobody else."""
+FORMATS: Final = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+ROWS_MAX: Final = 100_000
+"""Of one task: they are in memory, and each batch of them takes some events."""
+
+Given = Any
+"""Rows, an Arrow table, a path, or a source of :mod:`clonos.sources`."""
+
+
+def with_rows(compiled: CompiledJob, rows: Mapping[str, Given] | Given | None) -> CompiledJob:
+    """The same job, whose sources need neither Spark nor a network.
+
+    Raises
+    ------
+    CannotSimulate
+        A source needs rows and has none; or rows are given that nobody reads, or that do not fit.
+    """
+    names = {code.source_name: code for code in compiled.codes if code.source is not None}
+    given = _by_name(rows, names)
+    if unknown := given.keys() - names.keys():
+        raise CannotSimulate(
+            f"rows for {', '.join(sorted(unknown))}, which is no source of {compiled.name}",
+            remedy=f"its sources are {', '.join(names)}",
+        )
+    if needed := [_what(c) for n, c in names.items() if _needs_rows(c) and n not in given]:
+        raise CannotSimulate(
+            f"a simulation reads neither Spark nor a network, and has no rows for "
+            f"{', '.join(needed)}",
+            where=compiled.name,
+            remedy="give rows={name: rows}, or --rows NAME=FILE.jsonl",
+        )
+    side_tables: dict[int, pa.RecordBatch] = {}
+    codes = [_with_tables(_with_source(code, given), side_tables) for code in compiled.codes]
+    return replace(compiled, codes=tuple(codes))
+
+
+def rows_of(code: TaskCode) -> FixedRows:
+    """All rows of one source task.
+
+    Raises
+    ------
+    CannotSimulate
+        There are too many.
+    """
+    assert code.source is not None
+    reader = code.source.reader(code.task.index, code.parallelism)
+    reader.open(0)
+    batches, left = [empty(code.source.schema)], ROWS_MAX
+    try:
+        while left > 0:
+            batch = reader.read(left, 0.0)
+            if batch is not None:
+                batches.append(batch)
+                left -= batch.num_rows
+    except EndOfInput:
+        return FixedRows(concat(batches))
+    finally:
+        reader.close()
+    raise CannotSimulate(
+        f"a task reads more than {ROWS_MAX} rows",
+        where=code.source_name,
+        remedy="give fewer with rows=: a simulation of some hundred finds what there is",
+    )
+
+
+def _by_name(rows: Mapping[str, Given] | Given | None, names: Mapping[str, TaskCode]) -> Any:
+    if rows is None or isinstance(rows, Mapping):
+        return rows or {}
+    wanted = [name for name, code in names.items() if _needs_rows(code)] or list(names)
+    if len(wanted) != 1:
+        raise CannotSimulate(
+            f"rows for one source, but there are {', '.join(wanted)}",
+            remedy="name it: rows={name: rows}, or --rows NAME=FILE.jsonl",
+        )
+    return {wanted[0]: rows}
+
+
+def _needs_rows(code: TaskCode) -> bool:
+    return code.source is not None and code.source.kind not in {*AS_THEY_ARE, "versions"}
+
+
+def _what(code: TaskCode) -> str:
+    assert code.source is not None
+    return f"{code.source_name!r} ({code.source.kind})"
+
+
+def _with_source(code: TaskCode, given: Mapping[str, Given]) -> TaskCode:
+    if code.source is None:
+        return code
+    rows = given.get(code.source_name)
+    if code.source.kind == "versions":
+        spec = _versions(rows or ())
+    elif rows is None:
+        return code
+    else:
+        spec = _source(rows, code.source.rows_schema, code)
+    spec = replace(spec, rows_per_second=None)
+    head = (code.source_name, code.operators[0][1] if spec.schema is VERSIONS else spec.head)
+    return replace(code, source=spec, operators=(head, *code.operators[1:]))
+
+
+def _source(rows: Given, schema: pa.Schema, code: TaskCode) -> SourceSpec:
+    """What delivers these rows."""
+    where = code.source_name
+    if isinstance(rows, (str, Path)):
+        suffix = Path(rows).suffix
+        if suffix not in FORMATS:
+            raise CannotSimulate(
+                f"{str(rows)!r} is no file of rows", where=where, remedy=f"use {', '.join(FORMATS)}"
+            )
+        return sources.files(str(rows), FORMATS[suffix], schema)
+    if isinstance(rows, SourceSpec):
+        if rows.rows_schema != schema or rows.kind not in AS_THEY_ARE:
+            raise CannotSimulate(
+                f"a source of {rows.rows_schema.names} ({rows.kind}) in place of one of "
+                f"{schema.names}",
+                where=where,
+                remedy="give from_batches or files with the same columns and types",
+            )
+        return rows
+    if isinstance(rows, (pa.Table, pa.RecordBatch)):
+        table = from_table(rows) if isinstance(rows, pa.Table) else rows
+        return _shared_out(conform(table.select(schema.names), schema), schema, code.parallelism)
+    named = [{n: r[n] for n in schema.names if n in r} if isinstance(r, dict) else r for r in rows]
+    share = range(code.parallelism)
+    return sources.from_batches([named[i :: code.parallelism] for i in share], schema)
+
+
+def _shared_out(rows: pa.RecordBatch, schema: pa.Schema, tasks: int) -> SourceSpec:
+    each = -(-rows.num_rows // tasks)
+    return sources.from_batches([rows.slice(i * each, each) for i in range(tasks)], schema)
+
+
+def _versions(tables: Iterable[Any]) -> SourceSpec:
+    """A table that is looked up and changes: what it is later, one after the other."""
+    rows = [(number, to_bytes(_content(table))) for number, table in enumerate(tables, 1)]
+    return replace(sources.from_batches([rows], VERSIONS), schema=VERSIONS)
+
+
+def _content(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+    return from_table(table) if isinstance(table, pa.Table) else table
+
+
+def _with_tables(code: TaskCode, known: dict[int, pa.RecordBatch]) -> TaskCode:
+    """With the content of tables that are looked up, as the driver puts it there."""
+    operators = tuple((name, _with_content(make, known)) for name, make in code.operators)
+    return replace(code, operators=operators)
+
+
+def _with_content(make: OperatorFactory, known: dict[int, pa.RecordBatch]) -> OperatorFactory:
+    if not isinstance(make, partial) or not any(isinstance(a, SideTable) for a in make.args):
+        return make
+    args: Sequence[Any] = [
+        known.setdefault(id(a), a.read()) if isinstance(a, SideTable) else a for a in make.args
+    ]
+    return partial(make.func, *args, **make.keywords)

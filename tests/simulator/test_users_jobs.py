@@ -1,0 +1,304 @@
+"""A user's own job in the simulator: what it promises, and how its mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.simulator.user_job import answers
+from clonos.testing import CannotSimulate, SimulationFailed, simulate
+from tests.simulator import users_jobs as users
+
+HERE = Path(__file__).parent
+ROWS = [(f"user {i % 3}", i) for i in range(12)]
+
+
+def failing(job, rows=ROWS, **options):
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(job, rows, **options)
+    return caught.value
+
+
+# --- what holds whatever dies ---------------------------------------------------------------------
+
+
+def test_the_same_rows_come_out_whatever_dies():
+    done = simulate(users.totals(), ROWS, seeds=4, same_rows=True, check=users.check)
+    assert done.runs == 4
+    assert done.deaths
+    assert str(done).startswith("4 simulations")
+    last = {row["user"]: row["cents"] for row in done.outputs["out"].to_pylist()}
+    assert last == {"user 0": 18, "user 1": 22, "user 2": 26}
+
+
+def test_a_process_dies_after_each_step():
+    done = simulate(users.totals(), ROWS[:4], seeds=1, every_step=True, same_rows=True)
+    assert done.runs >= 8
+    assert done.deaths >= done.runs - 1, "the last step may end the job"
+    assert not done.faults
+
+
+def test_a_seed_is_the_same_simulation_every_time():
+    one, other = (simulate(users.totals(parallelism=2), ROWS, seeds=[5]) for _ in range(2))
+    assert (one.steps, one.deaths, one.faults) == (other.steps, other.deaths, other.faults)
+    assert one.outputs["out"].equals(other.outputs["out"])
+
+
+def test_timers_fire_if_the_rows_take_their_time():
+    table = simulate(users.totals(), ROWS, seeds=1, duration="5 minutes").outputs["out"]
+    assert -1 in table["cents"].to_pylist()
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dicts", "arrow", "jsonl", "csv", "parquet", "source"])
+def test_rows_come_as_users_have_them(kind, tmp_path):
+    table = pa.table({"user": [u for u, _ in ROWS], "cents": [c for _, c in ROWS]})
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif kind == "csv":
+        pa.csv.write_csv(table, path)
+    elif kind == "parquet":
+        pa.parquet.write_table(table, path)
+    given = {"dicts": table.to_pylist(), "arrow": table}.get(kind, path)
+    if kind == "source":
+        given = clonos.sources.from_batches([table])
+    outputs = simulate(users.totals(parallelism=2), {"payments": given}, seeds=1).outputs
+    assert outputs["out"].num_rows == len(ROWS)
+
+
+def test_what_cannot_be_read_is_named():
+    with pytest.raises(CannotSimulate, match=r"no rows for 'payments' \(kafka\)"):
+        simulate(users.totals())
+    with pytest.raises(CannotSimulate, match="rows for payment, which is no source"):
+        simulate(users.totals(), {"payment": ROWS})
+    with pytest.raises(CannotSimulate, match=r"no file of rows.*\.jsonl"):
+        simulate(users.totals(), "rows.txt")
+
+
+def test_a_table_that_is_looked_up_is_there_and_changes():
+    tables = [pa.table({"user": ["user 0"], "name": [name]}) for name in ("Ann", "Eve")]
+    job, rows = users.payments()
+    named = rows.look_up(lambda: tables[0], "user", refresh="1 second", how="left", name="names")
+    named.sink(clonos.sinks.collect(), name="out")
+    names: Counter[str | None] = Counter()
+    for seed in range(3):
+        given = {"payments": ROWS, "names.table": tables[1:]}
+        done = simulate(job, given, seeds=[seed])
+        names.update(done.outputs["out"]["name"].to_pylist())
+    assert set(names) == {None, "Ann", "Eve"}
+
+
+# --- services -------------------------------------------------------------------------------------
+
+
+def test_services_are_stood_in_for():
+    fakes = {users.ask: {f"user {i}": "good" for i in range(3)}, "score": lambda user: 0.5}
+    table = simulate(users.calling(), ROWS, seeds=3, services=fakes, same_rows=True).outputs["out"]
+    assert set(table["verdict"].to_pylist()) == {"good"}
+    assert set(table["score"].to_pylist()) == {0.5}
+
+
+def test_an_answer_that_is_another_one_each_time_is_asked_for_once():
+    fakes = {"ask": lambda user: str(random.random()), "score": lambda user: random.random()}
+    done = simulate(users.calling(), ROWS, seeds=4, services=fakes)
+    assert len(set(done.outputs["out"]["verdict"].to_pylist())) == len(ROWS)
+
+
+def test_who_calls_without_a_stand_in_is_named():
+    with pytest.raises(CannotSimulate, match=r"users_jobs:ask, and nothing stands in for it"):
+        simulate(users.calling(), ROWS)
+    with pytest.raises(CannotSimulate, match=r"calls .*users_jobs:score"):
+        simulate(users.calling(), ROWS, services={"ask": lambda user: "good"})
+    with pytest.raises(CannotSimulate, match="3 answers for 'ask'"):
+        simulate(users.calling(), ROWS, services={"ask": 3})
+
+
+def test_real_answers_are_asked_for_once_and_kept(tmp_path, monkeypatch):
+    asked: Counter[str] = Counter()
+
+    def real(user):
+        asked[user] += 1
+        if user == "user 2":
+            raise ValueError("unknown")
+        return "good"
+
+    def judge(row, ctx):
+        try:
+            return row.user, row.cents, ctx.call(real, row.user)
+        except ValueError as error:
+            return row.user, row.cents, str(error)
+
+    job, rows = users.payments()
+    rows.map(judge, f"{users.SCHEMA}, verdict string").sink(clonos.sinks.collect(), name="out")
+    monkeypatch.setattr(users, "real", real, raising=False)
+    real.__module__, real.__qualname__ = users.__name__, "real"
+    path = tmp_path / "answers.jsonl"
+    for _ in range(2):
+        done = simulate(job, ROWS, seeds=3, services={"real": "record"}, answers=path)
+        assert set(done.outputs["out"]["verdict"].to_pylist()) == {"good", "unknown"}
+    assert asked == {"user 0": 1, "user 1": 1, "user 2": 1}
+
+
+def test_an_effect_is_made_once():
+    keys: set[str] = set()
+
+    def fake(row, *, call):
+        keys.add(call.key)
+        return f"{row.user} {row.cents}"
+
+    fakes = {"charge": fake}
+    done = simulate(users.with_effect(users.charge), ROWS, seeds=3, services=fakes, same_rows=True)
+    receipts = Counter(done.outputs["out"]["receipt"].to_pylist())
+    assert receipts == {f"{user} {cents}": 1 for user, cents in ROWS}
+    assert len(keys) == len(ROWS), "the same keys in each seed"
+
+
+def test_no_effect_is_made_for_real():
+    with pytest.raises(CannotSimulate, match="charge, an effect, which would be made for real"):
+        simulate(users.with_effect(users.charge), ROWS, services={"charge": "record"})
+
+
+def test_an_effect_that_nobody_can_find_out_about_ends_the_job():
+    """... as it would in production, if its process dies at the wrong moment."""
+    fakes = {"mail": lambda row: "sent"}
+    failed = failing(users.with_effect(users.mail), seeds=40, services=fakes, faults=["kill"])
+    assert "nobody can find out" in str(failed)
+
+
+# --- checks that must be able to fail -------------------------------------------------------------
+
+
+def service_of(*asked, task=0):
+    """A journal in which a life of a task was given these answers."""
+    service = answers.Answers(answers.StandIns({"ask": {1: "a", 2: "b"}}, answers.Recording()))
+    for life, argument in asked:
+        service.call(task, life, users.ask, (argument,), {})
+    return service
+
+
+def test_calls_that_are_made_again_are_found():
+    from clonos.core.canonical import encode
+    from clonos.core.determinants import Call, SourceEnd, encode_record
+    from clonos.core.plan import Incarnation, TaskSpec
+    from clonos.simulator.violations import Violation
+
+    one, two = Incarnation(1, 0), Incarnation(1, 1)
+    task = TaskSpec(0, "judge[0]", "judge", 0, (), ())
+
+    def logged(life, answer):
+        return life, encode_record([SourceEnd(), Call(7, True, encode(answer))])
+
+    service_of((one, 1), (two, 2)).calls_once(task, [logged(one, "a"), logged(two, "b")])
+    service_of((one, 1), (one, 2)).calls_once(task, [logged(one, "a")])  # the rest died with it
+    for asked, entries in [
+        ([(one, 1)], [logged(two, "a")]),
+        ([(one, 1), (two, 1), (two, 2)], [logged(one, "a"), logged(two, "b")]),
+        ([(one, 2)], [logged(one, "a")]),
+    ]:
+        with pytest.raises(Violation, match="calls"):
+            service_of(*asked).calls_once(task, entries)
+
+
+# --- mistakes of users ----------------------------------------------------------------------------
+
+
+def test_chance_outside_of_ctx_is_a_divergence_with_its_line():
+    failed = failing(users.mapped(users.noisy))
+    assert (failed.verdict, failed.seed) == ("divergence", 0)
+    assert failed.where == "payments[0] (payments, change)"
+    line = next(n for n, text in enumerate(_source(), 1) if "random.randrange" in text)
+    assert f"users_jobs.py:{line}, in noisy" in str(failed)
+    assert "ctx.random" in failed.remedy
+    assert "seeds=[0]" in failed.remedy
+
+
+def _source():
+    return Path(users.__file__).read_text("utf-8").splitlines()
+
+
+def test_what_a_module_remembers_is_a_divergence():
+    assert failing(users.mapped(users.counting)).verdict == "divergence"
+
+
+def test_what_an_object_remembers_is_forgotten_with_its_process():
+    failed = failing(users.totals(users.Forgetful), seeds=20)
+    assert failed.verdict == "divergence"
+    assert failed.where == "total[0]"
+
+
+def test_an_error_of_a_function_comes_first():
+    failed = failing(users.mapped(users.failing))
+    assert failed.verdict == "OperatorError"
+    assert str(failed).lstrip().startswith("Traceback of your code")
+    assert failed.where == "change[0] in task payments[0]"
+    assert "ZeroDivisionError" in str(failed)
+    assert "Clonos itself" not in str(failed)
+
+
+def test_a_check_that_fails_says_why():
+    def check(outputs):
+        assert outputs["out"].num_rows == 13, "a row is missing"
+
+    failed = failing(users.totals(), check=check)
+    assert failed.verdict == "check"
+    assert "the check says: AssertionError: a row is missing" in str(failed)
+    assert "says False" in str(failing(users.totals(), check=users.wrong_check))
+
+
+def test_rows_that_depend_on_failures_are_shown():
+    """How rows were cut into batches is in the log, so it is no divergence; but others come out."""
+
+    def count(batch):
+        return pa.RecordBatch.from_pydict({"n": pa.array([batch.num_rows], pa.int64())})
+
+    job, rows = users.payments()
+    rows.map_batches(count, "n long").sink(clonos.sinks.collect(), name="out")
+    failed = failing(job, ROWS * 5, seeds=30, same_rows=True)
+    assert failed.verdict == "rows"
+    assert "sink 'out' has other rows than without failures" in str(failed)
+
+
+def test_faults_can_be_chosen():
+    assert set(simulate(users.totals(), ROWS, seeds=5, faults=["stall"]).faults) == {"stall"}
+    with pytest.raises(CannotSimulate, match=r"no fault is called 'kil'.*kill"):
+        simulate(users.totals(), ROWS, faults=["kil"])
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def run(folder, *words):
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{HERE}"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def test_the_command_writes_a_test_that_fails(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"user": user, "cents": cents}) + "\n" for user, cents in ROWS)
+    )
+    words = ("-m", "clonos.cli", "sim", "--rows", "payments=rows.jsonl", "--seeds", 2)
+    good = run(tmp_path, *words, "users_jobs", "--check", "users_jobs")
+    assert good.returncode == 0, good.stderr
+    assert good.stdout.startswith("2 simulations")
+    bad = run(tmp_path, *words, "users_jobs:shaky", "--write-test", "test_seed.py")
+    assert bad.returncode == 1, bad.stderr
+    assert "To do: take time" in bad.stdout
+    assert "clonos sim users_jobs:shaky --rows payments=rows.jsonl --seed 0" in bad.stdout
+    tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_seed.py")
+    assert "SimulationFailed" in tested.stdout
+    assert "1 failed" in tested.stdout

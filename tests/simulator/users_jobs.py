@@ -1,0 +1,121 @@
+"""Jobs as users have them, for the simulator: what they call, draw and remember."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import clonos
+
+SCHEMA = "user string, cents long"
+COUNTER = itertools.count()
+
+
+def ask(user: str) -> str:
+    raise AssertionError("a simulation calls no service")
+
+
+async def score(user: str) -> float:
+    raise AssertionError("a simulation calls no service")
+
+
+@clonos.effect(idempotent=True)
+async def charge(row: Any, *, call: Any) -> str:
+    raise AssertionError("a simulation charges nobody")
+
+
+@clonos.effect
+async def mail(row: Any) -> str:
+    raise AssertionError("a simulation writes to nobody")
+
+
+def judge(row, ctx):
+    return row.user, row.cents, ctx.call(ask, row.user)
+
+
+def noisy(row):
+    return row.user, row.cents + random.randrange(1000)
+
+
+def counting(row):
+    return row.user, next(COUNTER)
+
+
+def failing(row):
+    return row.user, 100 // (row.cents - 7)
+
+
+class Total(clonos.Process):
+    def on_row(self, row, ctx):
+        total = ctx.state("total", "long")
+        total.set(total.get(0) + row.cents)
+        ctx.timers.processing_time(ctx.clock.now_ms() + 60_000)
+        yield row.user, total.get()
+
+    def on_timer(self, key, due, ctx):
+        yield key, -1
+
+
+class Forgetful(Total):
+    """Keeps its totals in the object, which dies with the process."""
+
+    def open(self, ctx):
+        self.totals = {}
+
+    def on_row(self, row, ctx):
+        self.totals[row.user] = self.totals.get(row.user, 0) + row.cents
+        yield row.user, self.totals[row.user]
+
+
+def payments(parallelism=1):
+    """A source that needs a broker."""
+    job = clonos.Job("fraud", parallelism=parallelism)
+    source = clonos.sources.kafka("broker:9092", "payments", schema=SCHEMA)
+    return job, job.source(source, name="payments")
+
+
+def mapped(function):
+    job, rows = payments()
+    rows.map(function, SCHEMA, name="change").key_by("user").sink(
+        clonos.sinks.collect(), name="out"
+    )
+    return job
+
+
+def totals(process=Total, parallelism=1):
+    job, rows = payments(parallelism)
+    by_user = rows.key_by("user").process(process(), SCHEMA, name="total")
+    by_user.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def calling():
+    job, rows = payments()
+    judged = rows.map(judge, f"{SCHEMA}, verdict string")
+    scored = judged.with_column_async("score double", score, "user", in_flight=3)
+    scored.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def with_effect(effect):
+    job, rows = payments()
+    receipts = rows.map_async(effect, "receipt string", in_flight=2)
+    receipts.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def job():
+    return totals()
+
+
+def shaky():
+    return mapped(noisy)
+
+
+def check(outputs):
+    assert outputs["out"].num_rows == 12, "a row is missing"
+
+
+def wrong_check(outputs):
+    return outputs["out"].num_rows == 13
