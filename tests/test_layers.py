@@ -38,8 +38,9 @@ LAYERS: dict[str, set[str]] = {
     "nodes": {"blame", "core", "transport"},
     "runtime": {"blame", "core", "columns", "operators", "transport", "storage", "sinks", "sources",
         "nodes"},
+    "watch": {"extras", "core", "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
-        "graph", "nodes", "runtime"},
+        "graph", "nodes", "runtime", "watch"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
         "sinks", "sources", "graph", "nodes", "cluster", "api"},
@@ -55,7 +56,7 @@ FACADE = "clonos"
 """The package itself: what users import."""
 
 LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources", "replay"}
-LAYERS["cli"] = {FACADE, "replay", "simulator"}
+LAYERS["cli"] = {FACADE, "replay", "simulator", "watch"}
 
 PUBLIC = {
     "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",

@@ -21,10 +21,13 @@ CONTENTS = {
     "clonos/replay", "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
-    "clonos/transport",
+    "clonos/transport", "clonos/watch",
     "pyspark_clonos/__init__.py",
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""
+
+PAGE = {"page.html", "style.css"}
+"""What the wheel has beside Python: the page about a job."""
 
 OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "redis"}
 """Imported only by what the extras are for."""
@@ -37,7 +40,10 @@ def test_the_wheel_has_the_library_and_nothing_else():
     builder = WheelBuilder(str(ROOT))
     files = [Path(file.distribution_path) for file in builder.recurse_included_files()]
     assert {"/".join(file.parts[:2]) for file in files} == CONTENTS
-    assert {file.suffix for file in files} <= {".py", ".typed"}
+    page = {file.name for file in files if file.parent.name == "watch"} & PAGE
+    assert page == PAGE
+    others = [file for file in files if file.name not in page]
+    assert {file.suffix for file in others} <= {".py", ".typed"}
 
 
 def imported(node):

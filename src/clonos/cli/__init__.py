@@ -35,8 +35,10 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 def _commands() -> dict[str, Command]:
     from clonos.replay import command as replay
     from clonos.simulator import command as sim
+    from clonos.watch import command as watch
 
     return {
         "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
         "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),
+        "watch": (watch.SUMMARY, watch.add_arguments, watch.run),
     }

@@ -8,6 +8,7 @@
     <journal>/journal/                 the house-keeper's journal
     <journal>/delivered/               delivered output, out of the journal
     <journal>/job.json                 the graph that wrote all this, and what is done
+    <journal>/watch                    where the job's page is, while it runs; only if local
     <journal>/checkpoint_id            the <id>: a random name, of the first start of the job
 
 The journal's folder is on a local file system, or in a database. It is the checkpoint's, if that is

@@ -17,6 +17,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
 from clonos.storage.files import Durability
+from clonos.watch.picture import in_notebook
 
 LOGGER: Final = logging.getLogger("clonos")
 
@@ -62,6 +63,9 @@ class RunningJob:
     sole_driver
         You see to it that no two drivers of this job ever run at once. Needed where the file system
         of the checkpoint cannot refuse one of two that start at the same moment, as object stores.
+    ui_port
+        Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
+        ends; :attr:`ui_url` says where. Default: no page.
 
     Examples
     --------
@@ -88,6 +92,7 @@ class RunningJob:
         listeners: Sequence[Listener] = (),
         progress_s: float = 1.0,
         sole_driver: bool = False,
+        ui_port: int | None = None,
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
@@ -106,6 +111,7 @@ class RunningJob:
             listeners=listeners,
             progress_s=progress_s,
             sole_driver=sole_driver,
+            ui_port=ui_port,
         )
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
         self.consumers = setup.consumers
@@ -169,6 +175,17 @@ class RunningJob:
         It is called in the driver's loop and must be quick. What it raises is logged.
         """
         self.observer.listeners = (*self.observer.listeners, listener)
+
+    @property
+    def ui_url(self) -> str | None:
+        """The page about the job, if there is one. Who has this URL sees the job; keep it to
+        yourself."""
+        page = self._setup.page
+        return page.url if page is not None else None
+
+    def _repr_html_(self) -> str:
+        """A picture of how it is now, for notebooks."""
+        return in_notebook(self._setup.snapshot())
 
     # --- how it is: from one view, which never changes --------------------------------------------
 

@@ -42,6 +42,8 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
+from clonos.watch.server import WatchServer
+from clonos.watch.snapshot import Snapshot, snapshot
 
 LOGGER: Final = logging.getLogger("clonos")
 
@@ -83,6 +85,7 @@ class DriverSetup:
         listeners: Sequence[Listener],
         progress_s: float,
         sole_driver: bool,
+        ui_port: int | None,
     ) -> None:
         self.compiled, self.spark, self._durability = compiled, spark, durability
         plan = compiled.plan
@@ -131,6 +134,10 @@ class DriverSetup:
             settings = self._settings(silence_s, answer_s, progress_s)
             self.node = DriverNode(self.keeper, recovered, ports, settings)
             self.observer.look = lambda: self.node.view
+            self.page = None
+            if ui_port is not None:
+                self.page = WatchServer(self.snapshot, ui_port, self.directory.journal)
+                undo.callback(self.page.close)
             self._undo = undo.pop_all()
 
     def _open_journal(
@@ -157,6 +164,19 @@ class DriverSetup:
         if waits:  # what was here when we came was not all
             directory.check(self.compiled)
         return found
+
+    def snapshot(self) -> Snapshot:
+        """What is to be shown of the job now; any thread may ask."""
+        return snapshot(
+            self.compiled.name,
+            self.run_id,
+            self._term,
+            self.compiled.plan,
+            {c.task.id: [name for name, _ in c.operators] for c in self.compiled.codes},
+            self.node.view,
+            self.warn.said,
+            SystemClock().ticks_s(),
+        )
 
     def _ports(self, journal: Journal, store: DeliveredStore) -> DriverPorts:
         outputs = DeliveredOutputs(self.compiled.plan, store, self.consumers, self.inbox.put)
@@ -247,6 +267,8 @@ class DriverSetup:
             self.pool.prepare()
             self._claims.check()
             self.feeds.start()
+        if self.page is not None:
+            self.page.start()
 
     def break_off(self) -> None:
         """End what works beside the node: slots have left, or been ended."""

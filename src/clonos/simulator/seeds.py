@@ -292,13 +292,14 @@ def simulate_job(
     job: AnyJob,
     options: Options,
     random: Random,
+    prepare: Callable[[Cluster], None] = lambda _: None,
+    /,
     *,
     trace: bool = False,
     harsh: bool = False,
     kinds: tuple[tuple[str, int], ...] = KINDS,
     checks_state: bool = True,
     scale: float = 1.0,
-    prepare: Callable[[Cluster], None] = lambda _: None,
 ) -> tuple[Result, Cluster]:
     """Run a job under faults that are drawn from `random`, and judge it.
 

@@ -199,7 +199,8 @@ class Answers(Service):
         elif request.in_doubt and known is not None:
             return known.answer
         require(known is None, "effects", f"{request.key} was made: {known}; and is again")
-        wants_call = "call" in inspect.signature(fake.fn).parameters
+        fn = fake.fn.call if isinstance(fake.fn, UserService) else fake.fn
+        wants_call = "call" in inspect.signature(fn).parameters
         named = {"call": EffectCall(request.key, 1)} if wants_call else {}
         answer = _attempts(fake, request, named)
         if answer.ok:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import cloudpickle  # as Spark ships functions
 
 from clonos.core.messages import Kind
 from clonos.core.program import Program
@@ -34,7 +34,8 @@ class UserJob(ArrowJob):
         fixed = {code.task.id: rows_of(code) for code in codes if code.source is not None}
         self.sources = dict(fixed)
         self.rows = max((max(1, source.rows.num_rows) for source in fixed.values()), default=1)
-        self._shipped = [cloudpickle.dumps(code) for code in codes]
+        dumps: Callable[[Any], bytes] = cloudpickle.dumps
+        self._shipped = [dumps(code) for code in codes]
 
     def program(self, task: int) -> Program:
         """A fresh one. It is shipped anew, as to a process of its own: what functions and objects

@@ -292,10 +292,10 @@ class _Runs:
                 job,
                 options,
                 Random(f"faults {run.seed}"),
+                partial(self._prepare, run.killed_after),
                 kinds=kinds,
                 checks_state=False,  # of Clonos's own machines; it takes its time
                 scale=self._scale,
-                prepare=partial(self._prepare, run.killed_after),
             )
         except Unanswered as unanswered:
             raise CannotSimulate(

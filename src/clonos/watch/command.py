@@ -1,0 +1,108 @@
+"""``clonos watch``: a running job in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, build_opener
+
+from clonos.errors import ClonosError
+from clonos.watch.server import ADDRESS_FILE, HOST
+from clonos.watch.snapshot import Snapshot
+from clonos.watch.terminal import rich, terminal
+
+SUMMARY: Final = "a running job, live, in the terminal"
+EVERY_S: Final = 1.0
+ANSWER_S: Final = 5.0
+
+
+class NothingToWatch(ClonosError):
+    """There is no page of a running job."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``clonos watch`` understands."""
+    parser.add_argument(
+        "job",
+        metavar="DIR|URL",
+        help="the job's checkpoint_dir (or journal_dir), or running.ui_url",
+    )
+    parser.add_argument("--once", action="store_true", help="show how it is now, and end")
+    parser.add_argument("--json", action="store_true", help="the same as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 when the job has ended, or was shown once."""
+    url = address(args.job)
+    job = look(url)
+    if args.json:
+        print(json.dumps(job))
+        return 0
+    if args.once:
+        rich("console").Console().print(terminal(job))
+        return 0
+    with rich("live").Live(terminal(job), auto_refresh=False, vertical_overflow="crop") as live:
+        while job["is_running"]:
+            time.sleep(EVERY_S)
+            try:
+                job = look(url)
+            except NothingToWatch:
+                break
+            live.update(terminal(job), refresh=True)
+    print("the job has ended, or its driver has")
+    return 0
+
+
+def address(job: str) -> str:
+    """The page of a job, by its URL or folder.
+
+    Raises
+    ------
+    NothingToWatch
+        There is none.
+    """
+    if job.startswith("http://"):
+        return job if job.endswith("/") else f"{job}/"
+    note = Path(job) / ADDRESS_FILE
+    try:
+        return note.read_text("utf-8").strip()
+    except OSError as error:
+        raise NothingToWatch(
+            f"no running job says in {note} where its page is ({error.strerror})",
+            remedy="start the job with ui_port=0, and name its checkpoint_dir or running.ui_url",
+        ) from None
+
+
+def look(url: str) -> Snapshot:
+    """How a job is now.
+
+    Raises
+    ------
+    NothingToWatch
+        It does not answer.
+    """
+    if not url.startswith(f"http://{HOST}:") and not url.startswith("http://localhost:"):
+        raise NothingToWatch(
+            f"the page of a job is on {HOST}, and this is not",
+            remedy="on another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT driver",
+        )
+    try:
+        with build_opener(ProxyHandler({})).open(f"{url}snapshot", timeout=ANSWER_S) as answer:
+            job: Snapshot = json.load(answer)
+    except HTTPError as error:
+        raise NothingToWatch(
+            f"the page says {error.code}: the URL is another job's",
+            remedy="take running.ui_url as it is, with its secret",
+        ) from None
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        said: Any = getattr(error, "reason", error)
+        raise NothingToWatch(
+            f"nobody answers there ({said}): the job has ended, or its driver has died",
+            remedy="start the job again, with ui_port=0",
+        ) from None
+    return job

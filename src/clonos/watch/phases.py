@@ -1,0 +1,26 @@
+"""What a task's phase means to whoever looks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from clonos.core.roster import TaskPhase
+
+KINDS: Final = {
+    "live": "live",
+    "busy": "comes back",
+    "away": "runs nowhere",
+    "finished": "finished",
+}
+"""What a kind is called."""
+_KIND_OF: Final = {
+    TaskPhase.LIVE.value: "live",
+    TaskPhase.FINISHED.value: "finished",
+    TaskPhase.RESTORING.value: "busy",
+    TaskPhase.REPLAYING.value: "busy",
+}
+
+
+def kind_of(phase: str) -> str:
+    """One of "live", "finished", "busy" (it comes back), and "away" (it runs nowhere)."""
+    return _KIND_OF.get(phase, "away")

@@ -1,0 +1,172 @@
+"""The page of a job: HTTP on the driver's loopback interface, for whoever knows its secret."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+from clonos.errors import ClonosError
+from clonos.watch.picture import picture, style
+from clonos.watch.snapshot import Snapshot
+
+HOST: Final = "127.0.0.1"
+REQUESTS_MAX: Final = 8
+"""At once; whoever comes beyond that is turned away."""
+REQUEST_S: Final = 5.0
+"""Time for a request to arrive, and for its answer to leave."""
+ADDRESS_FILE: Final = "watch"
+"""Beside the journal: where the page is, while the job runs."""
+
+
+class PortTaken(ClonosError):
+    """The page cannot be served where the user wants it."""
+
+
+class WatchServer:
+    """Serves a page, its picture and the JSON behind it.
+
+    Parameters
+    ----------
+    look
+        Makes a snapshot; called in a thread of the request.
+    port
+        0: any that is free.
+    folder
+        Where the address is noted for ``clonos watch``, readable for this user alone.
+
+    Raises
+    ------
+    PortTaken
+        Another process listens there.
+    """
+
+    def __init__(self, look: Callable[[], Snapshot], port: int, folder: Path) -> None:
+        self._secret = secrets.token_urlsafe(24)
+        try:
+            self._server = _Server(look, self._secret, port)
+        except (OSError, OverflowError) as error:
+            raise PortTaken(
+                f"the page cannot be served on {HOST}:{port}: {error}",
+                remedy="say ui_port=0 for any port that is free",
+            ) from error
+        self._note = folder / ADDRESS_FILE
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="clonos-watch", daemon=True
+        )
+
+    @property
+    def url(self) -> str:
+        """The page. Who has it sees the job."""
+        return f"http://{HOST}:{self._server.server_address[1]}/{self._secret}/"
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+        with suppress(OSError):  # it is a convenience
+            note = os.open(self._note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(note, "w") as file:
+                file.write(self.url)
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            with suppress(OSError):
+                self._note.unlink()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A few requests at a time, each with a thread of its own."""
+
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, look: Callable[[], Snapshot], secret: str, port: int) -> None:
+        self.look, self.secret = look, secret
+        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((HOST, port), _Request)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: _Server
+    timeout = REQUEST_S
+    server_version, sys_version = "clonos", ""
+
+    def do_GET(self) -> None:
+        server = self.server
+        # A name that a stranger's page resolves to us is not our name (DNS rebinding).
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        path = self.path.partition("?")[0].split("/")
+        is_known = len(path) == 3 and hmac.compare_digest(  # "", secret, what
+            path[1].encode("utf-8", "replace"), server.secret.encode()
+        )
+        if host not in {HOST, "localhost"} or not is_known:
+            self._answer(404, "text/plain", "there is nothing here\n")
+            return
+        if path[2] == "":
+            nonce = secrets.token_urlsafe(12)
+            self._answer(200, "text/html", page(server.look(), nonce), nonce)
+        elif path[2] == "picture":
+            self._answer(200, "text/html", picture(server.look()))
+        elif path[2] == "snapshot":
+            self._answer(200, "application/json", json.dumps(server.look()))
+        else:
+            self._answer(404, "text/plain", "there is nothing here\n")
+
+    def _answer(self, code: int, kind: str, content: str, nonce: str = "") -> None:
+        body = content.encode("utf-8", "replace")
+        own = f"style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header(
+            "Content-Security-Policy",
+            f"default-src 'none'; {own if nonce else ''}base-uri 'none'; frame-ancestors 'none'",
+        )
+        self.end_headers()
+        with suppress(ConnectionError, socket.timeout):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+        """The secret is in every request: none of them is logged."""
+
+
+def page(job: Snapshot, nonce: str) -> str:
+    """The page with its first picture."""
+    template = Template(files(__package__).joinpath("page.html").read_text("utf-8"))
+    return template.substitute(
+        name=escape(job["name"]), nonce=nonce, style=style(), picture=picture(job)
+    )

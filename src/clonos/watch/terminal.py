@@ -1,0 +1,101 @@
+"""A snapshot in a terminal, drawn by Rich."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from clonos.extras import imported
+from clonos.watch.phases import kind_of
+from clonos.watch.snapshot import NAMES, Healing, Snapshot, Task
+from clonos.watch.words import count, duration, size
+
+STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
+PARTS: Final = {
+    "fence": "magenta", "logs": "blue", "slot": "bright_black", "restore": "yellow",
+    "replay": "green",
+}  # fmt: skip
+BAR: Final = 30
+"""Characters of the longest recovery."""
+LEFT: Final = ("task", "phase")
+COLUMNS: Final = (*LEFT, "rows/s", "latency", "logs", "state", "replay", "slot", "standby")
+"""Eighty characters, if names are short; the page has more."""
+
+
+def rich(module: str) -> Any:
+    """A module of Rich; an error that says how to get it, if it is not there."""
+    return imported(f"rich.{module}", extra="watch", where="clonos watch")
+
+
+def terminal(job: Snapshot) -> Any:
+    """What Rich can print."""
+    text, group = rich("text").Text, rich("console").Group
+    parts = [_head(job, text), *(text(f"! {said}", style="red") for said in job["warnings"])]
+    parts += [text(""), _tasks(job)]
+    if job["recoveries"]:
+        parts += [text(""), text("recoveries", style="bold"), _recoveries(job, text)]
+    return group(*parts)
+
+
+def _head(job: Snapshot, text: Any) -> Any:
+    checkpoint = job["checkpoint"]
+    age = "" if checkpoint["age_s"] is None else f" {duration(1000 * checkpoint['age_s'])} ago"
+    delivered = ", ".join(f"{name} {count(rows)}" for name, rows in job["delivered"].items())
+    facts = [
+        f"{count(job['rates'][-1] if job['rates'] else 0)} rows/s read",
+        f"delivered: {delivered or 'nothing'}",
+        f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
+        f"{job['recovered']} recoveries",
+    ]
+    style = "yellow" if job["is_recovering"] else "green" if job["is_running"] else "bright_black"
+    return text.assemble(
+        (job["name"], "bold"), "  ", (job["status"], style), "\n", " · ".join(facts)
+    )
+
+
+def _tasks(job: Snapshot) -> Any:
+    table = rich("table").Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bright_black"
+    )
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=True)
+    text = rich("text").Text
+    for task in job["tasks"]:
+        table.add_row(*_task(task, text))
+    return table
+
+
+def _task(task: Task, text: Any) -> list[Any]:
+    return [
+        text(task["name"]),  # as text: what looks like Rich's markup is none
+        text(f"■ {task['phase']}", style=STYLES[kind_of(task["phase"])]),
+        count(task["rows_per_s"]),
+        duration(task["latency_ms"]),
+        size(task["log_bytes"]),
+        size(task["state_bytes"]),
+        count(task["steps_to_replay"]),
+        "-" if task["slot"] is None else str(task["slot"]),
+        str(task["standbys"]),
+    ]
+
+
+def _recoveries(job: Snapshot, text: Any) -> Any:
+    longest = max(sum(healing["ms"].values()) for healing in job["recoveries"]) or 1.0
+    table = rich("table").Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for healing in reversed(job["recoveries"]):
+        table.add_row(text(healing["task"]), *_healing(healing, longest, text))
+    legend = text.assemble(*(part for name in NAMES for part in (("■ ", PARTS[name]), f"{name}  ")))
+    return rich("console").Group(table, legend)
+
+
+def _healing(healing: Healing, longest: float, text: Any) -> list[Any]:
+    bar, at, drawn = [], 0.0, 0
+    for name, ms in healing["ms"].items():
+        at += ms
+        end = round(BAR * at / longest)
+        bar.append(("█" * (end - drawn), PARTS[name]))
+        drawn = end
+    parts = ", ".join(f"{name} {duration(ms)}" for name, ms in healing["ms"].items())
+    return [text.assemble(*bar), duration(at) + ("" if healing["is_over"] else " …"), parts]
