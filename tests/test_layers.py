@@ -41,6 +41,7 @@ LAYERS: dict[str, set[str]] = {
     "watch": {"extras", "core", "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "nodes", "runtime", "watch"},
+    "exports": {"extras", "nodes", "cluster"},
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
         "sinks", "sources", "graph", "nodes", "cluster", "api"},

@@ -18,6 +18,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.core.plan import FULL_DEPTH
+from clonos.watch.command import NothingToWatch, look
 from examples.demo.client import check_words
 from examples.demo.process import LOOPBACK, ServerProcess
 
@@ -34,7 +35,7 @@ pytestmark = [
 def test_one_after_the_other(kit, spark, tmp_path):
     """Source, stateful, sink, standby, neighbours, one task twice, and one during a recovery."""
     rows = 12_000
-    job = kit.build(kit.gated(tmp_path, rows), rate=1000).start(spark)
+    job = kit.build(kit.gated(tmp_path, rows), rate=1000).start(spark, ui_port=0)
     for victims in (["events[0]"], ["running[1]"], ["out[0]"], ["running[0]", "windows[0]"]):
         kit.wait_quiet(job)
         before = len(job.observer.recoveries)
@@ -53,11 +54,17 @@ def test_one_after_the_other(kit, spark, tmp_path):
     kit.wait_for(lambda: "activated" in job.observer.recoveries[-1].stages)
     kit.kill(job, "running[1]")
     kit.wait_recovered(job, before + 3)
+    shown = look(job.ui_url)
+    assert shown["recovered"] == before + 3
+    assert {task["phase"] for task in shown["tasks"]} == {"live"}
+    assert all(name in job._repr_html_() for name in ("events[0]", "standby of", "fence"))
     kit.open_tap(tmp_path)
     result = job.wait(kit.WAIT_S)
     kit.check(result.table(), rows)
     assert result.is_complete
     assert not result.generation
+    with pytest.raises(NothingToWatch, match="nobody answers"):
+        look(job.ui_url)
     assert not result.warnings
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
 

@@ -14,6 +14,8 @@ from clonos.core.plan import Incarnation
 
 STAGES: Final = ("detected", "fenced", "fetched", "activated", "restored", "live")
 """Stages of a recovery, in order."""
+PARTS: Final = ("fence", "logs", "slot", "restore", "replay")
+"""What it does from one stage to the next."""
 
 
 class Told:
@@ -206,6 +208,19 @@ class Recovery:
         """Time of each stage after detection, in ms."""
         start = self.stages.get("detected", 0.0)
         return {stage: (at - start) * 1000 for stage, at in self.stages.items()}
+
+    def parts(self) -> dict[str, tuple[float, float]]:
+        """When each part began and ended, as far as it is over (s, monotonic).
+
+        ``"fence"``, ``"logs"``, ``"slot"`` (until there is one to go on in), ``"restore"``,
+        ``"replay"``. One that another has overtaken took no time.
+        """
+        parts, last = {}, self.stages["detected"]
+        for part, stage in zip(PARTS, STAGES[1:], strict=True):
+            if stage in self.stages:
+                end = max(last, self.stages[stage])
+                parts[part], last = (last, end), end
+        return parts
 
     @property
     def json(self) -> str:

@@ -10,9 +10,10 @@ from html import escape
 from importlib.resources import files
 from typing import Final
 
+from clonos.nodes.views import PARTS
 from clonos.watch.drawing import drawing, trend
 from clonos.watch.phases import KINDS, kind_of
-from clonos.watch.snapshot import NAMES, Healing, Slot, Snapshot, Task
+from clonos.watch.snapshot import Healing, Slot, Snapshot, Task
 from clonos.watch.words import count, duration, size
 
 COLUMNS: Final = (
@@ -120,7 +121,7 @@ def _recoveries(recoveries: Sequence[Healing]) -> str:
         return '<div class="soft">none yet</div>'
     longest = max(sum(healing["ms"].values()) for healing in recoveries) or 1.0
     rows = "".join(_healing(healing, longest) for healing in reversed(recoveries))
-    return f'<div class="healing">{rows}</div>{_legend({name: name for name in NAMES})}'
+    return f'<div class="healing">{rows}</div>{_legend({name: name for name in PARTS})}'
 
 
 def _healing(healing: Healing, longest: float) -> str:

@@ -7,13 +7,11 @@ from graphlib import TopologicalSorter
 from typing import Final, TypedDict
 
 from clonos.core.plan import HOUSE_KEEPER, Plan
-from clonos.nodes.views import STAGES, DriverView, JobProgress, Recovery, TaskProgress, TaskView
+from clonos.nodes.views import PARTS, DriverView, JobProgress, Recovery, TaskProgress, TaskView
 
 RECOVERIES_MAX: Final = 12
 """Of these, the newest."""
 WARNINGS_MAX: Final = 5
-NAMES: Final = ("fence", "logs", "slot", "restore", "replay")
-"""What happens between one stage of a recovery and the next."""
 
 
 class Chain(TypedDict):
@@ -194,23 +192,19 @@ def _task(task: TaskView, told: TaskProgress | None) -> Task:
 
 
 def _healing(recovery: Recovery, now_s: float) -> Healing:
-    """Stages as parts. What a later stage has overtaken took no time of its own."""
-    reached = recovery.stages
-    last, ms = reached["detected"], {}
-    for name, stage in zip(NAMES, STAGES[1:], strict=True):
-        if stage in reached:
-            at = max(last, reached[stage])
-            ms[name] = round((at - last) * 1000, 3)
-            last = at
+    """With the part that goes on just now, up to now."""
+    parts, lost_s = recovery.parts(), recovery.stages["detected"]
+    ms = {name: round((end - begin) * 1000, 3) for name, (begin, end) in parts.items()}
     if not recovery.finished:
-        going_on = next(n for n, s in zip(NAMES, STAGES[1:], strict=True) if s not in reached)
-        ms[going_on] = round(max(0.0, now_s - last) * 1000, 3)
+        last_s = max([lost_s, *(end for _, end in parts.values())])
+        going_on = next(name for name in PARTS if name not in parts)
+        ms[going_on] = round(max(0.0, now_s - last_s) * 1000, 3)
     return Healing(
         task=recovery.name,
         incarnation=f"{recovery.incarnation.term}.{recovery.incarnation.n}",
         ms=ms,
         is_over=recovery.finished,
-        ago_s=now_s - reached["detected"],
+        ago_s=now_s - lost_s,
         log=recovery.log_length,
     )
 

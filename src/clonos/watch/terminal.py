@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from clonos.extras import imported
+from clonos.nodes.views import PARTS
 from clonos.watch.phases import kind_of
-from clonos.watch.snapshot import NAMES, Healing, Snapshot, Task
+from clonos.watch.snapshot import Healing, Snapshot, Task
 from clonos.watch.words import count, duration, size
 
 STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
-PARTS: Final = {
+COLOURS: Final = {
     "fence": "magenta", "logs": "blue", "slot": "bright_black", "restore": "yellow",
     "replay": "green",
 }  # fmt: skip
@@ -81,13 +82,13 @@ def _task(task: Task, text: Any) -> list[Any]:
 def _recoveries(job: Snapshot, text: Any) -> Any:
     longest = max(sum(healing["ms"].values()) for healing in job["recoveries"]) or 1.0
     table = rich("table").Table(box=None, pad_edge=False, show_header=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for healing in reversed(job["recoveries"]):
         table.add_row(text(healing["task"]), *_healing(healing, longest, text))
-    legend = text.assemble(*(part for name in NAMES for part in (("■ ", PARTS[name]), f"{name}  ")))
-    return rich("console").Group(table, legend)
+    legend = text.assemble(
+        *(part for name in PARTS for part in (("■ ", COLOURS[name]), f"{name}  "))
+    )
+    newest = ", ".join(f"{n} {duration(ms)}" for n, ms in job["recoveries"][-1]["ms"].items())
+    return rich("console").Group(table, legend, text(f"the newest: {newest}"))
 
 
 def _healing(healing: Healing, longest: float, text: Any) -> list[Any]:
@@ -95,7 +96,6 @@ def _healing(healing: Healing, longest: float, text: Any) -> list[Any]:
     for name, ms in healing["ms"].items():
         at += ms
         end = round(BAR * at / longest)
-        bar.append(("█" * (end - drawn), PARTS[name]))
+        bar.append(("█" * (end - drawn), COLOURS[name]))
         drawn = end
-    parts = ", ".join(f"{name} {duration(ms)}" for name, ms in healing["ms"].items())
-    return [text.assemble(*bar), duration(at) + ("" if healing["is_over"] else " …"), parts]
+    return [text.assemble(*bar), duration(at) + ("" if healing["is_over"] else " so far")]
