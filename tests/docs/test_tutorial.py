@@ -1,4 +1,4 @@
-"""Every code block of the tutorial runs, in the order of the page."""
+"""Every code block of the tutorial and of the page about testing runs, in the page's order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```python( spark)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def run_blocks(*, with_spark: bool) -> dict[str, Any]:
+def run_blocks(page: Path = PAGE, *, with_spark: bool) -> dict[str, Any]:
     """Run the blocks as one script; with or without those that are marked as Spark's."""
-    text = PAGE.read_text()
+    text = page.read_text()
     names: dict[str, Any] = {"__name__": "__main__"}  # functions travel to slots by value
     try:
         for block in BLOCK.finditer(text):
             if with_spark or block[1] is None:
                 # Blank lines before it: a traceback shows the line of the page.
                 lines = "\n" * text[: block.start(2)].count("\n")
-                exec(compile(lines + block[2], str(PAGE), "exec"), names)
+                exec(compile(lines + block[2], str(page), "exec"), names)
     finally:
         if "server" in names:
             names["server"].shutdown()
@@ -37,6 +38,12 @@ def test_each_block_is_run():
 def test_without_spark():
     names = run_blocks(with_spark=False)
     assert "spark" not in names
+
+
+def test_the_page_about_testing(capsys):
+    names = run_blocks(DOCS / "testing.md", with_spark=False)
+    assert names["done"].deaths, "something has failed in it"
+    assert "seeds=[0]" in capsys.readouterr().out
 
 
 @pytest.mark.spark

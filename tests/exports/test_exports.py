@@ -68,14 +68,13 @@ class TestPrometheus:
         assert value("job_up") == 0
 
     def test_the_text_can_be_parsed_whatever_names_say(self, registry, listener):
-        import prometheus_client
-        from prometheus_client.parser import text_string_to_metric_families
-
+        client = pytest.importorskip("prometheus_client")
+        parser = pytest.importorskip("prometheus_client.parser")
         for job in ("fraud", "other"):
             listener.on_progress(progress(job))
         listener.on_recovery(recovery())
-        text = prometheus_client.generate_latest(registry).decode()
-        families = {family.name: family for family in text_string_to_metric_families(text)}
+        text = client.generate_latest(registry).decode()
+        families = {family.name: family for family in parser.text_string_to_metric_families(text)}
         assert len(families) >= len(METRICS) + 2
         tasks = families["clonos_task_up"].samples
         assert {(s.labels["job"], s.labels["task"]) for s in tasks} >= {("other", "payments[1]")}
@@ -104,16 +103,14 @@ class TestPrometheus:
 class TestOpenTelemetry:
     @pytest.fixture
     def sdk(self) -> Any:
-        pytest.importorskip("opentelemetry.sdk")
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-        reader, spans, tracers = InMemoryMetricReader(), InMemorySpanExporter(), TracerProvider()
-        tracers.add_span_processor(SimpleSpanProcessor(spans))
-        yield reader, spans, MeterProvider([reader]), tracers
+        metrics = pytest.importorskip("opentelemetry.sdk.metrics")
+        export = pytest.importorskip("opentelemetry.sdk.trace.export")
+        memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+        spans = memory.InMemorySpanExporter()
+        tracers = pytest.importorskip("opentelemetry.sdk.trace").TracerProvider()
+        tracers.add_span_processor(export.SimpleSpanProcessor(spans))
+        reader = pytest.importorskip("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
+        yield reader, spans, metrics.MeterProvider([reader]), tracers
         tracers.shutdown()
 
     @pytest.fixture

@@ -299,6 +299,8 @@ def test_the_command_writes_a_test_that_fails(tmp_path):
     assert bad.returncode == 1, bad.stderr
     assert "To do: take time" in bad.stdout
     assert "clonos sim users_jobs:shaky --rows payments=rows.jsonl --seed 0" in bad.stdout
+    refused = run(tmp_path, *words, "users_jobs", "--harsh")
+    assert "--harsh is for jobs that are drawn" in refused.stderr
     tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_seed.py")
     assert "SimulationFailed" in tested.stdout
     assert "1 failed" in tested.stdout

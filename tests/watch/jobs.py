@@ -91,7 +91,7 @@ def shown(job: Any, *, warnings: tuple[str, ...] = (), **how: Any) -> Snapshot:
     return snapshot(job.name, "fraud-1", 1, job.plan, operators, seen, warnings, NOW_S)
 
 
-def recovering(parallelism: int = 2, **names: str) -> Snapshot:
+def recovering(parallelism: int = 2, **names: Any) -> Snapshot:
     job = compiled(parallelism, **names)
     tasks = job.plan.tasks
     lost = tasks[parallelism]

@@ -103,8 +103,7 @@ def test_a_picture_of_a_job_that_has_just_begun():
 
 
 def test_names_are_text():
-    names = {"name": NASTY, "operator": NASTY}
-    job = jobs.compiled(**names)
+    job = jobs.compiled(name=NASTY, operator=NASTY)
     shown = jobs.shown(job, warnings=(f"{NASTY} is slow",), away={0: NASTY})
     for html in (picture(shown), in_notebook(shown)):
         assert "<script" not in html

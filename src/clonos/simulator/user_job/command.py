@@ -17,11 +17,27 @@ from clonos.simulator.user_job.simulation import Simulation, simulate
 
 SAY_EVERY_S: Final = 5.0
 SEEDS: Final = 50
+DRAWN: Final = (
+    "harsh",
+    "edge",
+    "overlap",
+    "disk",
+    "availability",
+    "mutations",
+    "mutation",
+    "digest",
+)
+"""Options that a user's job has no use for."""
 DURATION: Final = "200 ms"
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if nothing was wrong in any seed."""
+    if given := [f"--{name}" for name in DRAWN if getattr(args, name)]:
+        raise CannotSimulate(
+            f"{', '.join(given)} is for jobs that are drawn",
+            remedy="of your own job, --faults says what fails",
+        )
     settings = _settings(args)
     job = named_job(args.job)
     first, count = args.first_seed, args.seeds or SEEDS
