@@ -6,6 +6,7 @@ The first that then does not do the same both times is to blame, and nothing beh
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ SUSPECTS: Final = frozenset(
 """Functions in C whose answer is another one each time."""
 SHOWN: Final = 5
 """Lines that are named."""
+LINE_MAX: Final = 80
+"""Characters of each."""
 REMEDY: Final = (
     "take time, random numbers and services from ctx (ctx.clock, ctx.random, ctx.call), and keep "
     "what is to be remembered in ctx.state"
@@ -111,7 +114,7 @@ def _watched(found: dict[str, None]) -> Iterator[None]:
         if event == "c_call" and name in SUSPECTS:
             line = _users_line(frame)
             if line:
-                found[f"{line} ({getattr(called, '__module__', None) or 'a'}: {name})"] = None
+                found[line] = None
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -126,7 +129,8 @@ def _users_line(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if is_users_file(code.co_filename):
-            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+            said = linecache.getline(code.co_filename, frame.f_lineno).strip()[:LINE_MAX]
+            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}: {said}"
         if frame.f_globals.get("__name__", "").startswith("clonos."):
             return ""
         frame = frame.f_back
