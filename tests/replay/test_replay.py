@@ -29,7 +29,7 @@ def reader(batch, index, parallelism):
 def readable(job, code):
     if code.source is None:
         return code
-    factory = partial(reader, job.sources[code.task.id]._rows)
+    factory = partial(reader, job.sources[code.task.id].rows)
     return replace(code, source=replace(code.source, factory=factory))
 
 

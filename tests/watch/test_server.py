@@ -97,7 +97,7 @@ def test_who_comes_beyond_the_limit_is_turned_away(tmp_path, monkeypatch):
         thread.start()
     for _ in waiting:
         assert inside.acquire(timeout=60)
-    with socket.create_connection(server._server.server_address[:2], timeout=60) as third:
+    with socket.create_connection((HOST, urlsplit(server.url).port or 0), timeout=60) as third:
         assert third.recv(1) == b""
     go_on.set()
     for thread in waiting:

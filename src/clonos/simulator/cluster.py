@@ -66,6 +66,9 @@ class Options:
     """How often a floor is followed by a merge of layers ..."""
     pressures: float = 0.0
     """... or by memory pressure in some process."""
+    merges_overlap: bool = True
+    """Whether a task has several merges at once, which production never begins: two of them may
+    give their layers one name."""
     steps_per_turn: int = 1
     """Steps that a process does before it looks at its input."""
     rows_at_once: int = 1

@@ -129,14 +129,19 @@ class SimulatedMerger:
         self._driver, self._term = driver, term
         self._cluster = driver.cluster
         self._store = LayerStore(driver.layers, files=driver.shared)
+        self._merging: dict[int, LayerRef] = {}  # by task, the first that is to be replaced
 
     def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
-        cluster = self._cluster
+        cluster, task = self._cluster, chosen[0].task
+        if self._merging.get(task) in chain and not cluster.options.merges_overlap:
+            self._driver.post(events.MergeFailed(task, ClonosError("another is under way")))
+            return
+        self._merging[task] = chosen[0]
         is_base = chosen[0] == chain[0]
         delay = 3 * cluster.store_delay()
         if cluster.random.random() < 0.1:
-            failed = events.MergeFailed(chosen[0].task, ClonosError("the store is away"))
-            cluster.scheduler.after(delay, self._driver.post, failed)
+            error = ClonosError("the store is away")
+            cluster.scheduler.after(delay, self._failed, task, error)
         else:
             cluster.scheduler.after(delay, self._merged, tuple(chosen), is_base)
 
@@ -158,9 +163,13 @@ class SimulatedMerger:
         except Died:
             self._cluster.kill_driver(self._driver)
         except (StoreAway, UnreadableLayer) as error:
-            self._driver.post(events.MergeFailed(chosen[0].task, error))
+            self._failed(chosen[0].task, error)
         else:
             self._driver.post(events.Merged(ref, chosen))
+
+    def _failed(self, task: int, error: ClonosError) -> None:
+        self._merging.pop(task, None)
+        self._driver.post(events.MergeFailed(task, error))
 
     def delete(self, paths: Sequence[str]) -> None:
         self._cluster.recorder.deletes(paths)

@@ -280,6 +280,7 @@ class _Runs:
         options = random_options(Random(f"cluster {seed}"), job)
         options.availability = job.compiled.options.on_orphan == "availability"
         options.epoch_ms *= scale
+        options.merges_overlap = False
         options.rows_at_once = max(1, round(job.rows / ROWS_AT_ONCE / READS))
         options.rows_ms = scale * SOURCES_READ_MS * ROWS_AT_ONCE * options.rows_at_once / job.rows
         return options
