@@ -57,7 +57,7 @@ def test_one_after_the_other(kit, spark, tmp_path):
     shown = look(job.ui_url)
     assert shown["recovered"] == before + 3
     assert {task["phase"] for task in shown["tasks"]} == {"live"}
-    assert all(name in job._repr_html_() for name in ("events[0]", "standby of", "fence"))
+    assert all(name in job._repr_html_() for name in ("events[0]", "fence", "replay"))
     kit.open_tap(tmp_path)
     result = job.wait(kit.WAIT_S)
     kit.check(result.table(), rows)
