@@ -52,8 +52,9 @@ def test_a_process_dies_after_each_step():
 def test_jobs_of_all_kinds_survive_a_kill_after_each_step():
     fakes = {"ask": lambda user: "good", "score": lambda user: 0.5, "charge": lambda row: "paid"}
     for job in (users.totals(parallelism=2), users.calling(), users.with_effect(users.charge)):
-        simulate(job, ROWS, services=fakes, same_rows=True, seeds=2, every_step=True)
-        simulate(job, ROWS, services=fakes, same_rows=True, seeds=60)
+        is_same = job.parallelism == 1  # else running totals depend on which row comes first
+        simulate(job, ROWS, services=fakes, same_rows=is_same, seeds=2, every_step=True)
+        simulate(job, ROWS, services=fakes, same_rows=is_same, seeds=60)
 
 
 def test_a_seed_is_the_same_simulation_every_time():
