@@ -124,6 +124,11 @@ class JobDirectory:
         return f"{self.root}/journal"
 
     @property
+    def local_folder(self) -> Path | None:
+        """The journal's folder, if it is on this machine; else nobody finds anything there."""
+        return Path(self.root) if isinstance(self.disk, LocalFiles) else None
+
+    @property
     def is_new(self) -> bool:
         """Whether no job has ever been started here."""
         return not (self._folder.has("journal") and self._folder.has("checkpoint_id"))

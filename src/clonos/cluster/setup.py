@@ -136,7 +136,7 @@ class DriverSetup:
             self.observer.look = lambda: self.node.view
             self.page = None
             if ui_port is not None:
-                self.page = WatchServer(self.snapshot, ui_port, self.directory.journal)
+                self.page = WatchServer(self.snapshot, ui_port, self.directory.local_folder)
                 undo.callback(self.page.close)
             self._undo = undo.pop_all()
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="DIR|URL",
-        help="the job's checkpoint_dir (or journal_dir), or running.ui_url",
+        help="the job's checkpoint_dir (or the journal's folder), or running.ui_url",
     )
     parser.add_argument("--once", action="store_true", help="show how it is now, and end")
     parser.add_argument("--json", action="store_true", help="the same as one line of JSON")

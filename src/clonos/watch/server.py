@@ -44,7 +44,7 @@ class WatchServer:
     port
         0: any that is free.
     folder
-        Where the address is noted for ``clonos watch``, readable for this user alone.
+        Where the address is noted for ``clonos watch``, readable for this user alone; None: nowhere.
 
     Raises
     ------
@@ -52,7 +52,7 @@ class WatchServer:
         Another process listens there.
     """
 
-    def __init__(self, look: Callable[[], Snapshot], port: int, folder: Path) -> None:
+    def __init__(self, look: Callable[[], Snapshot], port: int, folder: Path | None) -> None:
         self._secret = secrets.token_urlsafe(24)
         try:
             self._server = _Server(look, self._secret, port)
@@ -61,7 +61,7 @@ class WatchServer:
                 f"the page cannot be served on {HOST}:{port}: {error}",
                 remedy="say ui_port=0 for any port that is free",
             ) from error
-        self._note = folder / ADDRESS_FILE
+        self._note = folder / ADDRESS_FILE if folder is not None else None
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="clonos-watch", daemon=True
         )
@@ -74,6 +74,8 @@ class WatchServer:
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
+        if self._note is None:
+            return
         with suppress(OSError):  # it is a convenience
             note = os.open(self._note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(note, "w") as file:
@@ -83,8 +85,9 @@ class WatchServer:
         """Serve no more."""
         if self._thread.is_alive():
             self._server.shutdown()
-            with suppress(OSError):
-                self._note.unlink()
+            if self._note is not None:
+                with suppress(OSError):
+                    self._note.unlink()
         self._server.server_close()
 
 
