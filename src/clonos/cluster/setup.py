@@ -134,10 +134,7 @@ class DriverSetup:
             settings = self._settings(silence_s, answer_s, progress_s)
             self.node = DriverNode(self.keeper, recovered, ports, settings)
             self.observer.look = lambda: self.node.view
-            self.page = None
-            if ui_port is not None:
-                self.page = WatchServer(self.snapshot, ui_port, self.directory.local_folder)
-                undo.callback(self.page.close)
+            self.page = self._open_page(ui_port, undo)
             self._undo = undo.pop_all()
 
     def _open_journal(
@@ -164,6 +161,13 @@ class DriverSetup:
         if waits:  # what was here when we came was not all
             directory.check(self.compiled)
         return found
+
+    def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
+        if ui_port is None:
+            return None
+        page = WatchServer(self.snapshot, ui_port, self.directory.local_folder)
+        undo.callback(page.close)
+        return page
 
     def snapshot(self) -> Snapshot:
         """What is to be shown of the job now; any thread may ask."""

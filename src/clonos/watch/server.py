@@ -44,7 +44,7 @@ class WatchServer:
     port
         0: any that is free.
     folder
-        Where the address is noted for ``clonos watch``, readable for this user alone; None: nowhere.
+        Where the address is noted for ``clonos watch``, readable for this user alone; or nowhere.
 
     Raises
     ------
