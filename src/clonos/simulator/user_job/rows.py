@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ import pyarrow as pa
 from clonos import sources
 from clonos.columns.batches import concat, conform, empty, from_table, to_bytes
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.base import OperatorFactory
 from clonos.operators.look_up import VERSIONS, SideTable
+from clonos.operators.operations import LookUp, Operation
 from clonos.simulator.arrow_jobs import FixedRows
 from clonos.simulator.user_job.errors import CannotSimulate
 from clonos.sources.readers import EndOfInput
@@ -166,14 +165,12 @@ def _content(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
 
 def _with_tables(code: TaskCode, known: dict[int, pa.RecordBatch]) -> TaskCode:
     """With the content of tables that are looked up, as the driver puts it there."""
-    operators = tuple((name, _with_content(make, known)) for name, make in code.operators)
+    operators = tuple((name, _with_content(operation, known)) for name, operation in code.operators)
     return replace(code, operators=operators)
 
 
-def _with_content(make: OperatorFactory, known: dict[int, pa.RecordBatch]) -> OperatorFactory:
-    if not isinstance(make, partial) or not any(isinstance(a, SideTable) for a in make.args):
-        return make
-    args: Sequence[Any] = [
-        known.setdefault(id(a), a.read()) if isinstance(a, SideTable) else a for a in make.args
-    ]
-    return partial(make.func, *args, **make.keywords)
+def _with_content(operation: Operation, known: dict[int, pa.RecordBatch]) -> Operation:
+    if not isinstance(operation, LookUp) or not isinstance(operation.table, SideTable):
+        return operation
+    table = operation.table
+    return operation.showing(known.setdefault(id(table), table.read()))
