@@ -111,6 +111,10 @@ class BadDuration(DefinitionError):
     """Not a duration such as ``"5 seconds"``."""
 
 
+class BadSize(DefinitionError):
+    """Not a size such as ``"50 GB"``."""
+
+
 class BadGraph(DefinitionError):
     """Streams do not form a job that can run: no sink, a name used twice, ..."""
 

@@ -23,7 +23,8 @@ class Looking(Feeds):
         self.begun, self.gate = threading.Semaphore(0), threading.Semaphore(0)
         self.errors = 0
 
-    def _look(self, layers: Any) -> bool:
+    def _look(self, layers: Any, kept: Any) -> bool:
+        assert kept == {}
         self.seen.append(layers)
         self.begun.release()
         self.gate.acquire()
@@ -40,7 +41,7 @@ def feeds(monkeypatch):
 
 def test_a_floor_that_comes_meanwhile_is_looked_at_next(feeds):
     for number in range(3):
-        feeds.after_floor({number: ()})
+        feeds.after_floor({number: ()}, {})
         if not number:
             assert feeds.begun.acquire(timeout=60)
     feeds.gate.release(2)
@@ -50,7 +51,7 @@ def test_a_floor_that_comes_meanwhile_is_looked_at_next(feeds):
 
 def test_who_could_not_look_looks_again(feeds):
     feeds.errors = 2
-    feeds.after_floor({0: ()})
+    feeds.after_floor({0: ()}, {})
     feeds.gate.release(3)
     feeds._looking.join(60)
     assert feeds.seen == [{0: ()}] * 3
@@ -58,7 +59,7 @@ def test_who_could_not_look_looks_again(feeds):
 
 def test_nobody_looks_after_the_end(feeds):
     feeds.errors = 1 << 30
-    feeds.after_floor({0: ()})
+    feeds.after_floor({0: ()}, {})
     feeds._is_closed.set()
     feeds.gate.release(3)
     feeds._looking.join(60)

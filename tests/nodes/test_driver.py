@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
@@ -68,7 +69,7 @@ def injected(link: Link) -> list[int]:
 class World:
     """All ports of a driver, and its clock."""
 
-    def __init__(self, records: Sequence[bytes] = ()) -> None:
+    def __init__(self, records: Sequence[bytes] = (), keep: Keep | None = None) -> None:
         self.now_s = 100.0
         self.records = list(records)
         self.is_slow = self.is_broken = False
@@ -84,7 +85,10 @@ class World:
         self.heard: list[Any] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
-        self.keeper = HouseKeeper(PLAN, lambda batch: batch.payload, lambda content: content)
+        self.archived: list[tuple[int, str, bytes]] = []
+        self.going = 0
+        self.kept: Chains = {}
+        self.keeper = HouseKeeper(PLAN, lambda batch: batch.payload, lambda content: content, keep)
         recovered = self.keeper.recover(self.records)
         settings = DriverSettings(
             name="etl",
@@ -146,8 +150,12 @@ class World:
         assert self.may_delete, "too soon"
         self.deleted += paths
 
-    def survey(self) -> None:
+    def survey(self, going: int = 0) -> None:
         self.surveys += 1
+        self.going = going or self.going
+
+    def archive(self, number: int, path: str, content: bytes) -> None:
+        self.archived.append((number, path, content))
 
     # the audience
     def noted(self, note: co.Note, at_s: float) -> None:
@@ -162,8 +170,8 @@ class World:
     def warned(self, text: str) -> None:
         self.warnings.append(text)
 
-    def floor(self, layers: Mapping[int, tuple[msg.LayerRef, ...]]) -> None:
-        pass
+    def floor(self, layers: Chains, kept: Chains) -> None:
+        self.kept = kept
 
     # the lookout
     def look(self) -> None:

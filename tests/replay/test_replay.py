@@ -33,7 +33,7 @@ def readable(job, code):
     return replace(code, source=replace(code.source, factory=factory))
 
 
-def past_of(job, cluster, compiled=None):
+def past_of(job, cluster, compiled=None, rewind=None):
     """What the disks of a simulated cluster know when all is over."""
     compiled = compiled or job.compiled
     keeper = HouseKeeper(job.plan, job.encode, job.decode)
@@ -41,8 +41,10 @@ def past_of(job, cluster, compiled=None):
     journal.recover(keeper)
     journal.close()
     codes = tuple(readable(job, code) for code in compiled.codes)
-    lives, failed, lost = activations(compiled, keeper)
     store = LayerStore(cluster.driver.layers, files=cluster.disks.shared.observe())
+    if rewind is not None:
+        rewind(keeper, store)
+    lives, failed, lost = activations(compiled, keeper)
     return Past(compiled, codes, keeper, lives, failed, lost, "", "", "", store)
 
 

@@ -147,6 +147,28 @@ class Mortal:
         return do(*args)
 
 
+def test_rows_that_somebody_may_look_back_at_stay_and_are_no_backlog(tmp_path):
+    spool = Spool(str(tmp_path), 1, "process", backlog_bytes_max=0)
+    for number in range(4):
+        offer(spool, number, [[10 * number, 10 * number + 1]])
+    reader = SpoolReader(spool.uri, SCHEMA, 0, 1)
+    nbytes = spool.kept_bytes
+    spool.truncate([8], [0])
+    assert (spool.backlog_bytes, spool.kept_bytes) == (0, nbytes)
+    spool.wait_for_room()
+    reader.open(0)
+    assert read(reader)[:2] == [0, 1]
+    spool.truncate([8], [4])
+    assert 0 < spool.kept_bytes < nbytes
+    reader = SpoolReader(spool.uri, SCHEMA, 0, 1)
+    reader.open(4)
+    assert read(reader)[:2] == [20, 21]
+    again = Spool(spool.uri, 1, "process")
+    assert again.kept_bytes == spool.kept_bytes
+    spool.truncate([8])
+    assert spool.kept_bytes == 0
+
+
 class History:
     """What outlives the driver: Spark's commits, the job's floor, a task that goes on reading."""
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
+from clonos.columns.sizes import parse_size
+from clonos.core.history import Keep
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, NeedsSpark, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
@@ -56,6 +58,14 @@ class Job:
     on_bad_record
         A record that a function cannot handle fails the job, is dropped and counted ("drop"), or
         counted and kept in a stream of its own ("keep"), :attr:`bad_records`.
+    history
+        How far back one shall be able to go with :class:`clonos.Replay` and :meth:`branch`: a
+        duration. By default nothing below the newest checkpoint is kept.
+    history_bytes
+        What that may take at most, such as ``"50 GB"``; then less of the past is kept. Rows that
+        sources have spooled come on top.
+    history_interval
+        Time between two points that one can go back to.
     seed
         Of ``ctx.random``.
     lineage
@@ -88,6 +98,9 @@ class Job:
         guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
         on_bad_record: OnBadRecord = "fail",
+        history: str | timedelta | None = None,
+        history_bytes: str | int | None = None,
+        history_interval: str | timedelta = "1 minute",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
@@ -99,6 +112,18 @@ class Job:
                 remedy="without logs only marked checkpoints fit together: use one or the other",
             )
         _one_of("on_orphan", on_orphan, "consistency", "availability")
+        keep = _keep(history, history_bytes, history_interval)
+        if keep is not None and guarantee == "at_least_once":
+            raise WrongType(
+                f"history={history!r} with guarantee={guarantee!r}",
+                remedy="without logs nothing can be done again: use one or the other",
+            )
+        if keep is not None and on_orphan == "availability":
+            raise WrongType(
+                f"history={history!r} with on_orphan={on_orphan!r}",
+                remedy="a loss that is forgiven leaves a past that does not fit together: use one "
+                "or the other",
+            )
         _one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
         self.parallelism = _number("parallelism", parallelism, 1)
@@ -118,6 +143,7 @@ class Job:
                 guarantee=guarantee,
                 on_orphan=on_orphan,
                 lineage=None if lineage is None else _name("lineage", lineage),
+                keep=keep,
             ),
         )
 
@@ -400,6 +426,20 @@ class Job:
             self._frames[stream] = self._graph.vertices[-1].name
         result = self.run(spark, **options)
         return result.dataframe(self._frames[stream])
+
+
+def _keep(
+    history: str | timedelta | None, nbytes: str | int | None, interval: str | timedelta
+) -> Keep | None:
+    if history is None:
+        if nbytes is not None:
+            raise WrongType(
+                f"history_bytes={nbytes!r} without history=",
+                remedy='say how far back one shall be able to go: history="6 hours"',
+            )
+        return None
+    limit = None if nbytes is None else parse_size(nbytes)
+    return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:

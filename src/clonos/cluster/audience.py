@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from clonos.cluster.feeds import Feeds
 from clonos.cluster.listener import Listener
 from clonos.core.coordinator import Note
-from clonos.core.messages import LayerRef
+from clonos.core.history import Chains
 from clonos.nodes.views import (
     DriverView,
     JobEvent,
@@ -204,5 +204,5 @@ class JobAudience:
         for post in self._posts:
             post.join(max(0.0, until - time.monotonic()))
 
-    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
-        self._feeds.after_floor(layers)
+    def floor(self, layers: Chains, kept: Chains) -> None:
+        self._feeds.after_floor(layers, kept)

@@ -236,6 +236,11 @@ class JobDirectory:
                 remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
             )
 
+    @property
+    def task_names(self) -> list[str]:
+        """Of the job that was here before, by the tasks' numbers."""
+        return list(json.loads(self._folder.read(_ABOUT).to_pybytes())["graph"]["tasks"])
+
     def claim(self, compiled: CompiledJob) -> None:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
         about = {

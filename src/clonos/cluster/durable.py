@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from clonos.columns.batches import from_bytes, to_bytes
+from clonos.core.history import Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
@@ -29,9 +30,9 @@ def _decode(content: bytes) -> pa.RecordBatch | None:
     return from_bytes(content) if content else None
 
 
-def house_keeper(plan: Plan) -> HouseKeeper:
+def house_keeper(plan: Plan, keep: Keep | None = None) -> HouseKeeper:
     """A house-keeper of Arrow batches, who knows nothing yet."""
-    return HouseKeeper(plan, _encode, _decode)
+    return HouseKeeper(plan, _encode, _decode, keep)
 
 
 class JournalFile:

@@ -6,14 +6,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from clonos.cluster.directory import JobDirectory
+from clonos.core.history import Chains
 from clonos.core.layer import open_layer
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import Layer
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.nodes.events import OutsideFailed
 from clonos.sources.materialized import materialized
@@ -86,7 +87,7 @@ class Feeds:
         self._working: list[FeedingQuery | Refresher] = []
         self._looking: threading.Thread | None = None
         self._lock = threading.Lock()  # of the next two
-        self._newest: dict[int, tuple[LayerRef, ...]] | None = None  # floors to look at
+        self._newest: tuple[Chains, Chains] | None = None  # floors to look at
         self._is_looking = False
         self._is_closed = threading.Event()
         for code in fed(compiled):
@@ -176,12 +177,13 @@ class Feeds:
 
     # --- floors ---
 
-    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
-        """A floor is complete with these layers: rows below it may be deleted."""
+    def after_floor(self, layers: Chains, kept: Chains) -> None:
+        """A floor is complete with these layers: no recovery needs rows below it. Those below the
+        layers `kept` may be deleted."""
         if not self._spools:
             return
         with self._lock:
-            self._newest = dict(layers)
+            self._newest = layers, kept
             if self._is_looking:
                 return
             self._is_looking = True
@@ -192,39 +194,40 @@ class Feeds:
         """Look at the newest floors, until there are no newer ones: these may be the last."""
         while True:
             with self._lock:
-                layers, self._newest = self._newest, None
-                if layers is None:
+                floors, self._newest = self._newest, None
+                if floors is None:
                     self._is_looking = False
                     return
-            is_done = self._look(layers)
+            is_done = self._look(*floors)
             if self._is_closed.wait(LOOK_S if is_done else AGAIN_S):
                 return
             with self._lock:
                 if not is_done and self._newest is None:
-                    self._newest = layers
+                    self._newest = floors
 
-    def _look(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> bool:
+    def _look(self, layers: Chains, kept: Chains) -> bool:
         try:
             for operator, spool in self._spools.items():
-                floors = self._floors(layers, self._tasks[operator]) if spool.backlog_bytes else []
+                floors = self._floors(layers, self._tasks[operator]) if spool.kept_bytes else []
+                oldest = self._floors(kept, self._tasks[operator]) if floors else []
                 if floors:
-                    spool.truncate([floor.source_rows for floor in floors])
+                    passed = [floor.source_rows for floor in floors]
+                    needed = [floor.source_rows for floor in oldest]  # none: from the first row on
+                    spool.truncate(passed, needed or [0] * len(passed))
             self._end_tables(layers)
         except Exception as error:  # noqa: BLE001 - tried again; a thread tells nobody
             LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
             return False
         return True
 
-    def _floors(
-        self, layers: Mapping[int, tuple[LayerRef, ...]], codes: list[TaskCode]
-    ) -> list[Layer]:
+    def _floors(self, layers: Chains, codes: list[TaskCode]) -> list[Layer]:
         """The newest layer of each of these tasks; none if one has none."""
         chains = [layers.get(code.task.id, ()) for code in codes]
         if not all(chains):
             return []
         return [open_layer(self._layers.get(chain[-1].path), chain[-1]) for chain in chains]
 
-    def _end_tables(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    def _end_tables(self, layers: Chains) -> None:
         """When all other inputs are over, nobody looks up in tables any more."""
         tables = [
             spool

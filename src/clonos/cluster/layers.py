@@ -10,7 +10,7 @@ from typing import Final
 from clonos.cluster.compaction import Compactor
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
-from clonos.nodes.events import Merged, MergeFailed, Surveyed
+from clonos.nodes.events import Archived, ArchiveFailed, Merged, MergeFailed, Surveyed
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.transport.inbox import Inbox
@@ -51,12 +51,24 @@ class BackgroundMerger:
         except ClonosError as error:
             _LOG.warning("layers that nobody reads any more stay: %s", error)
 
-    def survey(self) -> None:
-        self._worker.submit(self._survey)
+    def archive(self, number: int, path: str, content: bytes) -> None:
+        self._worker.submit(self._archive, number, path, content)
 
-    def _survey(self) -> None:
+    def _archive(self, number: int, path: str, content: bytes) -> None:
         try:
-            self._inbox.put(Surveyed(tuple(self._store.everything())))
+            self._inbox.put(Archived(number, path, self._store.put(path, content)))
+        except ClonosError as error:
+            self._inbox.put(ArchiveFailed(number, error))
+        except Exception as error:  # noqa: BLE001 - told to the loop
+            text = f"storing a part of the history failed: {error}"
+            self._inbox.put(ArchiveFailed(number, ClonosError(text)))
+
+    def survey(self, going: int = 0) -> None:
+        self._worker.submit(self._survey, going)
+
+    def _survey(self, going: int) -> None:
+        try:
+            self._inbox.put(Surveyed(tuple(self._store.everything()), going))
         except ClonosError as error:
             _LOG.warning("what earlier drivers have left stays: %s", error)
 

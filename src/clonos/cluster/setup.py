@@ -104,7 +104,7 @@ class DriverSetup:
             self.inbox = undo.enter_context(closing(Inbox()))
             file = self._open_journal(durability, standby_slots, is_patient=standby)
             undo.callback(file.close)
-            self.keeper = house_keeper(plan)
+            self.keeper = house_keeper(plan, compiled.options.keep)
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, undo)
             self._claim(undo)

@@ -109,14 +109,19 @@ class Checkpoints:
             self._complete()
 
     def tick(self) -> None:
-        """Time passes: without markers, floors may have come to move."""
-        if self.markers is not None or self._roster.now_ms - self._looked_ms < self._look_ms:
+        """Time passes: without markers, or where history has waited for log entries, floors may
+        have come to move."""
+        is_awaited = self.markers is None or self._keeper.history.points
+        if not is_awaited or self._roster.now_ms - self._looked_ms < self._look_ms:
             return
         self._looked_ms = self._roster.now_ms
         seen = self._came, sum(self._keeper.stable.values())
         if seen != self._seen and any(self.sealed.values()):
             self._seen = seen
-            self._fit()
+            if self.markers is None:
+                self._fit()
+            else:
+                self._complete()
 
     # --- floors ---------------------------------------------------------------------------------
 
@@ -128,7 +133,11 @@ class Checkpoints:
     def _fit(self) -> None:
         keeper = self._keeper
         newest = {  # those of an older generation remain in the chain, and make no floor
-            task: [layer for layer in layers if layer.generation == keeper.generation]
+            task: [
+                layer
+                for layer in layers
+                if layer.generation == keeper.generation and keeper.may_pass(layer.ref)
+            ]
             for task, layers in self.sealed.items()
         }
         chosen = newest_fitting(

@@ -14,7 +14,8 @@ it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Trust, depends_on_lost, merged
+from clonos.core.history import RECORDS, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.machine import with_stories
@@ -59,6 +61,8 @@ class HouseKeeper:
         The job.
     encode, decode
         A batch's payload to bytes and back.
+    keep
+        How much of the past is kept; by default nothing.
 
     Attributes
     ----------
@@ -72,12 +76,19 @@ class HouseKeeper:
         That of all floors.
     failed
         Of tasks that could not go on: the step that has failed, and what is known of it.
+    history
+        The past that is kept.
     """
 
     def __init__(
-        self, plan: Plan, encode: Callable[[Batch], bytes], decode: Callable[[bytes], Any]
+        self,
+        plan: Plan,
+        encode: Callable[[Batch], bytes],
+        decode: Callable[[bytes], Any],
+        keep: Keep | None = None,
     ) -> None:
         self.plan = plan
+        self.history = History(keep)
         self.term = 0
         self.generation = 0
         self.epoch = 0
@@ -187,6 +198,8 @@ class HouseKeeper:
         pending, self._records = self._records, []
         self._write("term", self.term, self.generation, self.complete)
         self._write_floor(self.positions, self.layers, self.needs)
+        for record in self.history.snapshot():
+            self._write(*record)
         for command in self.resolved:
             self._write_resolve(command)
         for task in self.plan.tasks:
@@ -215,6 +228,7 @@ class HouseKeeper:
             "world": self._read_world,
             "resolve": self._read_resolve,
             "failed": self._take_failed,
+            **{kind: partial(self.history.take, kind) for kind in RECORDS},
         }
         for record in records:
             kind, *fields = msgpack.unpackb(record, strict_map_key=False)
@@ -233,7 +247,7 @@ class HouseKeeper:
         self, epoch: int, generation: int, positions: dict[int, int], *rest: Any
     ) -> None:
         refs, needs = rest
-        layers = {t: tuple(_ref(r) for r in chain) for t, chain in refs.items()}
+        layers = {t: tuple(map(LayerRef.of, chain)) for t, chain in refs.items()}
         self._stand_on(epoch, generation, positions, layers, needs)
 
     def _read_run(self, task: int, term: int, n: int, start: int, records: list[bytes]) -> None:
@@ -441,8 +455,33 @@ class HouseKeeper:
         self._stand_on(self.epoch, self.floor_generation, {}, {task: chain}, {})
         self._write_floor({}, {task: chain}, {})
 
+    def may_pass(self, ref: LayerRef) -> bool:
+        """Whether a floor may come to this layer: history lacks no log entry below it."""
+        return not self.history.points or self.stable[ref.task] >= ref.position
+
+    def make_point(self, now_ms: int) -> None:
+        """Where the floors are now, somebody may go back to."""
+        floors = self.positions, self.layers, self.needs
+        self.keep_in_mind(*self.history.next_point(now_ms, self.epoch, *floors))
+
+    def rewind(self, point: Point, runs: Iterable[msg.Run]) -> None:
+        """Stand where a point of the history is, and hold all log entries since. For those who look
+        back: the journal does not hear of it."""
+        self.epoch, self.needs = point.epoch, dict(point.needs)
+        self.positions, self.layers = dict(point.positions), dict(point.layers)
+        for task, position in self.positions.items():
+            self.book.begin_at(task, position)
+        for run in runs:
+            self.book.admit(run)
+        self._unstable.update(self.positions)
+
+    def keep_in_mind(self, kind: str, *values: Any) -> None:
+        """Something becomes of the history."""
+        self._write(kind, *values)
+        self.history.take(kind, *values)
+
     def _write_floor(self, positions: Positions, layers: Chains, needs: Positions) -> None:
-        refs = {t: [_ref_fields(r) for r in chain] for t, chain in layers.items()}
+        refs = {t: [ref.named for ref in chain] for t, chain in layers.items()}
         self._write("floor", self.epoch, self.floor_generation, positions, refs, needs)
 
     def _stand_on(
@@ -454,6 +493,9 @@ class HouseKeeper:
         self.layers = {**self.layers, **layers}
         self.needs = {**self.needs, **needs}
         for task, position in positions.items():
+            if self.history.points:
+                for run in self.book.runs(task, 1):
+                    self.history.passed(run, position)
             self.book.truncate(task, position)
         self._unstable.update(positions)  # a floor may be ahead of all that we have heard
         self.fences.truncate(self.positions)
@@ -478,6 +520,7 @@ class HouseKeeper:
         """Assertions over the whole state."""
         self.holder.check()
         self.inbounds.check()
+        self.history.check()
         for task, refs in self.layers.items():
             assert not refs or refs[-1].position == self.positions[task]
             assert all(one.epoch < other.epoch for one, other in pairwise(refs))
@@ -490,15 +533,6 @@ class HouseKeeper:
             assert newest.get(cut.task, cut.incarnation) <= cut.incarnation
             assert cut.generation <= self.generation
             newest[cut.task] = cut.incarnation
-
-
-def _ref_fields(ref: LayerRef) -> dict[str, Any]:
-    """By name: a journal outlives the version that wrote it."""
-    return {f.name: getattr(ref, f.name) for f in fields(LayerRef)}
-
-
-def _ref(named: dict[str, Any]) -> LayerRef:
-    return LayerRef(**{**named, "incarnation": Incarnation(*named["incarnation"])})
 
 
 def _dep_fields(dep: Dependencies) -> dict[int, tuple[int, int, int]]:

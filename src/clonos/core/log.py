@@ -223,6 +223,10 @@ class LogBook:
             log = self._logs[run.task] = Log()
         log.extend(run)
 
+    def begin_at(self, task: int, position: int) -> None:
+        """Forget a task's log; the next entry to be held is the one behind `position`."""
+        self._logs[task] = Log(position)
+
     def fence(self, task: int, incarnation: Incarnation) -> int:
         """From now on reject lower incarnations; return how much is held."""
         length = self.length(task)

@@ -81,7 +81,10 @@ class Markers:
         Deltas build on each other: every layer since the last floor is needed.
         """
         found: dict[int, msg.LayerAck] = {}
-        epochs = {t: {layer.ref.epoch: layer for layer in of_t} for t, of_t in sealed.items()}
+        epochs = {
+            t: {layer.ref.epoch: layer for layer in of_t if self._keeper.may_pass(layer.ref)}
+            for t, of_t in sealed.items()
+        }
         # Of an earlier term, the next may have waited for the same layer.
         while all(
             e in of_task

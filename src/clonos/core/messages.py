@@ -7,9 +7,9 @@ runtime does for the automaton). :mod:`clonos.core.codec` turns the first three 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
@@ -147,6 +147,16 @@ class LayerRef:
     path: str
     nbytes: int
     digest: int
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Its fields by name: a journal outlives the version that wrote it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def of(cls, named: dict[str, Any]) -> LayerRef:
+        """Inverse of :attr:`named`."""
+        return cls(**{**named, "incarnation": Incarnation(*named["incarnation"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from clonos.core.history import Keep
 from clonos.operators.base import OnBadRecord
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Operation, Project
@@ -70,6 +71,7 @@ class JobOptions:
     guarantee: str = "exactly_once"
     on_orphan: str = "consistency"
     lineage: str | None = None
+    keep: Keep | None = None
 
 
 @dataclass

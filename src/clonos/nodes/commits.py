@@ -21,6 +21,7 @@ from clonos.core.events import Action as Reaction
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.machine import Table
 from clonos.errors import ClonosError
+from clonos.nodes.history import HistoryAct
 from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Journal, Outputs
 
@@ -32,7 +33,7 @@ AGAIN_S: Final = 1.0
 """Time between two attempts to rewrite a broken journal."""
 
 
-Act = Action | Unused
+Act = Action | Unused | HistoryAct
 """What is done once it is durable."""
 
 

@@ -24,6 +24,7 @@ from clonos.core.machine import Table
 from clonos.core.messages import Kind
 from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion, failure_of
+from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import LayerCare, Unused
 from clonos.nodes.places import Places, Seat
 from clonos.nodes.ports import DriverPorts
@@ -142,6 +143,7 @@ class DriverNode:
             keeper, ports.journal, ports.outputs, self._let_out, rotate_bytes=settings.rotate_bytes
         )
         self._layers = LayerCare(ports.merger, settings.grace_s)
+        self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
         self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
         self._chronicle = Chronicle(
             settings.name,
@@ -205,6 +207,8 @@ class DriverNode:
             events.Merged: self._on_merged,
             events.MergeFailed: self._on_merge_failed,
             events.Surveyed: self._on_surveyed,
+            events.Archived: self._history.archived,
+            events.ArchiveFailed: self._on_archive_failed,
             TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: lambda _: self._leave(),
@@ -230,6 +234,8 @@ class DriverNode:
         for output in recovered:  # nobody knows how far it came before
             self._deliver(output)
         self._pending += self.coordinator.start()
+        if not self.coordinator.done:
+            self._history.look(self._wall_ms())
         self._commit()
         if not self.coordinator.done:
             self.places.launch_all(self._clock_s)
@@ -273,6 +279,7 @@ class DriverNode:
         self._check_silence(now_s)
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
             self._layers.clean(now_s)  # a task that restores reads what it was told to
+        self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
         for warning in self.places.tick(now_s, self.coordinator.waiting):
             self._warn(warning)
 
@@ -300,6 +307,9 @@ class DriverNode:
 
     def _now_ms(self) -> int:
         return int(self._clock_s * 1000)
+
+    def _wall_ms(self) -> int:
+        return int(self._ports.clock.wall_s() * 1000)
 
     def _decide(self, event: co.Event) -> None:
         if self.phase is Phase.RUNNING:
@@ -377,12 +387,18 @@ class DriverNode:
     def _on_merged(self, event: events.Merged) -> None:
         self._decide(co.Compacted(event.merged, event.replaced))
         chain = self.keeper.layers[event.merged.task]
-        self._pending.append(self._layers.merged(event, chain))
+        self._pending.append(self._history.unused(self._layers.merged(event, chain)))
 
     def _on_surveyed(self, event: events.Surveyed) -> None:
         lives = {task.id: task.incarnation for task in self.coordinator.tasks.values()}
         found = left_behind(event.paths, self.keeper.layers, lives)
-        self._pending.append(Unused(tuple(found)))
+        self._pending.append(self._history.unused(Unused(tuple(found))))
+        self._pending.append(self._history.surveyed(event, self._ports.clock.wall_s()))
+
+    def _on_archive_failed(self, event: events.ArchiveFailed) -> None:
+        warning = self._history.failed(event, self._clock_s)
+        if warning is not None:
+            self._warn(warning)
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:
         warning = self._layers.failed(event, self._clock_s)
@@ -451,6 +467,11 @@ class DriverNode:
                 self._leave()
             case Unused():
                 self._layers.unused(action, self._clock_s)
+            case Forgotten():
+                self._history.act(action)
+                self._layers.unused(Unused(action.paths), self._clock_s)
+            case Archive() | LookForPins():
+                self._history.act(action)
 
     def _note(self, note: co.Note) -> None:
         now_s = self._ports.clock.ticks_s()
@@ -462,7 +483,9 @@ class DriverNode:
         if note.what == "floor":
             self.commits.after_floor()
             self._layers.after_floor(self.keeper.layers, self._clock_s)
-            self._ports.audience.floor(self.keeper.layers)
+            self._history.look(self._wall_ms())
+            layers, kept = self.keeper.layers, self._history.kept
+            self._ports.audience.floor(layers, layers if kept is None else kept)
         elif note.what == "live":  # not before: a recovery needs the processors
             slot = self.coordinator.tasks[note.task].slot
             self.places.show(self.plan.tasks[note.task].name, note.incarnation, slot)

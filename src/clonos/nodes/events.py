@@ -140,9 +140,30 @@ class MergeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """All that is in the store of layers, also what was not finished."""
+    """All that is in the store of layers, also what was not finished.
+
+    ``going``: what the survey was asked with.
+    """
 
     paths: tuple[str, ...]
+    going: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The segment of a point of the history is in the store, and takes so much."""
+
+    number: int
+    path: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFailed:
+    """... could not be put there."""
+
+    number: int
+    error: ClonosError
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +189,8 @@ DriverEvent = (
     | Merged
     | MergeFailed
     | Surveyed
+    | Archived
+    | ArchiveFailed
     | TermSeen
     | OutsideFailed
     | StopAsked

@@ -12,13 +12,14 @@ of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from clonos.core.calls import CallId, Request
 from clonos.core.decisions import Note
 from clonos.core.events import Release, SourceEnded, SourceRows, StoreLayer, World
+from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
@@ -234,8 +235,12 @@ class Merger(Protocol):
     def delete(self, paths: Sequence[str]) -> None:
         """Delete these: nobody reads them any more."""
 
-    def survey(self) -> None:
-        """List the store. Answered by ``Surveyed``, unless that fails."""
+    def survey(self, going: int = 0) -> None:
+        """List the store from now on. Answered by ``Surveyed``, with the same number, unless that
+        fails."""
+
+    def archive(self, number: int, path: str, content: bytes) -> None:
+        """Store a segment of the history. Answered by ``Archived`` or ``ArchiveFailed``."""
 
 
 class Lookout(Protocol):
@@ -260,8 +265,9 @@ class Audience(Protocol):
     def warned(self, text: str) -> None:
         """Warn of something."""
 
-    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
-        """A checkpoint is complete with these layers: what it has passed is not read again."""
+    def floor(self, layers: Chains, kept: Chains) -> None:
+        """A checkpoint is complete with these layers: no recovery reads again what it has passed.
+        ``kept``: from there on somebody may want to look back."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from datetime import datetime, timezone
 from typing import Final
 
 from clonos.core.coordinator import Coordinator, Note, TaskPhase
+from clonos.core.housekeeper import HouseKeeper
 from clonos.nodes.places import Seat
 from clonos.nodes.views import (
     STAGES,
     CheckpointProgress,
     DriverView,
+    HistoryProgress,
     JobProgress,
     JobStatus,
     OperatorProgress,
@@ -164,12 +166,11 @@ class Chronicle:
                 standbys[task] += epoch >= 0
         tasks = tuple(self._task(t, seconds, standbys[t]) for t in self._tasks)
         keeper = self._coordinator.keeper
-        timestamp = datetime.fromtimestamp(wall_s, timezone.utc)
         progress = JobProgress(
             name=self._name,
             run_id=self._run_id,
             number=self._number,
-            timestamp=timestamp.isoformat(timespec="milliseconds"),
+            timestamp=_timestamp(wall_s),
             tasks=tasks,
             operators=_together(tasks),
             checkpoint=CheckpointProgress(
@@ -182,6 +183,7 @@ class Chronicle:
             recoveries=sum(r.finished for r in self._recoveries),
             generation=keeper.generation,
             reports=self._reports,
+            history=_history(keeper),
         )
         self._recent.append(progress)
         return progress
@@ -301,6 +303,17 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
         fresh / seconds if seconds > 0 else 0.0,
         {r: count for r in REASONS if (count := counted.most.get(f"{name}: {r}", 0))},
     )
+
+
+def _timestamp(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _history(keeper: HouseKeeper) -> HistoryProgress:
+    history = keeper.history
+    since = _timestamp(history.points[0].at_ms / 1000) if history.points else None
+    kept_bytes = sum(history.sizes(keeper.layers).values())
+    return HistoryProgress(len(history.points), since, kept_bytes)
 
 
 def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:

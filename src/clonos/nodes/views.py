@@ -118,6 +118,16 @@ class CheckpointProgress(Told):
 
 
 @dataclass(frozen=True)
+class HistoryProgress(Told):
+    """What a job has kept of its past: how many points one can go back to, when the oldest of them
+    was (UTC, ISO 8601), and what all takes beyond the newest checkpoint."""
+
+    points: int
+    since: str | None
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
 class JobProgress(Told):
     """A job at one moment.
 
@@ -150,6 +160,7 @@ class JobProgress(Told):
     recoveries: int
     generation: int
     reports: int
+    history: HistoryProgress = field(default=HistoryProgress(0, None, 0))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The past of a job, done again: in one process, from its checkpoint, with the answers of its log.
+"""The past of a job, done again: in one process, from a checkpoint, with the answers of its log.
 
 Every step that the log knows is taken again by the code of the tasks, from the state that they had
-at their last checkpoint. So an error can be looked at where it happened, with a debugger, as often
-as one likes. (In databases this is point-in-time recovery; in debuggers, record and replay.)
+at their last checkpoint, or at an earlier one that the job has kept. So an error can be looked at
+where it happened, with a debugger, as often as one likes. (In databases this is point-in-time
+recovery; in debuggers, record and replay.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from clonos.errors import ClonosError
 from clonos.replay.errors import NothingToReplay
+from clonos.replay.kept import At
 from clonos.replay.past import Past, read
 from clonos.replay.tasks import ReplayedTask, Step
 
@@ -22,7 +24,7 @@ __all__ = ["NothingToReplay", "Replay", "ReplayedTask", "Step"]
 
 
 class Replay:
-    """A job as it was at its last checkpoint, and all that its log knows of what came then.
+    """A job as it was at a checkpoint, and all that its log knows of what came then.
 
     The checkpoint is only read; sinks, services and Spark are never touched. The job itself may be
     stopped, complete, or have failed; while it runs, what its journal holds at this moment counts.
@@ -40,6 +42,9 @@ class Replay:
     call
         ``call(fn, *args)`` answers calls of ``ctx.call`` behind the log's end; without it they
         raise :class:`~clonos.replay.NothingToReplay`.
+    at
+        A point of the past that the job keeps (``Job(history=...)``): its number, ``"oldest"``, or
+        a time; then the newest point at or before it. By default, the newest checkpoint.
 
     Attributes
     ----------
@@ -69,11 +74,13 @@ class Replay:
         *,
         journal: str | Path | None = None,
         call: Callable[..., Any] | None = None,
+        at: At | None = None,
     ) -> None:
-        past = job if isinstance(job, Past) else read(job.compile(), checkpoint_dir, journal)
+        is_read = isinstance(job, Past)
+        past = job if is_read else read(job.compile(), checkpoint_dir, journal, at)
         self._plan, self.lost = past.compiled.plan, past.lost
         self._tasks: dict[str, ReplayedTask] = {}
-        self._close = weakref.finalize(self, _close, self._tasks)
+        self._close = weakref.finalize(self, _close, self._tasks, past)
         try:
             for spec in self._plan.tasks:
                 self._tasks[spec.name] = ReplayedTask(past, spec.id, call)
@@ -203,6 +210,7 @@ class Replay:
             )
 
 
-def _close(tasks: Mapping[str, ReplayedTask]) -> None:
+def _close(tasks: Mapping[str, ReplayedTask], past: Past) -> None:
     for task in tasks.values():
         task.close()
+    past.close()

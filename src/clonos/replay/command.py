@@ -24,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="by default that of the job")
     parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
+    parser.add_argument(
+        "--at",
+        metavar="WHEN",
+        help='begin there: "14:03", "2030-05-04 14:03", a number of clonos history, or "oldest"',
+    )
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
     parser.add_argument("--to", type=int, metavar="N", help="with --task: until it has done step N")
     parser.add_argument("--rows", action="store_true", help="show all steps, with their rows")
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 if no function has raised, and all that the log knows was done again."""
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
-    past = read(named_job(args.job).compile(), args.checkpoint, args.journal)
+    past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     _begin_again_with_the_seed_of(past)
     with Replay(past) as replay:
         for task in replay:
@@ -65,6 +70,7 @@ def _begin_again_with_the_seed_of(past: Past) -> None:
     seed = past.hash_seed
     if seed and os.environ.get(HASH_SEED) != seed:
         sys.stdout.flush()
+        past.close()
         words = [sys.executable, "-m", "clonos.cli", *sys.argv[1:]]
         os.execve(sys.executable, words, {**os.environ, HASH_SEED: seed})  # noqa: S606 - ourselves
 

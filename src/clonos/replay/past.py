@@ -8,7 +8,8 @@ each log counts; nothing else knows.
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import Plan
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
+from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import Disk, folder_name
 from clonos.storage.journal import Journal
@@ -39,7 +41,7 @@ class Past:
     ``codes``: of its tasks, with sources that can be read again here; ``failed``: by task, the step
     that has ended the job; ``lost``: what can be said of such steps that cannot be done again;
     ``hash_seed``: of Python's sets, in the slots; ``lineage``, ``run``: what its effects are named
-    by.
+    by; ``pin``: keeps a running job from deleting it.
     """
 
     compiled: CompiledJob
@@ -52,14 +54,27 @@ class Past:
     lineage: str
     run: str
     store: LayerStore
+    pin: Pin | None = None
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        if self.pin is not None:
+            self.pin.close()
 
     def layers(self, task: int) -> tuple[msg.Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
         return get_layers(self.store, self.activations[task].layers)
 
 
-def read(compiled: CompiledJob, checkpoint_dir: str | None, journal: str | Path | None) -> Past:
+def read(
+    compiled: CompiledJob,
+    checkpoint_dir: str | None,
+    journal: str | Path | None,
+    at: At | None = None,
+) -> Past:
     """Look at the checkpoint of a job, by default where the job itself keeps it.
+
+    It begins at the newest checkpoint, or at a point of the job's history.
 
     Raises
     ------
@@ -82,15 +97,20 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal: str | Path 
             remedy="only jobs with guarantee='exactly_once' can be done again",
         )
     directory = JobDirectory(checkpoint_dir, journal, on_one_machine=True)
-    if directory.is_new:
-        raise NothingToReplay(
-            "there is no journal",
-            where=directory.root,
-            remedy="give the checkpoint_dir of a job that has been started, and its journal",
-        )
+    _require_journal(directory)
     directory.check(compiled)
-    keeper = house_keeper(compiled.plan)
-    _recover(keeper, directory)
+    keeper, store = _keeper(compiled.plan, directory), LayerStore(directory.layers_uri)
+    pin = None
+    if at is not None:
+        point = find(keeper.history, at)
+        pin = Pin(store, point.number)
+        try:
+            keeper = _keeper(compiled.plan, directory)  # only now it says what stays
+            require_there(keeper.history, point)
+            keeper.rewind(point, since(keeper, point, store))
+        except BaseException:
+            pin.close()
+            raise
     codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
     lives, failed, lost = activations(compiled, keeper)
     return Past(
@@ -103,15 +123,41 @@ def read(compiled: CompiledJob, checkpoint_dir: str | None, journal: str | Path 
         directory.hash_seed,
         compiled.options.lineage or directory.checkpoint_id,
         directory.checkpoint_id,
-        LayerStore(directory.layers_uri),
+        store,
+        pin,
     )
 
 
-def _recover(keeper: HouseKeeper, directory: JobDirectory) -> None:
-    with ExitStack() as undo:
-        copied = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="clonos-replay-")))
-        _copy(directory.disk, directory.journal_root, copied)
-        keeper.recover(undo.enter_context(Journal(copied, "process")).replay())
+def _keeper(plan: Plan, directory: JobDirectory) -> HouseKeeper:
+    keeper = house_keeper(plan)
+    with copied_journal(directory) as journal:
+        keeper.recover(journal.replay())
+    return keeper
+
+
+@contextmanager
+def copied_journal(directory: JobDirectory) -> Iterator[Journal]:
+    """The journal of a job as it is now; neither its lock nor a file of it is touched.
+
+    Raises
+    ------
+    NothingToReplay
+        There is none.
+    """
+    _require_journal(directory)
+    with tempfile.TemporaryDirectory(prefix="clonos-replay-") as folder:
+        _copy(directory.disk, directory.journal_root, Path(folder))
+        with Journal(folder, "process") as journal:
+            yield journal
+
+
+def _require_journal(directory: JobDirectory) -> None:
+    if directory.is_new:
+        raise NothingToReplay(
+            "there is no journal",
+            where=directory.root,
+            remedy="give the checkpoint_dir of a job that has been started, and its journal",
+        )
 
 
 def _copy(disk: Disk, journal: str, to: Path) -> None:

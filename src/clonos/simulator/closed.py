@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clonos.core.housekeeper import HouseKeeper
+from clonos.simulator.past import KeptPast
 
 
 class ClosedKeeper:
@@ -14,6 +15,7 @@ class ClosedKeeper:
         self.plan, self.generation, self.epoch = keeper.plan, keeper.generation, keeper.epoch
         self.positions, self.layers = keeper.positions, keeper.layers  # replaced, never changed
         self.stable, self.resolved = dict(keeper.stable), tuple(keeper.resolved)
+        self.past = KeptPast.of(keeper.history)
         self._lengths = {task: keeper.length(task) for task in keeper.positions}
         self._bases = {task: keeper.book.base(task) for task in keeper.positions}
         self._taken = {
@@ -39,6 +41,7 @@ class ClosedKeeper:
             self.resolved,
             self._lengths,
             self._taken,
+            self.past,
         )
 
     def says_what(self, other: ClosedKeeper) -> bool:

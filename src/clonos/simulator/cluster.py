@@ -10,6 +10,7 @@ from random import Random
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core.history import Keep
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.watch import DEATHS
@@ -62,6 +63,8 @@ class Options:
     floors_at_end: int = 0
     bound: frozenset[int] = frozenset()
     """Tasks that run only in slots of their own, one per copy."""
+    keep: Keep | None = None
+    """How much of its past the job keeps."""
     merges: float = 0.0
     """How often a floor is followed by a merge of layers ..."""
     pressures: float = 0.0
@@ -159,6 +162,11 @@ class Cluster:
         """Time that the store takes, including the time that adapters wait while it is away."""
         away = max(0.0, self.store_back_at - self.scheduler.now)
         return away + self.about(self.options.store_ms)
+
+    def past_delay(self) -> float:
+        """The same for what is stored of the past."""
+        away = max(0.0, self.store_back_at - self.scheduler.now)
+        return away + self.options.store_ms
 
     def commit_delay(self) -> float:
         return self.about(self.options.commit_ms)

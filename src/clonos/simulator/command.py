@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--disk", action="store_true", default=None, help="disks fail, and lose what is not synced"
     )
     parser.add_argument(
+        "--history", action="store_true", help="jobs keep their past, and somebody reads it"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -124,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(args.harsh, args.availability, args.edge, args.disk, args.overlap)
+        kind = Kind(args.harsh, args.availability, args.edge, args.disk, args.overlap, args.history)
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clonos.core import coordinator as co
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
+from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.messages import LayerRef
 from clonos.core.throttle import INFLIGHT_BYTES_HIGH
 from clonos.nodes import events
 from clonos.nodes.driver import DriverNode, Phase
@@ -54,7 +54,7 @@ class WatchedKeeper(HouseKeeper):
 
     def __init__(self, driver: Driver) -> None:
         job = driver.cluster.job
-        super().__init__(job.plan, job.encode, job.decode)
+        super().__init__(job.plan, job.encode, job.decode, driver.cluster.options.keep)
         self._driver = driver
 
     def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
@@ -87,7 +87,7 @@ class SimulatedAudience:
     def warned(self, text: str) -> None:
         self._driver.cluster.trace(f"   warning: {text}")
 
-    def floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    def floor(self, layers: Chains, kept: Chains) -> None:
         self._driver.after_floor(layers)
 
 
@@ -302,7 +302,7 @@ class Driver:
 
     # --- what goes on beside the protocol ---------------------------------------------------------
 
-    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    def after_floor(self, layers: Chains) -> None:
         """Now and then some layers of a task are merged, or somebody's memory is full."""
         self.merger.after_floor(layers)
         random, options = self.cluster.random, self.cluster.options

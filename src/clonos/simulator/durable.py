@@ -6,7 +6,7 @@ Here is only how long things take, and what a process leaves half done that dies
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ from clonos.cluster import compaction
 from clonos.cluster.durable import DeliveredOutputs, JournalFile
 from clonos.cluster.lookout import Lookout
 from clonos.core.events import StoreLayer
+from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import UnreadableLayer
 from clonos.core.messages import LayerRef
@@ -176,18 +177,38 @@ class SimulatedMerger:
         with suppress(StoreAway):  # they stay
             self._store.delete(paths)
 
-    def survey(self) -> None:
-        self._cluster.scheduler.after(SURVEY_MS, self._survey)
+    def survey(self, going: int = 0) -> None:
+        self._cluster.scheduler.after(SURVEY_MS, self._survey, going)
 
-    def _survey(self) -> None:
+    def _survey(self, going: int) -> None:
         if self._driver.alive:
-            self._driver.survives(self._list)
+            self._driver.survives(lambda: self._list(going))
 
-    def _list(self) -> None:
+    def _list(self, going: int) -> None:
         with suppress(StoreAway):
-            self._driver.post(events.Surveyed(self._store.everything()))
+            self._driver.post(events.Surveyed(self._store.everything(), going))
 
-    def after_floor(self, layers: Mapping[int, tuple[LayerRef, ...]]) -> None:
+    def archive(self, number: int, path: str, content: bytes) -> None:
+        delay = self._cluster.past_delay()
+        self._cluster.scheduler.after(delay, self._archive, number, path, content)
+
+    def _archive(self, number: int, path: str, content: bytes) -> None:
+        if not self._driver.alive:
+            half_done(
+                self._cluster,
+                lambda files: LayerStore(self._driver.layers, files=files).put(path, content),
+            )
+            return
+        try:
+            nbytes = self._store.put(path, content)
+        except Died:
+            self._cluster.kill_driver(self._driver)
+        except StoreAway as error:
+            self._driver.post(events.ArchiveFailed(number, error))
+        else:
+            self._driver.post(events.Archived(number, path, nbytes))
+
+    def after_floor(self, layers: Chains) -> None:
         """Now and then some layers of a task are merged."""
         random, options = self._cluster.random, self._cluster.options
         if options.merges and random.random() < options.merges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from clonos.core.history import FOLDER
 from clonos.core.plan import Plan
 from clonos.simulator.disk import SimulatedFiles
 from clonos.simulator.disks import LAYERS
@@ -12,6 +13,8 @@ from clonos.simulator.violations import require
 FLOORS: Final = 4
 """A layer that is not part of a floor by then never will be. Without markers floors move one by
 one: so many of each task."""
+PIN: Final = f"{FOLDER}/pin-"
+"""What somebody puts there who reads the past; he takes it away himself."""
 GRACES: Final = 14.0
 """How many times its grace period a file may stay that nobody refers to."""
 
@@ -42,7 +45,7 @@ class Litter:
         seen = {}
         for info in self._files.entries(LAYERS, recursive=True):
             path = info.path.removeprefix(f"{LAYERS}/").partition("/")[2]
-            if info.is_folder or path in used:
+            if info.is_folder or path in used or path.startswith(PIN):
                 continue
             since_ms, floors = seen[path] = self._seen.get(path, (now_ms, self._floors))
             is_new = self._floors - floors < self._floors_max

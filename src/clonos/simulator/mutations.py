@@ -18,6 +18,7 @@ from clonos.cluster.durable import DeliveredOutputs
 from clonos.cluster.lookout import Lookout
 from clonos.core import checkpoints as checkpoints_module
 from clonos.core import fences as fences_module
+from clonos.core import history as history_module
 from clonos.core import log as log_module
 from clonos.core import recovery as recovery_module
 from clonos.core import task as task_module
@@ -28,6 +29,7 @@ from clonos.core.checkpoints import Checkpoints
 from clonos.core.coordinator import Coordinator
 from clonos.core.events import Trial
 from clonos.core.fences import Fences
+from clonos.core.history import History
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
@@ -46,6 +48,7 @@ from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes import driver as driver_module
 from clonos.nodes.commits import Commits
 from clonos.nodes.driver import DriverNode
+from clonos.nodes.history import HistoryCare
 from clonos.nodes.layers import LayerCare
 from clonos.nodes.places import Places
 from clonos.nodes.resident import Resident
@@ -54,6 +57,7 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
 from clonos.simulator import wrong_effects
 from clonos.simulator import wrong_floors as floors
+from clonos.simulator import wrong_past as past
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy, Waiting
@@ -96,6 +100,8 @@ HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
 EDGE = Kind(edge=True)
 DISK = Kind(disk=True)
 OVERLAP = Kind(overlap=True)
+HISTORY = Kind(history=True)
+LOST_HISTORY = Kind(history=True, disk=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -290,6 +296,27 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "what came too late for a floor stays": mutation(
         "no litter", (driver_module, "left_behind", constant([])), kind=DISK
+    ),
+    "a layer goes that a point needs": mutation(
+        "kept past", (HistoryCare, "unused", past.as_it_is), kind=HISTORY
+    ),
+    "a floor does not wait for the log below it": mutation(
+        "kept past", (HouseKeeper, "may_pass", constant(True)), kind=HISTORY
+    ),
+    "what a floor passes is not kept": mutation(
+        "kept past", (History, "passed", past.keep_the_first_entry), kind=HISTORY
+    ),
+    "a segment counts as stored before it is": mutation(
+        "kept past", (HistoryCare, "act", past.stored_when_asked), kind=LOST_HISTORY
+    ),
+    "nobody looks for pins": mutation(
+        "kept past", (history_module, "pinned", constant(None)), kind=HISTORY
+    ),
+    "what was seen of pins a while ago counts": mutation(
+        "kept past", (HistoryCare, "surveyed", past.look_first), kind=HISTORY
+    ),
+    "segments of points that are gone are still known": mutation(
+        "sound state", (History, "_take_gone", wrong.unchanged("segments")), kind=HISTORY
     ),
     "user code does something else on replay": mutation(
         "divergence", (Toy, "_process", wrong.other_rows_on_replay)

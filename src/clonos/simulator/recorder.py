@@ -16,7 +16,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator import endings, invariants
+from clonos.simulator import endings, invariants, past
 from clonos.simulator import floor_invariants as floors
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disks import LAYERS, Disks, stored
@@ -339,13 +339,23 @@ class Recorder:
         self._may_stand = [found]
         invariants.nothing_forgotten(keeper, self._outputs)
         invariants.layers_are_there(self._store, keeper.layers)
+        past.past_is_there(self._store, found.past)
+        if self._is_exact:
+            held = [run for task in keeper.positions for run in keeper.book.runs(task, 1)]
+            truth = {task: self.history(task) for task in keeper.positions}
+            past.past_is_true(self._store, found.past, held, truth)
         kept = dict(stored(self.job, self._disks.local.observe()))
         invariants.output_is_kept(self._outputs, delivered, kept)
 
     @property
     def used(self) -> set[str]:
         """The paths of the layers that the journal refers to."""
-        return {ref.path for chain in self._layers.values() for ref in chain}
+        layers = {ref.path for chain in self._layers.values() for ref in chain}
+        return layers | self._past.paths if self._past is not None else layers
+
+    @property
+    def _past(self) -> past.KeptPast | None:
+        return self._may_stand[0].past if self._may_stand else None
 
     @property
     def _layers(self) -> Mapping[int, tuple[LayerRef, ...]]:
@@ -354,9 +364,13 @@ class Recorder:
     def store_is_back(self) -> None:
         """The store has lost what was not synced."""
         invariants.layers_are_there(self._store, self._layers)
+        if self._past is not None:
+            past.past_is_there(self._store, self._past)
 
     def deletes(self, paths: Sequence[str]) -> None:
         """The driver deletes layers."""
+        if self._past is not None:
+            past.past_stays(paths, self._past)
         invariants.unused(paths, self.used)
 
     def writes(self, keeper: ClosedKeeper) -> None:

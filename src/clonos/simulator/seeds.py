@@ -20,6 +20,7 @@ from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
+from clonos.simulator.past import Reader, keep_of
 from clonos.simulator.programs import (
     AnyJob,
     Job,
@@ -55,6 +56,7 @@ class Kind(NamedTuple):
     edge: bool = False
     disk: bool | None = None
     overlap: bool = False
+    history: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -197,6 +199,7 @@ def simulate(
     edge: bool = False,
     disk: bool | None = None,
     overlap: bool = False,
+    history: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -210,6 +213,7 @@ def simulate(
     `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
     `edge`: a chain whose links to the house-keeper are slow, and break.
     `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
+    `history`: the job keeps its past, unless it has no logs, and somebody reads it.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
@@ -241,6 +245,8 @@ def simulate(
     if availability is not None and not is_poisoned:
         options.availability = availability
     options.long_jobs = _long_jobs(seed)
+    if history and job.plan.causal_log:
+        options.keep, options.availability = keep_of(seed), False
     if disk is None:
         disk = seed % 8 == 5
     if disk and not harsh:  # with time to see what stays in the store
@@ -311,6 +317,8 @@ def simulate_job(
     with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
         cluster.recorder.checks_state = checks_state
+        if options.keep is not None:
+            Reader(cluster, Random(f"reader {seed}"))
         faults = Faults(
             cluster,
             budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,

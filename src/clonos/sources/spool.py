@@ -218,7 +218,8 @@ class Spool:
         self._backlog_bytes_max = backlog_bytes_max
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._below = 0  # the files of manifests with lower numbers are gone
+        self._below = 0  # the files of manifests with lower numbers no recovery asks for
+        self._gone = 0  # ... and those of these are gone
         self.is_waiting = False
         self.store.sweep()
         listed = self.store.list()
@@ -257,6 +258,11 @@ class Spool:
     def backlog_bytes(self) -> int:
         """Of files that a recovery may still ask for."""
         return sum(m.nbytes for m in list(self._kept) if m.number >= self._below)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of all files, also those that only who looks back may ask for."""
+        return sum(m.nbytes for m in list(self._kept) if m.number >= self._gone)
 
     @property
     def rows(self) -> int:
@@ -364,19 +370,17 @@ class Spool:
 
     # --- deleting ---
 
-    def truncate(self, consumed: Sequence[int]) -> None:
-        """Each task's floor covers this many of its rows: delete what is below all floors.
+    def truncate(self, consumed: Sequence[int], kept: Sequence[int] | None = None) -> None:
+        """Each task's floor covers this many of its rows: delete what is below all floors, or, if
+        somebody may want to look back, below the rows `kept`, which are no more.
 
         The newest manifest stays: it says how the next one is numbered. One thread does this; what
         it has not come to when the spool is closed is left to the next start.
         """
         with self._changed:
             newest = self.newest
-            passed = [
-                manifest
-                for manifest in self._kept
-                if all(a <= b for a, b in zip(manifest.after, consumed, strict=True))
-            ]
+            below = self._passed(consumed)
+            passed = below if kept is None else self._passed(kept)
         # Rows first: files that no manifest names are swept at the next start.
         gone = [manifest for manifest in passed if manifest is not newest]
         self._delete([part.path for manifest in passed for part in manifest.parts])
@@ -384,8 +388,17 @@ class Spool:
         with self._changed:
             if not self._is_closed:
                 self._kept = [manifest for manifest in self._kept if manifest not in gone]
-                self._below = max([self._below, *(manifest.number + 1 for manifest in passed)])
+                self._below = max([self._below, *(manifest.number + 1 for manifest in below)])
+                self._gone = max([self._gone, *(manifest.number + 1 for manifest in passed)])
                 self._changed.notify_all()
+
+    def _passed(self, consumed: Sequence[int]) -> list[Manifest]:
+        """Those whose rows are below these."""
+        return [
+            manifest
+            for manifest in self._kept
+            if all(a <= b for a, b in zip(manifest.after, consumed, strict=True))
+        ]
 
     def _delete(self, paths: Iterable[str]) -> None:
         """Nobody waits for it, as for a store that hangs: it stops where the spool is closed."""

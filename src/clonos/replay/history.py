@@ -1,0 +1,74 @@
+"""``clonos history``: the points of a job's past to which one can go back."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+import msgpack
+
+from clonos.cluster.directory import JobDirectory
+from clonos.core.history import RECORDS, Chains, History
+from clonos.core.messages import LayerRef
+from clonos.replay.kept import shown
+from clonos.replay.past import copied_journal
+
+SUMMARY = "what a job has kept of its past"
+
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``clonos history`` understands."""
+    parser.add_argument("checkpoint", metavar="DIR", help="the checkpoint_dir of the job")
+    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, oldest first."""
+    directory = JobDirectory(args.checkpoint, args.journal, on_one_machine=True)
+    history, layers = read(directory)
+    if not history.points:
+        print("nothing is kept of the past: clonos.Job(history=...) says how much is to be")
+        return 0
+    names = directory.task_names
+    sizes = history.sizes(layers)
+    rows = [("point", "time", "takes", "steps that were done")]
+    for point in history.points:
+        steps = ", ".join(f"{names[task]} {done}" for task, done in sorted(point.positions.items()))
+        mark = " (goes)" if point.number <= history.going else ""
+        rows.append((str(point.number), shown(point), _size(sizes[point.number]), steps + mark))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for number, time, size, steps in rows:
+        print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {size:>{widths[2]}}  {steps}")
+    print(f"in all {_size(sum(sizes.values()))} beyond the newest checkpoint")
+    return 0
+
+
+def read(directory: JobDirectory) -> tuple[History, Chains]:
+    """The history that a journal knows, and the layers of the newest checkpoint.
+
+    Raises
+    ------
+    NothingToReplay
+        There is no journal.
+    """
+    history = History()
+    layers: dict[int, tuple[LayerRef, ...]] = {}
+    with copied_journal(directory) as journal:
+        for record in journal.replay():
+            kind, *values = msgpack.unpackb(record, strict_map_key=False)
+            if kind in RECORDS:
+                history.take(kind, *values)
+            elif kind == "floor":
+                chains: dict[int, Any] = values[3]
+                layers |= {task: tuple(map(LayerRef.of, refs)) for task, refs in chains.items()}
+    return history, layers
+
+
+def _size(nbytes: float) -> str:
+    """For people."""
+    power = 0
+    while nbytes >= 1000 and power < len(_UNITS) - 1:
+        nbytes, power = nbytes / 1000, power + 1
+    return f"{nbytes:.0f} {_UNITS[power]}" if not power else f"{nbytes:.1f} {_UNITS[power]}"

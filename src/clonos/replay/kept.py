@@ -1,0 +1,166 @@
+"""The points of a job's past to which one can go back."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import weakref
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from datetime import time as time_of_day
+from typing import Final
+
+from clonos.core.history import (
+    History,
+    Point,
+    UnreadableHistory,
+    decode_segment,
+    joined,
+    pin_path,
+)
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import Run
+from clonos.errors import ClonosError
+from clonos.replay.errors import NothingToReplay
+from clonos.storage.layers import LayerStore
+
+At = int | str | datetime
+"""A point: its number, ``"oldest"``, or a time, at or before which it is to be the newest. Times
+without a zone are this machine's; ``"14:03"`` is the last time that it was that late."""
+
+PIN_S: Final = 24 * 3600
+"""A reader that died lets the past go after this long."""
+
+
+class Pin:
+    """Keeps a running job from deleting what somebody reads, until it is closed.
+
+    A folder that cannot be written to is a copy, or nobody deletes there.
+    """
+
+    def __init__(self, store: LayerStore, number: int) -> None:
+        until_s = int(time.time()) + PIN_S
+        path = pin_path(number, until_s, secrets.token_hex(6))
+        with suppress(ClonosError):
+            store.put(path, b"")
+        self.close = weakref.finalize(self, _unpin, store, path)
+
+
+def _unpin(store: LayerStore, path: str) -> None:
+    with suppress(ClonosError):
+        store.delete([path])
+
+
+def find(history: History, at: At, *, now_s: float | None = None) -> Point:
+    """The point that is meant.
+
+    Raises
+    ------
+    NothingToReplay
+        There is none, or no longer.
+    """
+    points = [point for point in history.points if point.number > history.going]
+    if not points:
+        raise NothingToReplay(
+            "the job keeps nothing of its past but what is behind its newest checkpoint",
+            remedy='give it one: clonos.Job(history="6 hours")',
+        )
+    if at == "oldest":
+        return points[0]
+    number = at if isinstance(at, int) else int(at) if isinstance(at, str) and at.isdigit() else 0
+    if number:
+        found = [point for point in points if point.number == number]
+        what = f"there is no point {number}"
+    else:
+        moment = parse_time(at, time.time() if now_s is None else now_s)
+        newest = history.newest_before(int(moment.timestamp() * 1000))
+        found = [] if newest is None else [newest]
+        what = f"there is no point at or before {moment.isoformat(timespec='seconds')}"
+    if not found:
+        first, last = points[0], points[-1]
+        raise NothingToReplay(
+            what,
+            remedy=f"those that are kept are {first.number} ({shown(first)}) to {last.number} "
+            f"({shown(last)}); clonos history DIR lists them",
+        )
+    return found[0]
+
+
+def parse_time(at: At, now_s: float) -> datetime:
+    """A moment.
+
+    Raises
+    ------
+    NothingToReplay
+        It is no time.
+
+    Examples
+    --------
+    >>> noon = datetime(2030, 5, 4, 12, 0, 0).timestamp()
+    >>> [parse_time(at, noon).strftime("%d %H:%M") for at in ("11:59", "12:01")]
+    ['04 11:59', '03 12:01']
+    >>> parse_time("2030-05-04T10:00:00+00:00", noon).astimezone(timezone.utc).hour
+    10
+    """
+    if isinstance(at, datetime):
+        return at.astimezone()
+    now = datetime.fromtimestamp(now_s).astimezone()
+    text = str(at).strip()
+    with suppress(ValueError):
+        today = datetime.combine(now.date(), time_of_day.fromisoformat(text))
+        found = today.astimezone()
+        return found if found <= now else (today - timedelta(days=1)).astimezone()
+    with suppress(ValueError):
+        return datetime.fromisoformat(text).astimezone()
+    raise NothingToReplay(
+        f"{at!r} is no time and no point",
+        remedy='write it like "14:03:05" or "2030-05-04 14:03", or give the number of a point, or '
+        '"oldest"',
+    )
+
+
+def shown(point: Point) -> str:
+    """When it was."""
+    moment = datetime.fromtimestamp(point.at_ms / 1000, timezone.utc).astimezone()
+    return moment.isoformat(sep=" ", timespec="seconds")
+
+
+def require_there(history: History, point: Point) -> None:
+    """See that a point that was just pinned will not go.
+
+    Raises
+    ------
+    NothingToReplay
+        The job has let it go meanwhile.
+    """
+    if all(point.number != p.number for p in history.points) or point.number <= history.going:
+        raise NothingToReplay(
+            f"point {point.number} is too old for what the job keeps, and went meanwhile",
+            remedy="begin with a later one",
+        )
+
+
+def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
+    """All log entries behind a point: those that were stored, and those that the journal has.
+
+    Raises
+    ------
+    NothingToReplay
+        Some are missing.
+    """
+    history = keeper.history
+    behind = [p.number for p in history.points if p.number >= point.number]
+    held = [run for task in keeper.positions for run in keeper.book.runs(task, 1)]
+    try:
+        return joined(point, [*(_segment(history, n, store) for n in behind), held])
+    except (UnreadableLayer, UnreadableHistory) as error:
+        raise NothingToReplay(
+            error.what, where=error.where, remedy="begin with a later point"
+        ) from error
+
+
+def _segment(history: History, number: int, store: LayerStore) -> list[Run]:
+    if (segment := history.segments.get(number)) is not None:
+        return decode_segment(store.get(segment.path), segment.path)
+    return history.closed.get(number, history.open)

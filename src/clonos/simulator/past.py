@@ -1,0 +1,166 @@
+"""What must hold of the past that a job keeps, and somebody who reads it while the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from clonos.core.decisions import Note
+from clonos.core.history import (
+    History,
+    Keep,
+    Point,
+    UnreadableHistory,
+    decode_segment,
+    joined,
+    pin_path,
+)
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import Run
+from clonos.simulator.violations import Violation, require
+from clonos.storage.layers import LayerStore, get_layers
+from clonos.storage.retry import StoreAway
+
+if TYPE_CHECKING:
+    from clonos.simulator.cluster import Cluster
+
+NEVER_S: Final = 1 << 40
+"""When the pins of a simulation are over."""
+
+
+def keep_of(seed: int) -> Keep:
+    """Drawn by itself: how much of its past a job keeps."""
+    random = Random(f"history {seed}")
+    return Keep(
+        ms=random.choice((0, 50, 300, 10_000)),
+        nbytes=random.choice((None, None, 2_000, 20_000)),
+        every_ms=random.choice((1, 10, 60)),
+    )
+
+
+@dataclass(frozen=True)
+class KeptPast:
+    """The history of a house-keeper when a group of records was closed."""
+
+    points: tuple[Point, ...]
+    segments: Mapping[int, str]
+    unstored: Mapping[int, tuple[Run, ...]]
+    going: int
+    paths: frozenset[str]
+
+    @classmethod
+    def of(cls, history: History) -> KeptPast:
+        """What there is now."""
+        unstored = {number: tuple(runs) for number, runs in history.closed.items()}
+        if history.points:
+            unstored[history.points[-1].number] = tuple(history.open)
+        segments = {number: segment.path for number, segment in history.segments.items()}
+        paths = frozenset(history.paths)
+        return cls(tuple(history.points), segments, unstored, history.going, paths)
+
+    def needed_from(self, number: int) -> set[str]:
+        """The files that somebody needs who begins at a point."""
+        (point,) = (p for p in self.points if p.number == number)
+        behind = {path for begin, path in self.segments.items() if begin >= number}
+        return behind | {path for path, _ in point.paths}
+
+
+def past_is_there(store: LayerStore, past: KeptPast) -> None:
+    """The layers of every point can be read, and every segment."""
+    try:
+        for point in past.points:
+            for chain in point.layers.values():
+                get_layers(store, chain)
+        for path in past.segments.values():
+            store.get(path)
+    except UnreadableLayer as error:
+        raise Violation("kept past", f"the journal refers to what is gone: {error}") from error
+
+
+def past_is_true(
+    store: LayerStore, past: KeptPast, held: Iterable[Run], truth: Mapping[int, Sequence[bytes]]
+) -> None:
+    """From every point on, the log entries that are kept are those that were written, all of them,
+    up to those that the house-keeper holds."""
+    parts = [
+        decode_segment(store.get(past.segments[point.number]))
+        if point.number in past.segments
+        else past.unstored[point.number]
+        for point in past.points
+    ]
+    ends = dict(past.points[0].positions) if past.points else {}
+    try:
+        runs = joined(past.points[0], [*parts, held]) if past.points else []
+    except UnreadableHistory as error:
+        raise Violation("kept past", error.what) from error
+    for run in runs:
+        for position, record in enumerate(run.records, run.start):
+            is_same = truth[run.task][position - 1 : position] == [record]
+            require(is_same, "kept past", f"entry {position} of task {run.task} is another one")
+        ends[run.task] = max(ends[run.task], run.end)
+    for point in past.points:
+        for task, position in point.positions.items():
+            require(
+                ends[task] >= position,
+                "kept past",
+                f"of task {task} the entries {ends[task] + 1} to {position} are missing",
+            )
+
+
+def past_stays(paths: Iterable[str], past: KeptPast) -> None:
+    """What is deleted is not what a point needs."""
+    for path in paths:
+        require(path not in past.paths, "kept past", f"{path} is deleted, and a point needs it")
+
+
+def pinned_stays(stored: Iterable[str], needed: Iterable[str], number: int) -> None:
+    """Nobody deletes what somebody reads."""
+    gone = set(needed) - set(stored)
+    require(not gone, "kept past", f"point {number} is being read, and without {sorted(gone)[:3]}")
+
+
+class Reader:
+    """Now and then somebody reads a point of a running job's history."""
+
+    def __init__(self, cluster: Cluster, random: Random) -> None:
+        self._cluster, self._random = cluster, random
+        self._files = cluster.disks.shared.mount()
+        self._store: LayerStore | None = None
+        cluster.on_note.append(self._noted)
+
+    def _noted(self, note: Note) -> None:
+        is_free = self._store is None and self._cluster.driver.alive
+        if note.what == "floor" and is_free and self._random.random() < 0.5:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Pin first; then see what the journal says."""
+        driver = self._cluster.driver
+        known = driver.closed.past.points
+        if not known:
+            return
+        number = self._random.choice(known[: 1 + len(known) // 2]).number
+        store, pin = LayerStore(driver.layers, files=self._files), pin_path(number, NEVER_S, "r")
+        with suppress(StoreAway):
+            store.put(pin, b"")
+            past = driver.closed.past
+            if number > past.going and any(p.number == number for p in past.points):
+                self._store = store
+                needed = past.needed_from(number)
+                after = 200 * self._random.random()
+                self._cluster.scheduler.after(after, self._end, number, pin, needed)
+            else:
+                store.delete([pin])
+
+    def _end(self, number: int, pin: str, needed: set[str]) -> None:
+        store, self._store = self._store, None
+        assert store is not None
+        try:
+            pinned_stays(store.list(), needed, number)
+            store.delete([pin])
+        except StoreAway:
+            self._store = store
+            self._cluster.scheduler.after(1.0, self._end, number, pin, needed)

@@ -1,0 +1,104 @@
+"""From every point of the past that a job has kept, all that came then is done again."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+import clonos
+from clonos.core.history import Keep, Point, pin_path
+from clonos.errors import WrongType
+from clonos.replay import NothingToReplay, Replay
+from clonos.replay.kept import find, parse_time, since
+from clonos.simulator.arrow_jobs import random_arrow_job
+from clonos.simulator.seeds import random_options, simulate_job
+from tests.replay.test_replay import past_of
+
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 60))]
+
+
+def at_point(job, cluster, number):
+    """The past from a point on."""
+
+    def rewind(keeper, store):
+        (point,) = (p for p in keeper.history.points if p.number == number)
+        keeper.rewind(point, since(keeper, point, store))
+
+    return past_of(job, cluster, rewind=rewind)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_since_a_point_is_done_again(seed):
+    """Kills, markers or none, windows, joins, calls: from the beginning, and from in between."""
+    random = Random(seed)
+    job = random_arrow_job(random, has_markers=seed % 2 == 0)
+    options = random_options(random, job)
+    options.epoch_ms, options.floors_at_end, options.availability = 20.0, 4, False
+    options.keep = Keep(ms=1 << 40, every_ms=40)
+    result, cluster = simulate_job(seed, job, options, random)
+    assert not result.failure
+    keeper = past_of(job, cluster).keeper
+    points = keeper.history.points
+    assert len(points) > 1
+    sinks = [task for task in job.plan.tasks if task.is_sink]
+    for point in {p.number: p for p in (points[0], random.choice(points), points[-1])}.values():
+        with Replay(at_point(job, cluster, point.number)) as replay:
+            before = {t.name: replay[t.name].machine.outputs[t.outputs[-1]].log.last for t in sinks}
+            for task in job.plan.tasks:
+                assert replay[task.name].restored_at == point.positions[task.id]
+            replay.run()
+            assert replay.is_at_the_end
+            for task in sinks:
+                due = keeper.inputs[task.outputs[-1]].consumed - before[task.name]
+                assert replay.compared[task.name] == (due, due)
+        if point is points[0]:
+            assert not any(before.values())
+            assert any(done for done, _ in replay.compared.values())
+
+
+class Kept:
+    """A history with these points."""
+
+    def __init__(self, *points, going=0):
+        self.points, self.going = list(points), going
+
+    def newest_before(self, at_ms):
+        found = [p for p in self.points if p.number > self.going and p.at_ms <= at_ms]
+        return found[-1] if found else None
+
+
+def test_a_point_is_found_by_number_and_time():
+    noon_s = parse_time("2030-05-04 12:00", 0.0).timestamp()
+    ats = (noon_s - 7200, noon_s - 3600, noon_s - 60)
+    points = [Point(n, int(at * 1000), 0, {}, {}, {}) for n, at in enumerate(ats, 4)]
+    history = Kept(*points, going=4)
+
+    def number(at):
+        return find(history, at, now_s=noon_s).number
+
+    assert [number(at) for at in (5, "6", "oldest", "11:30", "2030-05-04 12:00")] == [5, 6, 5, 5, 6]
+    assert number(parse_time("11:59", noon_s)) == 6
+    for at in (4, "10:30", "12:01"):  # on its way out; before; of the day before
+        with pytest.raises(NothingToReplay, match=r"kept are 5 \(.*\) to 6 \("):
+            number(at)
+    with pytest.raises(NothingToReplay, match="no time and no point"):
+        number("yesterday")
+    with pytest.raises(NothingToReplay, match="keeps nothing of its past"):
+        find(Kept(), 1)
+
+
+def test_what_shall_be_kept_is_checked():
+    job = clonos.Job(history="6 hours", history_bytes="50 GB")
+    assert job._graph.options.keep == Keep(6 * 3_600_000, 50_000_000_000, 60_000)
+    assert clonos.Job()._graph.options.keep is None
+    with pytest.raises(WrongType, match="without history="):
+        clonos.Job(history_bytes=1)
+    with pytest.raises(WrongType, match="at_least_once"):
+        clonos.Job(history="1 hour", guarantee="at_least_once")
+    with pytest.raises(WrongType, match="availability"):
+        clonos.Job(history="1 hour", on_orphan="availability")
+
+
+def test_a_pin_has_a_name_that_sorts_with_its_point():
+    assert pin_path(3, 100, "ab") == "history/pin-000000000003-100-ab"
