@@ -50,14 +50,16 @@ LAYERS: dict[str, set[str]] = {
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "core", "operators", "storage", "sources", "graph", "nodes",
         "runtime", "cluster"},
+    "branch": {"blame", "named", "columns", "core", "operators", "graph", "nodes", "replay",
+        "runtime"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 
 FACADE = "clonos"
 """The package itself: what users import."""
 
-LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources", "replay"}
-LAYERS["cli"] = {FACADE, "replay", "simulator", "watch"}
+LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources", "branch", "replay"}
+LAYERS["cli"] = {FACADE, "branch", "replay", "simulator", "watch"}
 
 PUBLIC = {
     "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",
@@ -83,8 +85,9 @@ BENCHMARKS_ALSO = {
 BESIDE: dict[str, set[str]] = {"clonos_bench": BENCHMARKS_ALSO, "examples": set()}
 """What lies beside the package, and what it may import of it that is not public."""
 
-LAZY: dict[str, set[str]] = {"api": {"cluster", "dataframes", "spark"}}
-"""layer -> what it may import in addition, but only inside a function: when a job is started."""
+LAZY: dict[str, set[str]] = {"api": {"branch", "cluster", "dataframes", "spark"}}
+"""layer -> what it may import in addition, but only inside a function: when a job is started, or
+looked back at."""
 
 EVERYBODY = {"errors", "version"}
 """Modules that every layer may import and that import none."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
     from clonos.api.streams import Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
+    from clonos.branch import Branch, Budget
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
+    "Branch": "clonos.branch",
+    "Budget": "clonos.branch",
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
     "Effect": "clonos.operators.effects",
@@ -68,6 +71,8 @@ _MODULES = {
 }
 
 __all__ = [
+    "Branch",
+    "Budget",
     "ClonosError",
     "Context",
     "Effect",

@@ -39,7 +39,13 @@ class Total(clonos.Process):
 def job() -> clonos.Job:
     """The checkpoint is elsewhere, or given."""
     folder = sys.argv[1] if len(sys.argv) == 2 else None
-    made = clonos.Job("failing", checkpoint_dir=folder, checkpoint_interval="300 ms")
+    made = clonos.Job(
+        "failing",
+        checkpoint_dir=folder,
+        checkpoint_interval="300 ms",
+        history="1 hour",
+        history_interval="400 ms",
+    )
     rows = [[(n, f"key {n % 3}") for n in range(1_000)]]
     source = clonos.sources.from_batches(rows, schema="n long, key string")
     numbers = made.source(source, name="numbers", rows_per_second=500)

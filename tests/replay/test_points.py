@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 import clonos
-from clonos.core.history import Keep, Point, pin_path
+from clonos.core.history import History, Keep, Point, pin_path
 from clonos.errors import WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.kept import find, parse_time, since
@@ -57,22 +57,19 @@ def test_all_since_a_point_is_done_again(seed):
             assert any(done for done, _ in replay.compared.values())
 
 
-class Kept:
-    """A history with these points."""
-
-    def __init__(self, *points, going=0):
-        self.points, self.going = list(points), going
-
-    def newest_before(self, at_ms):
-        found = [p for p in self.points if p.number > self.going and p.at_ms <= at_ms]
-        return found[-1] if found else None
+def kept(*points, going=0):
+    history = History(Keep(ms=1))
+    for point in points:
+        history.take("point", point.number, point.at_ms, 0, {}, {}, {})
+    history.take("going", going)
+    return history
 
 
 def test_a_point_is_found_by_number_and_time():
     noon_s = parse_time("2030-05-04 12:00", 0.0).timestamp()
     ats = (noon_s - 7200, noon_s - 3600, noon_s - 60)
     points = [Point(n, int(at * 1000), 0, {}, {}, {}) for n, at in enumerate(ats, 4)]
-    history = Kept(*points, going=4)
+    history = kept(*points, going=4)
 
     def number(at):
         return find(history, at, now_s=noon_s).number
@@ -85,7 +82,7 @@ def test_a_point_is_found_by_number_and_time():
     with pytest.raises(NothingToReplay, match="no time and no point"):
         number("yesterday")
     with pytest.raises(NothingToReplay, match="keeps nothing of its past"):
-        find(Kept(), 1)
+        find(kept(), 1)
 
 
 def test_what_shall_be_kept_is_checked():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -408,6 +408,64 @@ class Job:
         from clonos.spark.session import active
 
         return Plans(active() if spark is None else spark, self._graph)
+
+    def branch(
+        self,
+        spark: Any = None,
+        *,
+        at: int | str | datetime,
+        until: int | str | datetime | None = None,
+        replace: Any,
+        **how: Any,
+    ) -> Any:
+        """Run changed code on the past of this job: what would have come of it?
+
+        The job may be stopped, complete, have failed, or run. It must have kept its past
+        (``history=``). Nothing of it is touched; no sink is opened, and no effect made.
+
+        Parameters
+        ----------
+        spark
+            A session, if comparisons are to be DataFrames.
+        at, until
+            Where the branch begins and ends: the number of a point of the past, ``"oldest"``, or a
+            time; then the newest point at or before it. By default it ends with the log.
+        replace
+            What is changed: functions (or a ``Process``) by the name of their operator, or a whole
+            :class:`clonos.Job` with the same tasks and channels.
+        how
+            ``calls``: what becomes of questions to which the log has no answer. ``"stub"``: they go
+            to ``stand_in(fn, *args)``, or end the branch with ``Unanswered``. ``"live"``: they are
+            asked, if ``ask`` names their function; :class:`clonos.Budget` says how many of them.
+            Effects are never made.
+
+            ``reuse``: functions that give the same answer to the same question, any number of
+            times. ``cost``: a function that says of an answer what it has cost.
+            ``checkpoint_dir``, ``journal``: where the job, or a copy of it, is.
+
+        Returns
+        -------
+        Branch
+            With ``compare``, ``rows``, ``bill``; print it.
+
+        Raises
+        ------
+        NothingToReplay
+            The past is not kept, or rows can only be read with Spark.
+        CannotReplace
+            The changed code does not fit.
+        Unanswered
+            It asks what nobody answers.
+
+        Examples
+        --------
+        >>> branch = job.branch(at="14:03", replace={"score": strict_score})  # doctest: +SKIP
+        >>> print(branch.compare("alerts", keys=["id"]))  # doctest: +SKIP
+        alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
+        """
+        from clonos.branch import branch
+
+        return branch(self, spark, at=at, until=until, replace=replace, **how)
 
     def to_dataframe(
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]

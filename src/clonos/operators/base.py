@@ -64,11 +64,12 @@ class Services:
     """The current step of a task and what its operators share within it.
 
     ``port``: by which input of the first operator rows come. ``bad_records``: those of the step, if
-    they are kept.
+    they are kept. ``caller``: the operator whose function has made the newest call.
     """
 
     def __init__(self) -> None:
         self._step: Step | None = None
+        self.caller: Operator | None = None
         self.port = 0
         self.bad_records = BadRecords()
 

@@ -113,6 +113,11 @@ class ChainProgram:
         return dict(zip(self._names, self._operators, strict=True))
 
     @property
+    def caller(self) -> Operator | None:
+        """Whose function has made the newest call."""
+        return self._services.caller
+
+    @property
     def makes_calls(self) -> bool:
         """Whether some operator may ask calls."""
         return bool(self._callers)

@@ -61,6 +61,7 @@ class Context:
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `fn` once, ever: on replay its logged answer or exception comes back."""
         require_no_effect(fn, self._operator.info.where)
+        self._services.caller = self._operator
         return self._services.step.call(fn, args, kwargs)
 
     def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:

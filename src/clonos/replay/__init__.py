@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from clonos.errors import ClonosError
+from clonos.operators.chain import ChainProgram
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
-from clonos.replay.tasks import ReplayedTask, Step
+from clonos.replay.tasks import ReplayedTask, Step, Watched
 
 __all__ = ["NothingToReplay", "Replay", "ReplayedTask", "Step"]
 
@@ -67,6 +68,9 @@ class Replay:
     {'total': 120}
     """
 
+    watch: Callable[[ChainProgram], Watched] = Watched
+    """Who looks at what the tasks' programs are given."""
+
     def __init__(
         self,
         job: Any,
@@ -80,10 +84,10 @@ class Replay:
         past = job if is_read else read(job.compile(), checkpoint_dir, journal, at)
         self._plan, self.lost = past.compiled.plan, past.lost
         self._tasks: dict[str, ReplayedTask] = {}
-        self._close = weakref.finalize(self, _close, self._tasks, past)
+        self._close = weakref.finalize(self, _close, self._tasks, None if is_read else past)
         try:
             for spec in self._plan.tasks:
-                self._tasks[spec.name] = ReplayedTask(past, spec.id, call)
+                self._tasks[spec.name] = ReplayedTask(past, spec.id, call, type(self).watch)
         except BaseException:
             self.close()
             raise
@@ -176,12 +180,12 @@ class Replay:
 
     def _first_of(self, order: Sequence[ReplayedTask], beyond: bool) -> Step | None:
         for task in order:
-            self._feed(task)
+            self.feed(task)
             if (done := task.step(beyond=beyond)) is not None:
                 return done
         return None
 
-    def _feed(self, task: ReplayedTask) -> None:
+    def feed(self, task: ReplayedTask) -> None:
         """Give it what those before it have made meanwhile."""
         for channel, end in task.machine.inputs.items():
             sender = self._of(self._plan.channels[channel].sender)
@@ -210,7 +214,8 @@ class Replay:
             )
 
 
-def _close(tasks: Mapping[str, ReplayedTask], past: Past) -> None:
+def _close(tasks: Mapping[str, ReplayedTask], past: Past | None) -> None:
     for task in tasks.values():
         task.close()
-    past.close()
+    if past is not None:
+        past.close()

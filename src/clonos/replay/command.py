@@ -6,6 +6,7 @@ import argparse
 import os
 import pdb
 import sys
+from contextlib import closing
 
 from clonos.blame import users_traceback
 from clonos.errors import OperatorError
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     _begin_again_with_the_seed_of(past)
-    with Replay(past) as replay:
+    with closing(past), Replay(past) as replay:
         for task in replay:
             known = task.log_ends_at - task.restored_at
             print(f"{task.name}: restored at step {task.restored_at}, the log has {known} more")

@@ -129,12 +129,18 @@ class ReplayedTask:
         The step that has ended the job, if one of this task did. The log knows what it was given.
     """
 
-    def __init__(self, past: Past, task: int, call: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        past: Past,
+        task: int,
+        call: Callable[..., Any] | None,
+        watch: Callable[[ChainProgram], Watched],
+    ) -> None:
         plan, code = past.compiled.plan, past.codes[task]
         self.name, self._plan, self._code = code.task.name, plan, code
-        self._program = Watched(code.program(past.lineage, past.run))
+        self.watched = watch(code.program(past.lineage, past.run))
         activate = past.activations[task]
-        program: Any = self._program
+        program: Any = self.watched
         self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
         self.failed_at = past.failed.get(task)
@@ -216,7 +222,7 @@ class ReplayedTask:
     @property
     def operators(self) -> tuple[str, ...]:
         """Of its chain, in order."""
-        return tuple(self._program.program.operators)
+        return tuple(self.watched.program.operators)
 
     def state(self, operator: str) -> dict[Any, dict[str, Any]]:
         """What a :class:`clonos.Process` keeps now: by key, its values by name.
@@ -226,9 +232,9 @@ class ReplayedTask:
         NothingToReplay
             The task has no such operator, or it is no process.
         """
-        found = self._program.program.operators.get(operator)
+        found = self.watched.program.operators.get(operator)
         if not isinstance(found, ProcessOperator):
-            have = [n for n, o in self._program.program.operators.items() if _is_process(o)]
+            have = [n for n, o in self.watched.program.operators.items() if _is_process(o)]
             raise NothingToReplay(
                 f"{operator!r} is no process of this task",
                 where=self.name,
@@ -267,7 +273,7 @@ class ReplayedTask:
         if self.is_at_the_end and not beyond:
             return None
         self._offer_rows()
-        machine, self._program.took = self.machine, []
+        machine, self.watched.took = self.machine, []
         is_logged = not self.is_at_the_end
         job = machine.begin()
         step = machine.under_way
@@ -365,7 +371,7 @@ class ReplayedTask:
             step.position,
             is_logged,
             self._cause(record[0]),
-            tuple(batch.payload for batch in self._program.took),
+            tuple(batch.payload for batch in self.watched.took),
             made,
             tuple(_answers(record)),
         )
@@ -389,7 +395,7 @@ class ReplayedTask:
                 return f"checkpoint {epoch}"
             case Outcomes(outcomes=outcomes):
                 return f"{_count(len(outcomes), 'answer')} of services"
-        return f"{_count(sum(batch.rows for batch in self._program.took), 'row')} of the source"
+        return f"{_count(sum(batch.rows for batch in self.watched.took), 'row')} of the source"
 
 
 def _count(number: int, what: str) -> str:

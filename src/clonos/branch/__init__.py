@@ -1,0 +1,232 @@
+"""What would have come of it: changed code on the past of a job.
+
+A branch begins at a point of the past that a job has kept, and does all again that came then: once
+with the job's own code, which says what was, and once with changed code, on the same rows, in the
+same order, at the same time. What the changed code asks is answered by the log where the job has
+asked the same. Both deliver into memory: the difference is a table.
+
+A branch leaves no trace: it never opens a sink, makes no effect, and writes nothing to the job's
+folders but a pin, which keeps a running job from deleting what is read, and goes when it is closed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from clonos.branch.answers import BILL, Answers, Budget, StandIn
+from clonos.branch.changed import changed, require_same_shape
+from clonos.branch.compare import Comparison, compare
+from clonos.branch.errors import CannotReplace, Unanswered
+from clonos.branch.original import ENDLESS, Original, record
+from clonos.branch.tasks import BranchedTask, Made
+from clonos.core.history import Point
+from clonos.core.plan import HOUSE_KEEPER
+from clonos.graph.compile import CompiledJob
+from clonos.replay.kept import At, find
+from clonos.replay.past import Past, read
+
+__all__ = ["BILL", "Branch", "Budget", "CannotReplace", "Comparison", "Unanswered"]
+
+Outputs = dict[str, list[tuple[int, int, pa.RecordBatch]]]
+
+
+class Branch:
+    """Changed code on the past of a job; made by :meth:`clonos.Job.branch`, which says what the
+    parameters mean.
+
+    Attributes
+    ----------
+    bill
+        Who has answered the questions of the changed code: see :data:`BILL`.
+    calls, cost
+        Calls that were made, and what they have cost.
+    used_up_at
+        The call for which a :class:`Budget` was not enough; empty: it was.
+    error
+        Why the job could not go on, if its past ends with that. The branch goes on.
+    """
+
+    def __init__(
+        self,
+        past: Past,
+        replace: Mapping[str, Any] | CompiledJob,
+        *,
+        until: Point | None = None,
+        calls: Literal["stub", "live"] | Budget = "stub",
+        stand_in: StandIn | None = None,
+        ask: Collection[Any] = (),
+        reuse: Collection[Any] = (),
+        cost: Callable[[Any], float] | None = None,
+        spark: Any = None,
+    ) -> None:
+        self._past, self._spark = past, spark
+        self._changed = _compiled(past.compiled, replace)
+        with ExitStack() as undo:
+            undo.callback(past.close)
+            folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
+            original = record(past, until, Path(undo.enter_context(folder)))
+            self.error = original.error
+            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
+            undo.callback(answers.close)
+            self._a = original.outputs
+            self._b = _run(past, self._changed, original, answers)
+        self.bill = answers.bill()
+        self.calls, self.cost, self.used_up_at = answers.live, answers.cost, answers.used_up_at
+
+    def close(self) -> None:
+        """Let go of what was delivered."""
+        self._a, self._b = {}, {}
+
+    def __enter__(self) -> Branch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._past.compiled.sinks)
+
+    def job_rows(self, sink: str | None = None) -> pa.Table:
+        """What the job has delivered to a sink."""
+        return self._table(self._a, self._past.compiled, self._named(sink))
+
+    def rows(self, sink: str | None = None) -> pa.Table:
+        """What the branch delivers to a sink, by task and in order."""
+        return self._table(self._b, self._changed, self._named(sink))
+
+    def compare(self, sink: str | None = None, keys: Sequence[str] | None = None) -> Comparison:
+        """The difference between what the job has delivered and what the branch delivers.
+
+        Parameters
+        ----------
+        sink
+            Its name; may be left out if there is only one.
+        keys
+            Columns that say which row of the branch stands for a row of the job. By default, a row
+            that is not quite equal is another one.
+        """
+        name = self._named(sink)
+        return compare(name, self.job_rows(name), self.rows(name), keys)
+
+    def _named(self, sink: str | None) -> str:
+        if sink is None and len(self.sinks) == 1:
+            return self.sinks[0]
+        if sink not in self.sinks:
+            what = "several sinks" if sink is None else f"no sink {sink!r}"
+            raise CannotReplace(
+                f"the job has {what}",
+                where=self._past.compiled.name,
+                remedy=f"its sinks are {', '.join(self.sinks)}",
+            )
+        return sink
+
+    @staticmethod
+    def _table(outputs: Outputs, compiled: CompiledJob, sink: str) -> pa.Table:
+        schema = compiled.sinks[sink][1]
+        batches = [b for _, _, b in sorted(outputs.get(sink, ()), key=lambda one: one[0])]
+        return pa.Table.from_batches(batches, schema if not batches else batches[0].schema)
+
+    def __str__(self) -> str:
+        """What a person wants to know: how much is different, and what was paid for it."""
+        lines = []
+        for sink in self.sinks:
+            difference = self.compare(sink)
+            lines.append(
+                f"{sink}: {difference.count('only_a')} of {difference.rows_a} rows of the job are "
+                f"not delivered, {difference.count('only_b')} of {difference.rows_b} are new"
+            )
+        lines += [
+            "{operator}, {function}: {matched} answers of the log, {reused} reused, {stubbed} "
+            "stubbed, {live} calls made, {ms} ms, cost {cost:.2f}".format(**line)
+            for line in self.bill.to_pylist()
+        ]
+        if self.used_up_at:
+            lines.append(f"the budget was used up at {self.used_up_at}; the stand-in took over")
+        return "\n".join(lines)
+
+
+def branch(
+    job: Any,
+    spark: Any = None,
+    *,
+    at: At,
+    until: At | None = None,
+    replace: Mapping[str, Any] | Any,
+    checkpoint_dir: str | None = None,
+    journal_dir: str | Path | None = None,
+    **how: Any,
+) -> Branch:
+    """See :meth:`clonos.Job.branch`."""
+    past = read(job.compile(), checkpoint_dir, journal_dir, at)
+    try:
+        end = None if until is None else find(past.keeper.history, until)
+        if end is not None and any(
+            end.positions[task] < position for task, position in past.keeper.positions.items()
+        ):
+            raise CannotReplace(f"the branch would end, at {until!r}, before it begins, at {at!r}")
+        changes = replace if isinstance(replace, Mapping) else replace.compile()
+        return Branch(past, changes, until=end, spark=spark, **how)
+    finally:
+        past.close()
+
+
+def _compiled(original: CompiledJob, replace: Mapping[str, Any] | CompiledJob) -> CompiledJob:
+    if isinstance(replace, CompiledJob):
+        require_same_shape(original, replace)
+        return replace
+    return changed(original, replace)
+
+
+def _run(past: Past, compiled: CompiledJob, original: Original, answers: Answers) -> Outputs:
+    plan, outputs = compiled.plan, Outputs()
+    tasks: dict[int, BranchedTask] = {}
+
+    def put(channel: int, made: Made) -> None:
+        spec = plan.channels[channel]
+        if spec.receiver != HOUSE_KEEPER:
+            if made.step > original.begins.get(channel, 0):  # else the state has it already
+                tasks[spec.receiver].take(channel, made)
+        elif made.batch is not None and (sink := plan.tasks[spec.sender].sink) is not None:
+            output = spec.sender, made.step, made.batch.payload
+            outputs.setdefault(sink, []).append(output)
+
+    begin_ms = _begin_ms(original)
+    for code in compiled.codes:
+        number = code.task.id
+        tasks[number] = BranchedTask(
+            plan,
+            code,
+            code.program(past.lineage, f"{past.run}/branch"),
+            past.layers(number),
+            begin_ms,
+            original.rows[number].read(),
+            answers,
+            put,
+        )
+    notes = {number: iter(of_task) for number, of_task in original.notes.items()}
+    for number in original.order:
+        tasks[number].step(next(notes[number]))
+    ends = {channel.id: original.ends.get(channel.id, ENDLESS) for channel in plan.channels}
+    for task in tasks.values():  # from the sources to the sinks
+        task.drain(ends)
+    return outputs
+
+
+def _begin_ms(original: Original) -> int:
+    """The first time that anybody knows of."""
+    known = (note.clock_ms for notes in original.notes.values() for note in notes if note.clock_ms)
+    return min(known, default=0)

@@ -1,0 +1,326 @@
+"""Who answers what changed code asks: the log, a stand-in, the world within a budget, or nobody.
+
+A question is answered by the log if the job has asked the same one: the same operator, the same
+function, for the same key, with the same arguments. Of several answers the nearest one counts, by
+step, and each only once, unless the function is said to answer the same question with the same
+answer (``reuse``).
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from clonos.branch.errors import Unanswered
+from clonos.branch.original import Asked, Question, function_name
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode, encode, encode_error
+from clonos.nodes.events import CallsOver
+from clonos.runtime.calls import CallRunner
+
+LIFE: Final = 0
+"""All calls of a branch are of one life."""
+
+SHOWN_MAX: Final = 200
+"""Characters of arguments in an error."""
+
+StandIn = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much the calls of a branch may cost.
+
+    Parameters
+    ----------
+    calls
+        So many at most.
+    cost
+        So much at most, in the unit of the branch's ``cost`` function. It is known only afterwards:
+        the last call may go beyond it.
+
+    Examples
+    --------
+    >>> Budget(calls=200, cost=5.0)
+    Budget(calls=200, cost=5.0)
+    """
+
+    calls: int | None = None
+    cost: float | None = None
+
+
+Calls = Literal["stub", "live"] | Budget
+
+
+@dataclass
+class Line:
+    """What the questions of one operator to one function have come to."""
+
+    matched: int = 0
+    reused: int = 0
+    stubbed: int = 0
+    live: int = 0
+    ms: int = 0
+    cost: float = 0.0
+
+
+BILL: Final = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("function", pa.string()),
+        ("matched", pa.int64()),
+        ("reused", pa.int64()),
+        ("stubbed", pa.int64()),
+        ("live", pa.int64()),
+        ("ms", pa.int64()),
+        ("cost", pa.float64()),
+    ]
+)
+"""``matched``: answered by the log; ``reused``: by an answer that others had, too; ``stubbed``: by
+the stand-in; ``live``: by the service itself, which took `ms` in all, and cost `cost`."""
+
+
+@dataclass
+class _Known:
+    """The answers to one question in one task: by step, and those that nobody has had yet."""
+
+    all: list[tuple[int, int]] = field(default_factory=list)  # position, index
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Answers:
+    """All that is known of answers, and what else may be asked.
+
+    Parameters
+    ----------
+    asked
+        What the original has asked.
+    calls, stand_in, ask, reuse, cost
+        See :class:`~clonos.branch.Branch`.
+    """
+
+    def __init__(
+        self,
+        asked: Sequence[Asked],
+        calls: Calls,
+        stand_in: StandIn | None,
+        ask: Collection[Any],
+        reuse: Collection[Any],
+        cost: Callable[[Any], float] | None,
+    ) -> None:
+        self._asked = asked
+        self._known: dict[tuple[Question, int], _Known] = defaultdict(_Known)
+        for index, one in enumerate(asked):
+            known = self._known[one.question, one.task]
+            insort(known.all, (one.position, index))
+            insort(known.free, (one.position, index))
+        self._calls, self._stand_in, self._cost = calls, stand_in, cost
+        self._may_ask, self._may_reuse = _names(ask), _names(reuse)
+        self._lines: dict[tuple[str, str], Line] = defaultdict(Line)
+        self._spent = Line()
+        self.used_up_at: str = ""
+        """Where the budget was used up."""
+        self._over: SimpleQueue[CallsOver] = SimpleQueue()
+        self._runner: CallRunner | None = None
+
+    def close(self) -> None:
+        """Let go of connections to services."""
+        if self._runner is not None:
+            self._runner.withdraw(LIFE)
+            self._runner.close()
+
+    # --- the log --------------------------------------------------------------------------------
+
+    def match(self, question: Question, task: int, position: int) -> Asked | None:
+        """The log's answer to a question of a step; it may have come later, or not at all."""
+        known = self._known.get((question, task))
+        if known is None:
+            return None
+        line = self._line(question)
+        if (chosen := _nearest(known.free, position)) is not None:
+            if not question.arguments and known.free[chosen][0] != position:
+                return None  # of arguments without a canonical form nobody knows if they are equal
+            line.matched += 1
+            return self._asked[known.free.pop(chosen)[1]]
+        if question.function in self._may_reuse and question.arguments:
+            chosen = _nearest(known.all, position)
+            assert chosen is not None
+            line.reused += 1
+            return self._asked[known.all[chosen][1]]
+        return None
+
+    # --- others ---------------------------------------------------------------------------------
+
+    def answer(
+        self,
+        question: Question,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[bool, bytes]:
+        """Have a function called that the step waits for.
+
+        Raises
+        ------
+        Unanswered
+            It must not be.
+        """
+        if self._is_live(question, args, is_effect=False):
+            began_s = time.monotonic()
+            try:
+                ok, answer = True, encode(fn(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+                ok, answer = False, encode_error(error)
+            ms = round(1000 * (time.monotonic() - began_s))
+            self._pay(question, ok=ok, answer=answer, ms=ms)
+            return ok, answer
+        return self._stand_in_for(question, fn, args, kwargs)
+
+    def outcomes(
+        self, calls: Iterable[tuple[CallId, Request, Question]], where: str
+    ) -> list[Outcome]:
+        """Have calls made that rows wait for; those of one step at the same time."""
+        live: list[tuple[CallId, Request]] = []
+        found: dict[CallId, Outcome] = {}
+        questions = {}
+        for call, request, question in calls:
+            questions[call] = question
+            is_effect = bool(request.key)
+            if self._is_live(question, request.arguments, is_effect=is_effect, soon=len(live)):
+                live.append((call, request))
+                continue
+            fn = request.service.fn
+            ok, answer = self._stand_in_for(question, fn, request.arguments, {})
+            found[call] = Outcome(*call, request.digest, ok, answer)
+        for outcome in self._made(live, where):
+            found[outcome.id] = outcome
+            question = questions[outcome.id]
+            self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
+        return [found[call] for call in questions]
+
+    def _made(self, calls: list[tuple[CallId, Request]], where: str) -> list[Outcome]:
+        """By the adapter of production: timeouts, attempts and rates are those of the policy."""
+        del where
+        if not calls:
+            return []
+        if self._runner is None:
+            self._runner = CallRunner(self._over.put)
+        self._runner.make(LIFE, calls)
+        found: list[Outcome] = []
+        while len(found) < len(calls):
+            found += self._over.get().outcomes
+        return found
+
+    def _stand_in_for(
+        self, question: Question, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[bool, bytes]:
+        if self._stand_in is None:
+            raise _unanswered(question, args, self._why(question))
+        self._line(question).stubbed += 1
+        try:
+            return True, encode(self._stand_in(fn, *args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+            return False, encode_error(error)
+
+    def _why(self, question: Question) -> str:
+        if self._calls == "stub":
+            return "give stand_in=, a function that answers in its place, or calls='live'"
+        if self.used_up_at:
+            return f"the budget was used up at {self.used_up_at}: raise it, or give stand_in="
+        return (
+            f"say ask=[{question.function!r}] if it changes nothing in the world, or give stand_in="
+        )
+
+    def _is_live(
+        self, question: Question, args: Sequence[Any], *, is_effect: bool, soon: int = 0
+    ) -> bool:
+        """Whether the service itself may be asked; `soon`: so many calls more are decided."""
+        if self._calls == "stub" or is_effect:
+            return False
+        if not _is_named(question.function, self._may_ask):
+            return False
+        if isinstance(budget := self._calls, Budget) and (
+            (budget.calls is not None and self._spent.live + soon >= budget.calls)
+            or (budget.cost is not None and self._spent.cost >= budget.cost)
+        ):
+            self.used_up_at = self.used_up_at or _call(question, args)
+            return False
+        return True
+
+    # --- the bill -------------------------------------------------------------------------------
+
+    def _line(self, question: Question) -> Line:
+        return self._lines[question.operator, question.function]
+
+    def _pay(self, question: Question, *, ok: bool, answer: bytes, ms: int) -> None:
+        cost = float(self._cost(decode(answer))) if ok and self._cost is not None else 0.0
+        for line in (self._line(question), self._spent):
+            line.live += 1
+            line.ms += ms
+            line.cost += cost
+
+    @property
+    def live(self) -> int:
+        """Calls that were made."""
+        return self._spent.live
+
+    @property
+    def cost(self) -> float:
+        """What they have cost."""
+        return self._spent.cost
+
+    def bill(self) -> pa.Table:
+        """See :data:`BILL`."""
+        rows = [
+            {"operator": operator, "function": function, **vars(line)}
+            for (operator, function), line in sorted(self._lines.items())
+        ]
+        return pa.Table.from_pylist(rows, BILL)
+
+
+def _nearest(places: list[tuple[int, int]], position: int) -> int | None:
+    """Index of the place that is nearest to a position, the earlier of two.
+
+    Examples
+    --------
+    >>> _nearest([(3, 0), (7, 1), (7, 2)], 5), _nearest([(3, 0), (7, 1), (7, 2)], 6)
+    (0, 1)
+    >>> _nearest([], 5)
+    """
+    after = bisect_left(places, (position, -1))
+    if after == len(places):
+        return after - 1 if places else None
+    if not after:
+        return 0
+    before = bisect_left(places, (places[after - 1][0], -1))
+    is_after_nearer = places[after][0] - position < position - places[before][0]
+    return after if is_after_nearer else before
+
+
+def _names(functions: Collection[Any]) -> frozenset[str]:
+    return frozenset(f if isinstance(f, str) else function_name(f) for f in functions)
+
+
+def _is_named(function: str, names: Collection[str]) -> bool:
+    return function in names or function.rpartition(".")[2] in names
+
+
+def _call(question: Question, args: Sequence[Any]) -> str:
+    text = ", ".join(map(repr, args))
+    text = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+    return f"{question.function}({text})"
+
+
+def _unanswered(question: Question, args: Sequence[Any], remedy: str) -> Unanswered:
+    return Unanswered(
+        f"the log has no answer to {_call(question, args)}",
+        where=question.operator,
+        remedy=remedy,
+    )

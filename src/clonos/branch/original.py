@@ -1,0 +1,353 @@
+"""What a job has done since a point of its past: done again by its own code, and written down.
+
+A branch needs more of it than the log has: which kind of item each step took, when a task wanted to
+be woken, the rows of its sources, and of each call who has asked what. All that is known while the
+job's own code does the same steps again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from clonos.core.calls import CallId, Request
+from clonos.core.determinants import (
+    Call,
+    Clock,
+    Determinant,
+    Order,
+    Outcomes,
+    Timer,
+    decode_record,
+)
+from clonos.core.history import Point
+from clonos.core.messages import Kind
+from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.core.program import Batch
+from clonos.core.step import arguments_digest
+from clonos.errors import OperatorError
+from clonos.operators.chain import ChainProgram
+from clonos.operators.process import ProcessOperator
+from clonos.replay import Replay, ReplayedTask
+from clonos.replay.past import Past
+from clonos.replay.tasks import Watched
+
+ENDLESS: Final = 1 << 62
+"""A position that no task reaches."""
+
+
+class Question(NamedTuple):
+    """What is asked, as far as two questions are the same: by which operator, of which function,
+    for which key, with which arguments."""
+
+    operator: str
+    function: str
+    key: bytes
+    arguments: int
+
+
+@dataclass
+class Asked:
+    """A question of the original and what came of it.
+
+    ``position``: of the step that has asked; ``came``: of the step that took the answer (None:
+    none has), and ``rank``, as which of its answers.
+    """
+
+    question: Question
+    task: int
+    position: int
+    came: int | None = None
+    rank: int = 0
+    ok: bool = True
+    answer: bytes = b""
+
+
+class Note(NamedTuple):
+    """What a step was, beyond its log entry: the kind of the items that it took, the newest reading
+    of the clock, and when its task wants to be woken next."""
+
+    cause: Determinant
+    kind: Kind | None
+    clock_ms: int
+    wake_ms: int | None
+
+
+def function_name(fn: Any) -> str:
+    """How a function is called in bills and options: ``Judge``, ``ask_model``."""
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return str(named.__qualname__).rpartition("<locals>.")[2]
+
+
+def question_of(program: ChainProgram, call: CallId, request: Request) -> Question:
+    """A call that rows wait for, as a question."""
+    name = list(program.operators)[call.operator]
+    return Question(name, function_name(request.service.fn), b"", request.digest)
+
+
+def asked_now(
+    program: ChainProgram, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Question:
+    """A call that is made in a step, as a question."""
+    caller = program.caller
+    assert caller is not None
+    key = caller.encoded_key if isinstance(caller, ProcessOperator) else b""
+    digest = arguments_digest(args, kwargs)
+    return Question(caller.info.operator, function_name(fn), key, digest)
+
+
+class Listening:
+    """A step, and what it is asked."""
+
+    def __init__(self, step: Any, program: Recorded) -> None:
+        self._step, self._program = step, program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A call that the step waits for."""
+        self._program.called.append(asked_now(self._program.program, fn, args, kwargs))
+        return self._step.call(fn, args, kwargs)
+
+    def ask(self, call: CallId, request: Request) -> None:
+        """A call that rows wait for."""
+        self._program.asks.append((call, request))
+        self._step.ask(call, request)
+
+
+class Recorded(Watched):
+    """A program, and all that its newest step was given and has asked."""
+
+    def __init__(self, program: ChainProgram) -> None:
+        super().__init__(program)
+        self.kind: Kind | None = None
+        self.called: list[Question] = []
+        self.asks: list[tuple[CallId, Request]] = []
+
+    def begin(self) -> None:
+        """Another step."""
+        self.kind, self.called, self.asks = None, [], []
+
+    def on_source(self, step: Any, batch: Batch) -> None:
+        super().on_source(Listening(step, self), batch)
+
+    def on_batches(
+        self, step: Any, channel: int, batches: Sequence[Batch], watermark_ms: int | None = None
+    ) -> None:
+        self.kind = Kind.BATCH
+        super().on_batches(Listening(step, self), channel, batches, watermark_ms)
+
+    def on_watermark(self, step: Any, channel: int, watermark_ms: int) -> None:
+        """See :class:`clonos.core.program.Program`."""
+        self.kind = Kind.WATERMARK
+        self.program.on_watermark(Listening(step, self), channel, watermark_ms)
+
+    def on_timer(self, step: Any, now_ms: int) -> None:
+        """See :class:`clonos.core.program.Program`."""
+        self.program.on_timer(Listening(step, self), now_ms)
+
+    def on_outcomes(self, step: Any, outcomes: Any) -> None:
+        """See :class:`clonos.core.program.Program`."""
+        self.program.on_outcomes(Listening(step, self), outcomes)
+
+    def on_end(self, step: Any, channel: int | None) -> None:
+        """See :class:`clonos.core.program.Program`."""
+        self.kind = Kind.END
+        self.program.on_end(Listening(step, self), channel)
+
+
+class RecordedReplay(Replay):
+    """A replay of which a branch is made."""
+
+    watch = Recorded
+
+
+class Rows:
+    """Batches in a file, in order: those of a source are too many for the memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: Any = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """One more."""
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(str(self._path), batch.schema)
+        self._writer.write_batch(batch)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """All of them, after the last was added."""
+        if self._writer is not None:
+            self._writer.close()
+            with pa.memory_map(str(self._path)) as file:
+                yield from pa.ipc.open_stream(file)
+
+
+@dataclass
+class Original:
+    """What was written down.
+
+    Attributes
+    ----------
+    order
+        The tasks, in the order in which their steps were done.
+    notes, rows
+        By task: of each step; what its source gave.
+    asked
+        All questions.
+    outputs
+        Of each sink: what it has delivered, by task and step.
+    begins, ends
+        By channel: items that its sender makes up to the step `begins` have been taken before the
+        past begins, and those behind its step `ends` are not taken in it.
+    error
+        Why the job could not go on, if this past ends with that.
+    """
+
+    order: list[int] = field(default_factory=list)
+    notes: dict[int, list[Note]] = field(default_factory=dict)
+    rows: dict[int, Rows] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    outputs: dict[str, list[tuple[int, int, pa.RecordBatch]]] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    error: OperatorError | None = None
+
+
+def record(past: Past, until: Point | None, folder: Path) -> Original:
+    """Do the past again, and write it down.
+
+    Parameters
+    ----------
+    until
+        The end; by default all that the log knows.
+    folder
+        For rows of sources.
+
+    Raises
+    ------
+    Divergence
+        The job's own code does something else than it did.
+    """
+    with RecordedReplay(past) as replay:
+        return _Recording(past, replay, until, folder).run()
+
+
+class _Recording:
+    def __init__(self, past: Past, replay: Replay, until: Point | None, folder: Path) -> None:
+        self._plan, self._replay = past.compiled.plan, replay
+        self._tasks = {task.machine.id: task for task in replay}
+        self._limits = _limits(self._plan, self._tasks, until)
+        self._open: dict[tuple[int, CallId], Asked] = {}
+        self._found = Original()
+        for number, task in self._tasks.items():
+            self._found.notes[number] = []
+            self._found.rows[number] = Rows(folder / f"{number}.arrow")
+            program = _recorded(task)
+            for call, request in program.program.open_calls().items():
+                self._ask(task, call, request)
+        taken = {
+            c: end.consumed for t in self._tasks.values() for c, end in t.machine.inputs.items()
+        }
+        self._to_come = {c: n for c, n in taken.items() if n > self._made(c)}
+
+    def _made(self, channel: int) -> int:
+        return self._tasks[self._plan.channels[channel].sender].machine.outputs[channel].log.last
+
+    def run(self) -> Original:
+        while self._step():
+            pass
+        for channel in self._plan.channels:
+            if channel.receiver != HOUSE_KEEPER:
+                sender, receiver = self._tasks[channel.sender], self._tasks[channel.receiver]
+                end = receiver.machine.inputs[channel.id]
+                left = [*end.queue, *sender.items(channel.id, end.consumed + len(end.queue))]
+                is_left = left[0].dep[channel.sender].position - 1 if left else ENDLESS
+                self._found.ends[channel.id] = is_left
+        return self._found
+
+    def _step(self) -> bool:
+        """Those who receive go first: nobody makes what nobody waits for."""
+        for number in reversed(self._tasks):
+            task = self._tasks[number]
+            is_over = task.position >= self._limits[number]
+            if is_over or (self._found.error is not None and task.position + 1 == task.failed_at):
+                continue
+            self._replay.feed(task)
+            program = _recorded(task)
+            program.begin()
+            try:
+                done = task.step(beyond=False)
+            except OperatorError as error:
+                if task.position + 1 != task.failed_at:
+                    raise
+                self._found.error = error
+                self._note(task, task.position + 1)
+                return True
+            if done is not None:
+                self._note(task, task.position)
+                if (sink := task.machine.spec.sink) is not None and sink in done.made:
+                    output = number, task.position, done.made[sink]
+                    self._found.outputs.setdefault(sink, []).append(output)
+                return True
+        return False
+
+    def _note(self, task: ReplayedTask, position: int) -> None:
+        machine, program, number = task.machine, _recorded(task), task.machine.id
+        cause, *rest = decode_record(machine.book.record(number, position))
+        self._found.order.append(number)
+        read = [one.now_ms for one in (cause, *rest) if isinstance(one, Clock | Timer)]
+        clock_ms = read[0] if read else machine.clock_ms
+        self._found.notes[number].append(Note(cause, program.kind, clock_ms, machine.wake_ms))
+        if program.took and not isinstance(cause, Order):
+            for batch in program.took:
+                self._found.rows[number].add(batch.payload)
+        logged = [one for one in rest if isinstance(one, Call)]
+        for question, call in zip(program.called, logged, strict=False):  # the last may have failed
+            self._found.asked.append(
+                Asked(question, number, position, position, ok=call.ok, answer=call.answer)
+            )
+        for asked, request in program.asks:
+            self._ask(task, asked, request, position)
+        for rank, outcome in enumerate(cause.outcomes if isinstance(cause, Outcomes) else ()):
+            answered = self._open.pop((number, outcome.id))
+            answered.came, answered.rank = position, rank
+            answered.ok, answered.answer = outcome.ok, outcome.answer
+        for channel in [c for c, n in self._to_come.items() if self._made(c) >= n]:
+            if self._plan.channels[channel].sender == number:
+                self._found.begins[channel] = position
+                del self._to_come[channel]
+
+    def _ask(
+        self, task: ReplayedTask, call: CallId, request: Request, position: int | None = None
+    ) -> None:
+        question = question_of(_recorded(task).program, call, request)
+        number = task.machine.id
+        asked = Asked(question, number, task.position if position is None else position)
+        self._open[number, call] = asked
+        self._found.asked.append(asked)
+
+
+def _recorded(task: ReplayedTask) -> Recorded:
+    assert isinstance(task.watched, Recorded)
+    return task.watched
+
+
+def _limits(plan: Plan, tasks: Mapping[int, ReplayedTask], until: Point | None) -> dict[int, int]:
+    """Up to which step each task goes: to the point, and as far as those behind it have taken."""
+    if until is None:
+        return {number: task.log_ends_at for number, task in tasks.items()}
+    limits = dict(until.positions)
+    for number in sorted(tasks, reverse=True):  # tasks are numbered from sources to sinks
+        book = tasks[number].machine.book
+        for position in range(tasks[number].restored_at + 1, limits[number] + 1):
+            cause = decode_record(book.record(number, position))[0]
+            if isinstance(cause, Order):
+                sender = plan.channels[cause.channel].sender
+                limits[sender] = max(limits[sender], cause.position)
+    return limits

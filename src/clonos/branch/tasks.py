@@ -1,0 +1,308 @@
+"""A task of a branch: changed code, on what the job's own code was given.
+
+Step n of a branch is what changed code makes of entry n of the log. An ORDER stands for all that
+the sender has made up to the step that the log names, be it more or less than it was then; what
+code makes besides in a step does not move the steps behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from clonos.blame import in_short
+from clonos.branch.answers import Answers
+from clonos.branch.errors import Unanswered
+from clonos.branch.original import Asked, Note, asked_now, question_of
+from clonos.columns.batches import seal
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode, decode_error
+from clonos.core.determinants import Order, Outcomes, Source, SourceCut, SourceEnd, Timer
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import Kind, Layer
+from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.core.program import Batch
+from clonos.errors import ClonosError, OperatorError
+from clonos.graph.compile import TaskCode
+from clonos.operators.chain import ChainProgram
+
+
+class Refused(BaseException):
+    """Nobody answers. No :class:`Exception`: users' functions catch those."""
+
+    def __init__(self, error: Unanswered) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Made(NamedTuple):
+    """What a step has put on a channel: rows, and the watermark behind them; or one of the two."""
+
+    step: int
+    batch: Batch | None
+    watermark: int | None
+
+
+@dataclass
+class BranchStep:
+    """A step, as its program sees it (:class:`clonos.core.program.Step`)."""
+
+    position: int
+    now_ms: int
+    asks: Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], tuple[bool, bytes]]
+    is_live: bool = False
+    batches: dict[int, Batch] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    asked: list[tuple[CallId, Request]] = field(default_factory=list)
+    wake_ms: int | None = None
+
+    def clock_ms(self) -> int:
+        """The reading that the log has for the step, or the last one before."""
+        return self.now_ms
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What comes of it, wherever that is from."""
+        try:
+            ok, answer = self.asks(fn, args, kwargs)
+        except Unanswered as error:
+            raise Refused(error) from error
+        if ok:
+            return decode(answer)
+        raise decode_error(answer)
+
+    def ask(self, call: CallId, request: Request) -> None:
+        """It is answered in this or a later step."""
+        self.asked.append((call, request))
+
+    def wake_at(self, due_ms: int | None) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.wake_ms = due_ms
+
+    def emit(self, channel: int, batch: Batch) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.batches[channel] = batch
+
+    def emit_watermark(self, channel: int, watermark_ms: int) -> None:
+        """See :class:`clonos.core.program.Step`."""
+        self.watermarks[channel] = watermark_ms
+
+
+class BranchedTask:
+    """One task of a branch.
+
+    Parameters
+    ----------
+    layers
+        Where it begins.
+    begin_ms
+        The time, if nobody has read the clock before.
+    rows
+        What its source has given.
+    put
+        Takes what it makes, by channel.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        code: TaskCode,
+        program: ChainProgram,
+        layers: Sequence[Layer],
+        begin_ms: int,
+        rows: Iterator[pa.RecordBatch],
+        answers: Answers,
+        put: Callable[[int, Made], None],
+    ) -> None:
+        self.id, self.name = code.task.id, code.task.name
+        self._plan, self._program, self._rows = plan, program, rows
+        self._answers, self._put = answers, put
+        floor = _apply(program, layers, self.name)
+        self.position = floor.position if floor else 0
+        self._clock_ms = max(floor.clock_ms if floor else 0, begin_ms)
+        self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else None
+        self._queues: dict[int, deque[Made]] = {c: deque() for c in code.task.inputs}
+        self._waiting: dict[int, list[tuple[Asked, CallId, Request]]] = {}
+        for call, request in program.open_calls().items() if program.makes_calls else ():
+            self._expect(call, request)
+
+    def take(self, channel: int, made: Made) -> None:
+        """Its sender has made this."""
+        self._queues[channel].append(made)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def step(self, note: Note) -> None:
+        """The next entry of the log.
+
+        Raises
+        ------
+        OperatorError
+            A function has raised; its own exception is the cause.
+        Unanswered
+            It asks what nobody answers.
+        """
+        self._fire_before(note)
+        self.position += 1
+        self._clock_ms = max(self._clock_ms, note.clock_ms)
+        program, cause = self._program, note.cause
+        match cause:
+            case Source(rows=rows) | SourceCut(rows=rows):
+                if rows:
+                    batch = seal(next(self._rows))
+                    self._do(lambda step: program.on_source(step, batch))
+            case SourceEnd():
+                self._do(lambda step: program.on_end(step, None))
+            case Order(channel=channel, position=position):
+                self._take_up_to(channel, position)
+                if note.kind is Kind.END:
+                    self._do(lambda step: program.on_end(step, channel))
+            case Timer(now_ms=now_ms):
+                if self._wake_ms is not None and self._wake_ms <= now_ms:
+                    self._do(lambda step: program.on_timer(step, now_ms))
+            case Outcomes():
+                due = sorted(self._waiting.pop(self.position, ()), key=lambda one: one[0].rank)
+                if due:
+                    over = [_outcome(*one) for one in due]
+                    self._do(lambda step: program.on_outcomes(step, over))
+        self._wake_then_ms = note.wake_ms
+
+    def _fire_before(self, note: Note) -> None:
+        """Timers that the job did not have. Of those that it had, the log knows when they came."""
+        while (
+            self._wake_ms is not None
+            and self._wake_ms != self._wake_then_ms
+            and self._wake_ms <= note.clock_ms
+            and not isinstance(note.cause, Timer)
+        ):
+            due_ms = self._wake_ms
+            self._clock_ms = max(self._clock_ms, due_ms)
+            now_ms = self._clock_ms
+            self._do(partial(_timer, self._program, now_ms))
+            if self._wake_ms == due_ms:
+                break  # it does not let go of it
+
+    def drain(self, ends: Mapping[int, int]) -> None:
+        """Take what the job had nothing to take of: its sender has made more than it did."""
+        for channel in self._queues:
+            self._take_up_to(channel, ends[channel])
+
+    def _take_up_to(self, channel: int, position: int) -> None:
+        """Consecutive batches as one, up to a watermark, as the job does it."""
+        queue, program = self._queues[channel], self._program
+        while queue and queue[0].step <= position:
+            batches: list[Batch] = []
+            mark: int | None = None
+            while queue and queue[0].step <= position and mark is None:
+                if queue[0].batch is None and batches:
+                    break
+                made = queue.popleft()
+                mark = made.watermark
+                if made.batch is None:
+                    break
+                batches.append(made.batch)
+            if batches:
+                self._do(partial(_batches, program, channel, batches, mark))
+            elif mark is not None:
+                self._do(partial(_watermark, program, channel, mark))
+
+    def _do(self, job: Callable[[BranchStep], None]) -> None:
+        """A part of a step, and what comes of it at once."""
+        pending: Callable[[BranchStep], None] | None = job
+        while pending is not None:
+            step = BranchStep(self.position, self._clock_ms, self._asked_now)
+            try:
+                pending(step)
+            except Refused as refused:
+                raise refused.error from None
+            except ClonosError:
+                raise
+            except Exception as error:
+                raise OperatorError(in_short(error), where=self.name) from error
+            self._wake_ms = step.wake_ms
+            self._emit(step)
+            pending = self._answered_at_once(step)
+
+    def _emit(self, step: BranchStep) -> None:
+        for channel in {**step.batches, **step.watermarks}:
+            to_world = self._plan.channels[channel].receiver == HOUSE_KEEPER
+            batch = step.batches.get(channel)
+            mark = None if to_world else step.watermarks.get(channel)
+            if batch is not None or mark is not None:
+                self._put(channel, Made(self.position, batch, mark))
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def _asked_now(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[bool, bytes]:
+        question = asked_now(self._program, fn, args, kwargs)
+        known = self._answers.match(question, self.id, self.position)
+        if known is not None:
+            return known.ok, known.answer
+        return self._answers.answer(question, fn, args, kwargs)
+
+    def _expect(self, call: CallId, request: Request) -> Asked | None:
+        """The answer that the log has, or will have, or nobody has."""
+        question = question_of(self._program, call, request)
+        known = self._answers.match(question, self.id, self.position)
+        if known is not None and known.came is not None and known.came > self.position:
+            self._waiting.setdefault(known.came, []).append((known, call, request))
+        return known
+
+    def _answered_at_once(self, step: BranchStep) -> Callable[[BranchStep], None] | None:
+        """What is to be done of questions whose answers are no part of a later entry."""
+        over: list[Outcome] = []
+        others = []
+        for call, request in step.asked:
+            known = self._expect(call, request)
+            if known is None:
+                others.append((call, request, question_of(self._program, call, request)))
+            elif known.came is not None and known.came <= self.position:
+                over.append(_outcome(known, call, request))
+        over += self._answers.outcomes(others, self.name)
+        program = self._program
+        return (lambda step: program.on_outcomes(step, over)) if over else None
+
+
+def _timer(program: ChainProgram, now_ms: int, step: BranchStep) -> None:
+    program.on_timer(step, now_ms)
+
+
+def _batches(
+    program: ChainProgram,
+    channel: int,
+    batches: Sequence[Batch],
+    watermark_ms: int | None,
+    step: BranchStep,
+) -> None:
+    program.on_batches(step, channel, batches, watermark_ms)
+
+
+def _watermark(program: ChainProgram, channel: int, watermark_ms: int, step: BranchStep) -> None:
+    program.on_watermark(step, channel, watermark_ms)
+
+
+def _apply(program: ChainProgram, layers: Sequence[Layer], where: str) -> Layer | None:
+    floor = None
+    try:
+        for layer in layers:
+            program.apply(layer.delta)
+            floor = layer
+    except UnreadableLayer:
+        raise
+    except Exception as error:
+        raise OperatorError(
+            f"the state of the job does not fit the changed code: {in_short(error)}",
+            where=where,
+            remedy="begin with the oldest point, or keep what the operators remember as it was",
+        ) from error
+    return floor
+
+
+def _outcome(known: Asked, call: CallId, request: Request) -> Outcome:
+    return Outcome(*call, request.digest, known.ok, known.answer)
