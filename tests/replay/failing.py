@@ -36,6 +36,14 @@ class Total(clonos.Process):
         return [(row.key, self.total.get())]
 
 
+class Corrected(Total):
+    """It sees all of them."""
+
+    def on_row(self, row: Any, ctx: clonos.ProcessContext) -> Any:
+        self.total.set(self.total.get(0) + row.score)
+        return [(row.key, self.total.get())]
+
+
 def job() -> clonos.Job:
     """The checkpoint is elsewhere, or given."""
     folder = sys.argv[1] if len(sys.argv) == 2 else None

@@ -43,6 +43,21 @@ def test_an_error_is_found_again(tmp_path):
     debugged = run(*replay, "--pdb", input="p row.n, row.score\nq\n")
     assert f"(777, {said[0].split()[2]})" in debugged.stdout
     assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
+    kept = run("-m", "clonos.cli", "history", tmp_path)
+    assert re.search(r"^ +1  .* numbers\[0\] 0, total\[0\] 0$", kept.stdout, re.MULTILINE), (
+        kept.stdout
+    )
+    long_ago = run(*replay, "--at", "oldest", "--task", "numbers[0]", "--to", "1")
+    assert "numbers[0] step 1: " in long_ago.stdout, long_ago.stderr
+    branch = ("-m", "clonos.cli", "branch", "failing:job", tmp_path)
+    same = run(*branch, "--replace", "total=failing:Total")
+    assert said[0] in same.stderr, "it fails at the same row"
+    mended = run(*branch, "--replace", "total=failing:Corrected", "--compare", "out")
+    assert mended.returncode == 1, mended.stderr
+    assert re.search(r"0 of \d+ rows of the job are not delivered, [1-9]\d* of", mended.stdout)
+    assert re.search(r"score, ask: \d+ answers of the log, 0 reused, 0 stubbed", mended.stdout)
+    assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(files), "nor left there"
     corrected = run(*replay, env={**os.environ, "CORRECTED": "1"})
     assert corrected.returncode == 0, corrected.stderr
     found = re.search(

@@ -167,11 +167,11 @@ def branch(
     until: At | None = None,
     replace: Mapping[str, Any] | Any,
     checkpoint_dir: str | None = None,
-    journal_dir: str | Path | None = None,
+    journal: str | Path | None = None,
     **how: Any,
 ) -> Branch:
     """See :meth:`clonos.Job.branch`."""
-    past = read(job.compile(), checkpoint_dir, journal_dir, at)
+    past = read(job.compile(), checkpoint_dir, journal, at)
     try:
         end = None if until is None else find(past.keeper.history, until)
         if end is not None and any(

@@ -33,12 +33,14 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
+    from clonos.branch import command as branch
     from clonos.replay import command as replay
     from clonos.replay import history
     from clonos.simulator import command as sim
     from clonos.watch import command as watch
 
     return {
+        "branch": (branch.SUMMARY, branch.add_arguments, branch.run),
         "history": (history.SUMMARY, history.add_arguments, history.run),
         "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
         "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),

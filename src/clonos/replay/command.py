@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.to is not None and args.task is None:
         raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
-    _begin_again_with_the_seed_of(past)
+    begin_again_with_the_seed_of(past)
     with closing(past), Replay(past) as replay:
         for task in replay:
             known = task.log_ends_at - task.restored_at
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         return 1 if replay.lost else 0
 
 
-def _begin_again_with_the_seed_of(past: Past) -> None:
+def begin_again_with_the_seed_of(past: Past) -> None:
     """Python's sets have an order that is drawn when it starts, but in the slots of jobs."""
     seed = past.hash_seed
     if seed and os.environ.get(HASH_SEED) != seed:

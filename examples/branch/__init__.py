@@ -1,0 +1,1 @@
+"""A prompt is changed, and what would have come of it is seen before anybody pays for it."""
