@@ -96,6 +96,10 @@ def test_no_seed_violates_an_invariant_where_recoveries_overlap(availability):
     assert main(50, jobs=1, kind=Kind(overlap=True, availability=availability)) == 0
 
 
+def test_no_seed_violates_an_invariant_where_jobs_keep_their_past():
+    assert main(30, jobs=1, kind=Kind(history=True)) == 0
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out
@@ -104,3 +108,9 @@ def test_one_seed_can_be_traced(capsys):
 @pytest.mark.soak
 def test_many_more_seeds():
     assert main(20_000, 1_000_000, jobs=2) == 0
+
+
+@pytest.mark.soak
+def test_many_more_seeds_of_jobs_that_keep_their_past():
+    assert main(3_000, 1_000_000, jobs=2, kind=Kind(history=True)) == 0
+    assert main(1_000, 1_000_000, jobs=2, kind=Kind(history=True, disk=True)) == 0

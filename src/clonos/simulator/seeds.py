@@ -20,7 +20,7 @@ from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
-from clonos.simulator.past import Reader, keep_of
+from clonos.simulator.past_reader import Reader, keep_of
 from clonos.simulator.programs import (
     AnyJob,
     Job,
