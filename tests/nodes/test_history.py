@@ -12,6 +12,7 @@ from clonos.core.history import Chains, Keep, decode_segment, pin_path
 from clonos.core.layer import layer_path
 from clonos.errors import ClonosError
 from clonos.nodes import events
+from clonos.nodes.commits import ROTATE_BYTES
 from clonos.nodes.history import AGAIN_S
 from clonos.nodes.layers import GARBAGE_S
 from tests.nodes.test_driver import Link, World
@@ -193,3 +194,17 @@ def test_a_job_that_keeps_nothing_any_more_lets_it_all_go(keeping):
         again.turn(after_s=1.0)
     assert {f"history/{n:012d}-1.log" for n in (1, 2, 3, 4)} <= set(again.deleted)
     assert not set(again.deleted) & {ref.path for ref in again.keeper.layers[0]}
+
+
+def test_a_long_head_is_not_written_again_at_each_floor(keeping, monkeypatch):
+    """Points are in each snapshot: many of them may take more than a journal at its rotation."""
+    link = keeping.begin()
+    head = [bytes(ROTATE_BYTES)]
+    monkeypatch.setattr(keeping.keeper, "snapshot", lambda unsettled=(): head)
+    keeping.nbytes = ROTATE_BYTES
+    for rotations in (1, 1):
+        keeping.next_floor(link)
+        assert keeping.rotations == rotations
+    keeping.nbytes = 2 * ROTATE_BYTES
+    keeping.next_floor(link)
+    assert keeping.rotations == 2

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import pytest
 
 import clonos
-from clonos.core.history import History, Keep, Point, pin_path
+from clonos.core.history import History, Keep, Point, pinned
 from clonos.errors import WrongType
 from clonos.replay import NothingToReplay, Replay
-from clonos.replay.kept import find, parse_time, since
+from clonos.replay.kept import Pin, find, parse_time, require_there, since
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.seeds import random_options, simulate_job
+from clonos.storage.layers import LayerStore
 from tests.replay.test_replay import past_of
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 60))]
@@ -97,5 +99,26 @@ def test_what_shall_be_kept_is_checked():
         clonos.Job(history="1 hour", on_orphan="availability")
 
 
-def test_a_pin_has_a_name_that_sorts_with_its_point():
-    assert pin_path(3, 100, "ab") == "history/pin-000000000003-100-ab"
+def test_a_pin_is_there_until_it_is_closed(tmp_path):
+    store = LayerStore(tmp_path)
+    pin = Pin(store, 3)
+    assert pinned(store.list(), time.time()) == 3
+    pin.close()
+    assert store.list() == []
+    pin.close()
+
+
+def test_who_cannot_write_reads_without_a_pin(tmp_path):
+    (tmp_path / "history").write_text("a file is in the way")
+    store = LayerStore(tmp_path)
+    pin = Pin(store, 3)
+    assert store.list() == ["history"]
+    pin.close()
+
+
+def test_a_point_that_goes_while_it_is_pinned_is_no_point_to_begin_with():
+    points = [Point(n, n, 0, {}, {}, {}) for n in (1, 2, 3)]
+    require_there(kept(*points, going=1), points[1])
+    for history in (kept(*points, going=2), kept(points[2])):
+        with pytest.raises(NothingToReplay, match="went meanwhile"):
+            require_there(history, points[1])

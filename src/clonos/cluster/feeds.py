@@ -209,7 +209,9 @@ class Feeds:
         try:
             for operator, spool in self._spools.items():
                 floors = self._floors(layers, self._tasks[operator]) if spool.kept_bytes else []
-                oldest = self._floors(kept, self._tasks[operator]) if floors else []
+                oldest = floors
+                if floors and kept is not layers:
+                    oldest = self._floors(kept, self._tasks[operator])
                 if floors:
                     passed = [floor.source_rows for floor in floors]
                     needed = [floor.source_rows for floor in oldest]  # none: from the first row on

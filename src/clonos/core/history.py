@@ -105,6 +105,8 @@ class History:
         Log entries behind the newest point that floors have passed.
     going
         Points up to this number are not to be begun with any more.
+    kept_bytes
+        What all takes beyond the layers of the floors, when it was last weighed.
 
     Examples
     --------
@@ -125,7 +127,7 @@ class History:
         self.segments: dict[int, Segment] = {}
         self.closed: dict[int, list[Run]] = {}
         self.open: list[Run] = []
-        self.going = 0
+        self.going = self.kept_bytes = 0
         self._open_bytes = 0
         self._last = 0  # number of the newest point ever
         self._takes = {kind: getattr(self, f"_take_{kind}") for kind in RECORDS}
@@ -155,6 +157,7 @@ class History:
         if self.keep is None or not self.points:
             return self._last if self.points else 0
         limit, sizes = self.keep.nbytes, self.sizes(layers)
+        self.kept_bytes = sum(sizes.values())
         begin_ms, nbytes = now_ms - self.keep.ms, sizes[self.points[-1].number]
         for after, point in pairwise(reversed(self.points)):
             nbytes += sizes[point.number]

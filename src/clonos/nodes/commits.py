@@ -111,6 +111,7 @@ class Commits:
         self._machine = JOURNAL.machine("journal")
         self._group = _NOTHING  # being written, or what could not be
         self._wants_rotation = False
+        self._head_bytes = 0  # of the newest snapshot
         self._again_s = 0.0
         self._vouch_s: float | None = None  # when
 
@@ -119,8 +120,9 @@ class Commits:
         return self._machine.state
 
     def after_floor(self) -> None:
-        """Logs were truncated: a snapshot is small now."""
-        self._wants_rotation |= self._journal.nbytes >= self._rotate_bytes
+        """Logs were truncated: a snapshot is small now, unless much is kept of the past."""
+        limit = max(self._rotate_bytes, 2 * self._head_bytes)
+        self._wants_rotation |= self._journal.nbytes >= limit
 
     def end_turn(self, actions: list[Act], now_s: float) -> bool:
         """Close a group with these actions; False: they have to wait for the next turn."""
@@ -147,7 +149,9 @@ class Commits:
         self._again_s = now_s + AGAIN_S
         if self._outputs.flush() is None:
             self._wants_rotation = False
-            self._write(group, self._journal.rotate, self._keeper.snapshot(group.records))
+            head = self._keeper.snapshot(group.records)
+            self._head_bytes = sum(map(len, head))
+            self._write(group, self._journal.rotate, head)
         elif self.state is State.BROKEN:
             self._group = group
         else:

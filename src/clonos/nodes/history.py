@@ -18,9 +18,8 @@ from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Merger
 
 AGAIN_S: Final = 30.0
-"""Time before what the store has refused is tried again, or a pin is looked at again."""
-WEIGHED: Final = 30
-"""How often in that time it is weighed what is kept."""
+"""Time before what the store has refused is tried again, a pin is looked at again, or what is kept
+is weighed again although nothing has come: to look at many points takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,7 @@ class HistoryCare:
         """Floors have moved, or the job has started: is it time for a point?"""
         if self._keeper.history.is_due(wall_ms):
             self._keeper.make_point(wall_ms)
+            self._weigh_s = 0.0
             self.kept = self._keeper.layers if self.kept is None else self.kept
 
     def tick(self, now_s: float, wall_ms: int, *, may_delete: bool) -> list[HistoryAct]:
@@ -95,7 +95,7 @@ class HistoryCare:
             self._storing.update(history.closed)
         if now_s < self._weigh_s:
             return acts
-        self._weigh_s = now_s + self._again_s / WEIGHED
+        self._weigh_s = now_s + self._again_s
         number = history.too_old(wall_ms, self._keeper.layers)
         if may_delete and (number > history.going or self._is_look_due(now_s)):
             if number > history.going:
@@ -122,7 +122,7 @@ class HistoryCare:
     def archived(self, event: Archived) -> None:
         """A segment is in the store: the journal need not have it any more."""
         self._storing.discard(event.number)
-        self._has_failed = False
+        self._has_failed, self._weigh_s = False, 0.0
         if event.number in self._keeper.history.closed:
             self._keeper.keep_in_mind("archived", event.number, event.path, event.nbytes)
 

@@ -312,8 +312,7 @@ def _timestamp(wall_s: float) -> str:
 def _history(keeper: HouseKeeper) -> HistoryProgress:
     history = keeper.history
     since = _timestamp(history.points[0].at_ms / 1000) if history.points else None
-    kept_bytes = sum(history.sizes(keeper.layers).values())
-    return HistoryProgress(len(history.points), since, kept_bytes)
+    return HistoryProgress(len(history.points), since, history.kept_bytes)
 
 
 def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
