@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
     parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="by default that of the job")
-    parser.add_argument("--journal-dir", metavar="DIR", help="where the journal is, if not there")
+    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
     parser.add_argument(
         "--at",
         metavar="WHEN",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if the branch delivers the same as the job has, else 1, as ``diff`` does."""
-    past = read(find_job(args.job).compile(), args.checkpoint, args.journal_dir, args.at)
+    past = read(find_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     until = None if args.until is None else find(past.keeper.history, args.until)
     calls = Budget(calls=args.calls) if args.ask else "stub"
