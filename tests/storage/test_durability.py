@@ -19,7 +19,7 @@ import pytest
 
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
-from clonos.simulator.disk import Died, Disk, SimulatedFiles
+from clonos.simulator.disk import Died, Disk, SimulatedFiles, Tail
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey
@@ -344,6 +344,34 @@ def test_a_torn_write_is_no_damage():
         disk.lose_power()
         with Journal("/job/journal", disk=disk.mount()) as again:
             assert list(again.replay()) in ([b"kept"], [b"kept", b"lost" * 30])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_killed_writer_has_not_synced_is_safe_before_it_counts(seed):
+    """Two processes die before their sync, one after the other; then the power fails. What the
+    second has read counted as committed, and it wrote behind it."""
+    disk = Disk(Random(seed))
+    with Journal("/job/journal", disk=disk.mount()) as journal:
+        journal.append([b"first"])
+        journal.commit()
+    read = []
+    for record in (b"second" * 20, b"third" * 20):
+        journal = Journal("/job/journal", disk=disk.mount(dies_at=None))
+        read = list(journal.replay())
+        journal.append([record])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tail, "sync", dies)
+            with pytest.raises(Died):
+                journal.commit()
+        journal._release()
+    assert read == [b"first", b"second" * 20]
+    disk.lose_power()
+    with Journal("/job/journal", disk=disk.mount()) as journal:
+        assert list(journal.replay())[:2] == read
+
+
+def dies(_: Tail) -> None:
+    raise Died
 
 
 def test_a_full_disk_that_gets_room_again():

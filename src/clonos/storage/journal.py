@@ -101,8 +101,8 @@ class Segment(NamedTuple):
 class Journal:
     """Append, commit, replay; one writer at a time.
 
-    Opening it takes the lock, checks the whole segment and cuts a torn tail. Not for use by
-    several threads, nor after a fork.
+    Opening it takes the lock, checks the whole segment, cuts a torn tail, and makes the rest
+    durable. Not for use by several threads, nor after a fork.
 
     Parameters
     ----------
@@ -175,8 +175,11 @@ class Journal:
         self._salt, self.nbytes, self.next_seq = segment.salt, segment.end, segment.next_seq
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
-        if (info := self._disk.info(path)) is not None and info.nbytes > segment.end:
+        is_torn = (info := self._disk.info(path)) is not None and info.nbytes > segment.end
+        if is_torn:
             self._disk.truncate(path, segment.end)
+        if is_torn or self._is_synced:
+            # What is read counts from now on; whoever wrote it may have died before its sync.
             self._disk.sync(path)
         self._tail = self._disk.append(path)
         self._delete_older()
