@@ -113,4 +113,3 @@ def test_many_more_seeds():
 @pytest.mark.soak
 def test_many_more_seeds_of_jobs_that_keep_their_past():
     assert main(3_000, 1_000_000, jobs=2, kind=Kind(history=True)) == 0
-    assert main(1_000, 1_000_000, jobs=2, kind=Kind(history=True, disk=True)) == 0
