@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from clonos.branch.errors import CannotReplace
 from clonos.branch.original import function_name
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators.base import Operator
-from clonos.operators.calls import CallOperator
-from clonos.operators.process import ProcessOperator
-from clonos.operators.rowwise import UserFunctionOperator
-from clonos.operators.service import Policy
-from clonos.operators.with_column import WithColumnOperator
-
-WITH_FUNCTION: Final = (UserFunctionOperator, WithColumnOperator, ProcessOperator)
-"""Operators whose first argument is the user's function, or process."""
+from clonos.operators import operations as op
+from clonos.operators.operations import Operation
+from clonos.operators.process import Process
 
 
 def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
@@ -42,32 +35,36 @@ def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
 
 def _changed(code: TaskCode, functions: Mapping[str, Any]) -> TaskCode:
     operators = tuple(
-        (name, _with_function(name, make, functions[name]) if name in functions else make)
-        for name, make in code.operators
+        (name, _with_function(name, made, functions[name]) if name in functions else made)
+        for name, made in code.operators
     )
     return replace(code, operators=operators)
 
 
-def _with_function(name: str, make: Any, fn: Any) -> Callable[[], Operator]:
-    made: Any = make.func if isinstance(make, partial) else make
-    kind: Any = made if isinstance(made, type) else object
-    if issubclass(kind, CallOperator):
-        policy: Policy = make.args[0]
-        return partial(kind, replace(policy, fn=fn), *make.args[1:], **make.keywords)
-    if issubclass(kind, WITH_FUNCTION):
-        if issubclass(kind, ProcessOperator) != hasattr(fn, "on_row"):
+def _with_function(name: str, operation: Operation, fn: Any) -> Operation:
+    match operation:
+        case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
+            return replace(operation, policy=replace(policy, fn=fn))
+        case op.ProcessRows():
+            is_fitting = isinstance(fn, Process)
+            change = {"process": fn}
+        case op.Map() | op.FlatMap() | op.Filter() | op.MapBatches() | op.WithColumn():
+            is_fitting = callable(fn) and not isinstance(fn, Process)
+            change = {"fn": fn}
+        case _:
             raise CannotReplace(
-                f"{function_name(fn)} cannot replace what {name!r} has",
+                f"{name!r} has no function of yours",
                 where=name,
-                remedy="a clonos.Process is replaced by a Process, a function by a function",
+                remedy="replace functions of map, flat_map, filter, map_batches, with_column, "
+                "map_async and with_column_async, and processes",
             )
-        return partial(kind, fn, *make.args[1:], **make.keywords)
-    raise CannotReplace(
-        f"{name!r} has no function of yours",
-        where=name,
-        remedy="replace functions of map, flat_map, filter, map_batches, with_column, map_async "
-        "and with_column_async, and processes",
-    )
+    if not is_fitting:
+        raise CannotReplace(
+            f"{function_name(fn)} cannot replace what {name!r} has",
+            where=name,
+            remedy="a clonos.Process is replaced by a Process, a function by a function",
+        )
+    return replace(operation, **change)
 
 
 def require_same_shape(original: CompiledJob, other: CompiledJob) -> None:
