@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from typing import Any
 
 from clonos.branch import Branch, Budget, CannotReplace
-from clonos.replay.command import begin_again_with_the_seed_of, find_job
+from clonos.named import named, named_job
+from clonos.replay.command import begin_again_with_the_seed_of
 from clonos.replay.kept import find
 from clonos.replay.past import read
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if the branch delivers the same as the job has, else 1, as ``diff`` does."""
-    past = read(find_job(args.job).compile(), args.checkpoint, args.journal, args.at)
+    past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     until = None if args.until is None else find(past.keeper.history, args.until)
     calls = Budget(calls=args.calls) if args.ask else "stub"
@@ -75,12 +75,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _replacement(text: str) -> tuple[str, Any]:
     operator, _, name = text.partition("=")
-    module, _, attribute = name.partition(":")
-    remedy = "write it like --replace score=my_package.fraud:careful"
-    if not (operator and module and attribute):
-        raise CannotReplace(f"{text!r} names no function", remedy=remedy)
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise CannotReplace(f"there is no {name!r}: {error}", remedy=remedy) from None
+    if not (operator and ":" in name):
+        raise CannotReplace(
+            f"{text!r} names no function",
+            remedy="write it like --replace score=my_package.fraud:careful",
+        )
+    found = named(name)
     return operator, found() if isinstance(found, type) and hasattr(found, "on_row") else found
