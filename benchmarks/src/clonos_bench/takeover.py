@@ -115,15 +115,15 @@ def drive(folder: Path, journal: str, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _driver(folder: Path, journal: str, kind: str) -> Iterator[subprocess.Popen[str]]:
+def _driver(folder: Path, journal: str, kind: str) -> Iterator[_Said]:
     command = [sys.executable, "-m", "clonos_bench.takeover", str(folder), journal, kind]
     with (folder / f"{kind}.log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    said = _Said(process)
     try:
-        yield process
+        yield said
     finally:
-        process.kill()
-        process.communicate()
+        said.kill()
 
 
 class _Said:
@@ -133,16 +133,24 @@ class _Said:
         self.row = -1
         self._process = process
         self._words: queue.SimpleQueue[tuple[str, int, float]] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Kill it, and hear what it has still said; once more does no harm."""
+        self._process.kill()
+        self._thread.join()
+        self._process.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            word, _, number = line.strip().partition(" ")
-            if word == "row":
-                self.row = max(self.row, int(number))
-            word = "waits" if "stands by" in line else word
-            self._words.put((word, self.row, time.monotonic()))
+        with self._process.stdout as lines:
+            for line in lines:
+                word, _, number = line.strip().partition(" ")
+                if word == "row":
+                    self.row = max(self.row, int(number))
+                word = "waits" if "stands by" in line else word
+                self._words.put((word, self.row, time.monotonic()))
 
     def moment(self, word: str, above: int = -1) -> float:
         """When it has said this, with a row above that."""
@@ -159,17 +167,16 @@ def _kill(journal: str, *, is_standby: bool) -> tuple[float, float]:
     """Kill the driver; return seconds until all tasks live again, and until there is new output."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clonos-bench-")))
-        process = stack.enter_context(_driver(folder, journal, "first"))
-        first = _Said(process)
+        first = stack.enter_context(_driver(folder, journal, "first"))
         first.moment("row", 0)
         if is_standby:
-            second = _Said(stack.enter_context(_driver(folder, journal, "standby")))
+            second = stack.enter_context(_driver(folder, journal, "standby"))
             second.moment("waits")
         time.sleep(QUIET_S)
         killed_s = time.monotonic()
-        process.kill()
+        first.kill()
         if not is_standby:
-            second = _Said(stack.enter_context(_driver(folder, journal, "second")))
+            second = stack.enter_context(_driver(folder, journal, "second"))
         live_s = second.moment("live")
         # What was delivered, and what the log knew of: there is no more than a second of that.
         new_s = second.moment("row", first.row + int(RATE))

@@ -101,8 +101,9 @@ class Segment(NamedTuple):
 class Journal:
     """Append, commit, replay; one writer at a time.
 
-    Opening it takes the lock, checks the whole segment, cuts a torn tail, and makes the rest
-    durable. Not for use by several threads, nor after a fork.
+    Opening it takes the lock, checks the whole segment, and cuts a torn tail. Unless the last
+    writer has vouched for its last frame, the rest is written again, into the next segment file.
+    Not for use by several threads, nor after a fork.
 
     Parameters
     ----------
@@ -175,11 +176,15 @@ class Journal:
         self._salt, self.nbytes, self.next_seq = segment.salt, segment.end, segment.next_seq
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
-        is_torn = (info := self._disk.info(path)) is not None and info.nbytes > segment.end
-        if is_torn:
+        if not segment.is_vouched and self._is_synced:
+            # What is read counts from now on. Its writer may have died before its sync, or after one
+            # that failed: then the kernel shows what is on no disk, and no sync would help.
+            content = self._folder.read(name)[: segment.end].to_pybytes()
+            self._number += 1
+            path = self._folder.path(_name(self._number))
+            self._folder.put(_name(self._number), content)
+        elif (info := self._disk.info(path)) is not None and info.nbytes > segment.end:
             self._disk.truncate(path, segment.end)
-        if is_torn or self._is_synced:
-            # What is read counts from now on; whoever wrote it may have died before its sync.
             self._disk.sync(path)
         self._tail = self._disk.append(path)
         self._delete_older()
