@@ -117,9 +117,10 @@ def drive(folder: Path, journal: str, kind: str) -> None:
 @contextlib.contextmanager
 def _driver(folder: Path, journal: str, kind: str) -> Iterator[_Said]:
     command = [sys.executable, "-m", "clonos_bench.takeover", str(folder), journal, kind]
-    with (folder / f"{kind}.log").open("a") as log:
+    path = folder / f"{kind}.log"
+    with path.open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    said = _Said(process)
+    said = _Said(process, path)
     try:
         yield said
     finally:
@@ -129,9 +130,9 @@ def _driver(folder: Path, journal: str, kind: str) -> Iterator[_Said]:
 class _Said:
     """What a driver prints, as it comes: the moment of each word, and the greatest row."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.row = -1
-        self._process = process
+        self._process, self._log = process, log
         self._words: queue.SimpleQueue[tuple[str, int, float]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -158,7 +159,10 @@ class _Said:
             try:
                 said, row, moment = self._words.get(timeout=WAIT_S)
             except queue.Empty:
-                raise ClonosError(f"a driver did not say {word!r}") from None
+                raise ClonosError(
+                    f"a driver did not say {word!r}, and has come to row {self.row}: "
+                    f"{self._log.read_text()[-2000:]}"
+                ) from None
             if said == word and row >= above:
                 return moment
 

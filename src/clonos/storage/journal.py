@@ -177,8 +177,8 @@ class Journal:
         self._is_vouched = segment.is_vouched
         path = self._folder.path(name)
         if not segment.is_vouched and self._is_synced:
-            # What is read counts from now on. Its writer may have died before its sync, or after one
-            # that failed: then the kernel shows what is on no disk, and no sync would help.
+            # What is read counts from now on. Its writer may have died before its sync, or after
+            # one that failed: then the kernel shows what is on no disk, and no sync would help.
             content = self._folder.read(name)[: segment.end].to_pybytes()
             self._number += 1
             path = self._folder.path(_name(self._number))
