@@ -1,4 +1,4 @@
-"""Things of the user's that a command line names: ``my_package.fraud:job``."""
+"""What users name on a command line, such as ``my_package.fraud:job``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEDY: Final = "give MODULE:NAME, such as my_package.fraud:job"
 
 
 class NotFound(DefinitionError):
-    """There is nothing of this name, or it is something else."""
+    """Nothing has this name, or it is something else."""
 
 
 def named(name: str, default: str = "") -> Any:
@@ -32,14 +32,14 @@ def named(name: str, default: str = "") -> Any:
     >>> named("fraud.py:job")
     Traceback (most recent call last):
     ...
-    clonos.named.NotFound: 'fraud.py' is no name of a module To do: give MODULE:NAME, such as \
+    clonos.named.NotFound: 'fraud.py' is not the name of a module To do: give MODULE:NAME, such as \
 my_package.fraud:job
     """
     module, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if not module or module.endswith(".py") or "/" in module:
-        raise NotFound(f"{module!r} is no name of a module", remedy=REMEDY)
+        raise NotFound(f"{module!r} is not the name of a module", remedy=REMEDY)
     try:
         return getattr(import_module(module), attribute or default)
     except Exception as error:  # noqa: BLE001 - user code
@@ -48,12 +48,12 @@ my_package.fraud:job
 
 
 def named_job(name: str) -> Any:
-    """A ``clonos.Job``, or what a function of nothing returns that is one; by default ``job``.
+    """A ``clonos.Job``, or one that a function without parameters returns; by default ``job``.
 
     Raises
     ------
     NotFound
-        It is none, or making it has failed.
+        It is not a job, or the function raised.
     """
     found = named(name, "job")
     try:
@@ -62,6 +62,8 @@ def named_job(name: str) -> Any:
         what = f"there is no job {name!r}: {in_short(error)}"
         raise NotFound(what, remedy=REMEDY, trace=users_traceback(error)) from None
     if not hasattr(job, "compile"):
-        what = f"{name!r} is a {type(job).__name__}, no job"
-        raise NotFound(what, remedy="name a clonos.Job, or a function of nothing that returns one")
+        what = f"{name!r} is a {type(job).__name__}, not a job"
+        raise NotFound(
+            what, remedy="name a clonos.Job, or a function without parameters that returns one"
+        )
     return job

@@ -264,8 +264,8 @@ def test_calls_that_rows_wait_for_are_matched_too():
 def test_what_cannot_be_replaced_is_said(kept):
     for replaced, match in (
         ({"nobody": enrich}, "no operator 'nobody'"),
-        ({"out": enrich}, "'out' has no function of yours"),
-        ({"running": enrich}, "cannot replace what 'running' has"),
+        ({"out": enrich}, "'out' has no function that could be replaced"),
+        ({"running": enrich}, "cannot replace what 'running' runs"),
         (two_tasks().compiled, "other tasks"),
     ):
         with pytest.raises(CannotReplace, match=match):

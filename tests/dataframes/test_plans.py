@@ -101,7 +101,7 @@ REFUSED: Any = {
     "within": (lambda s: s.key_by("k").deduplicate("1 s", on="t"), "is forgotten"),
     "refresh": (
         lambda s: s.look_up(lambda: pa.table({"k": ["a"]}), "k", refresh="1 s"),
-        "read again",
+        "again while the job runs",
     ),
     "map": (
         lambda s: s.map(lambda row: (row.t, {1: 2}), "t timestamp, m map<int, int>")
@@ -171,7 +171,7 @@ class TestWithSpark:
                 .window(clonos.tumbling("1 s", on="t"))
                 .agg(n=clonos.count())
             ),
-            "cannot be told in a stream": lambda s: s.window(clonos.between("t", "u")).agg(
+            "cannot tell in a stream": lambda s: s.window(clonos.between("t", "u")).agg(
                 n=clonos.count()
             ),
             "order of arrival": lambda s: s.key_by("k").deduplicate(),
@@ -182,7 +182,7 @@ class TestWithSpark:
                 .window(clonos.between("window_start", "window_end"))
                 .top(1, "n", ties=True)
             ),
-            "was left out, or made anew": lambda s: (
+            "was left out or computed anew": lambda s: (
                 s.union(s)
                 .withColumn("t", F.col("u"))
                 .window(clonos.tumbling("1 s", on="t"))

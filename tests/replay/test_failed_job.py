@@ -54,14 +54,14 @@ def test_an_error_is_found_again(tmp_path):
     assert said[0] in same.stderr, "it fails at the same row"
     mended = run(*branch, "--replace", "total=failing:Corrected", "--compare", "out")
     assert mended.returncode == 1, mended.stderr
-    assert re.search(r"0 of \d+ rows of the job are not delivered, [1-9]\d* of", mended.stdout)
-    assert re.search(r"score, ask: \d+ answers of the log, 0 reused, 0 stubbed", mended.stdout)
+    assert re.search(r"0 of the job's \d+ rows are missing, [1-9]\d* of", mended.stdout)
+    assert re.search(r"score, ask: \d+ answers from the log, 0 reused, 0 stubbed", mended.stdout)
     assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(files), "nor left there"
     corrected = run(*replay, env={**os.environ, "CORRECTED": "1"})
     assert corrected.returncode == 0, corrected.stderr
     found = re.search(
-        r"total\[0\]: (\d+) of (\d+) delivered outputs are made again", corrected.stdout
+        r"total\[0\]: (\d+) of (\d+) delivered outputs were made again", corrected.stdout
     )
     assert found is not None
     assert found[1] == found[2]

@@ -91,9 +91,9 @@ def test_rows_come_as_users_have_them(kind, tmp_path):
 def test_what_cannot_be_read_is_named():
     with pytest.raises(CannotSimulate, match=r"no rows for 'payments' \(kafka\)"):
         simulate(users.totals())
-    with pytest.raises(CannotSimulate, match="rows for payment, which is no source"):
+    with pytest.raises(CannotSimulate, match="rows for payment, which is not a source"):
         simulate(users.totals(), {"payment": ROWS})
-    with pytest.raises(CannotSimulate, match=r"no file of rows.*\.jsonl"):
+    with pytest.raises(CannotSimulate, match=r"rows cannot be read from.*\.jsonl"):
         simulate(users.totals(), "rows.txt")
 
 
@@ -263,8 +263,8 @@ def test_a_check_that_fails_says_why():
 
     failed = failing(users.totals(), check=check)
     assert failed.verdict == "check"
-    assert "the check says: AssertionError: a row is missing" in str(failed)
-    assert "says False" in str(failing(users.totals(), check=users.wrong_check))
+    assert "the check raised AssertionError: a row is missing" in str(failed)
+    assert "returned False" in str(failing(users.totals(), check=users.wrong_check))
 
 
 def test_rows_that_depend_on_failures_are_shown():
@@ -277,7 +277,7 @@ def test_rows_that_depend_on_failures_are_shown():
     rows.map_batches(count, "n long").sink(clonos.sinks.collect(), name="out")
     failed = failing(job, ROWS * 5, seeds=30, same_rows=True)
     assert failed.verdict == "rows"
-    assert "sink 'out' has other rows than without failures" in str(failed)
+    assert "sink 'out' does not have the rows of a run without failures" in str(failed)
 
 
 def test_faults_can_be_chosen():
@@ -310,7 +310,7 @@ def test_the_command_writes_a_test_that_fails(tmp_path):
     assert "To do: take time" in bad.stdout
     assert "clonos sim users_jobs:shaky --rows payments=rows.jsonl --seed 0" in bad.stdout
     refused = run(tmp_path, *words, "users_jobs", "--harsh")
-    assert "--harsh is for jobs that are drawn" in refused.stderr
+    assert "--harsh is for random jobs only" in refused.stderr
     tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_seed.py")
     assert "SimulationFailed" in tested.stdout
     assert "1 failed" in tested.stdout

@@ -1,12 +1,13 @@
-"""What would have come of it: changed code on the past of a job.
+"""What would have happened: changed code on the past of a job.
 
-A branch begins at a point of the past that a job has kept, and does all again that came then: once
-with the job's own code, which says what was, and once with changed code, on the same rows, in the
-same order, at the same time. What the changed code asks is answered by the log where the job has
-asked the same. Both deliver into memory: the difference is a table.
+A branch begins at a point of the past that a job has kept, and goes from there through all that
+happened, twice: with the job's own code, to find out what it did then, and with changed code, on
+the same rows, in the same order, at the same time. The log answers what the changed code asks,
+where the job has asked the same. Both runs deliver into memory, and their difference is a table.
 
 A branch leaves no trace: it never opens a sink, makes no effect, and writes nothing to the job's
-folders but a pin, which keeps a running job from deleting what is read, and goes when it is closed.
+folders but a pin, which keeps a running job from deleting what is read, and goes when the past has
+been read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Outputs = dict[str, list[tuple[int, int, pa.RecordBatch]]]
 
 
 class Branch:
-    """Changed code on the past of a job; made by :meth:`clonos.Job.branch`, which says what the
+    """Changed code on the past of a job. :meth:`clonos.Job.branch` makes it, and says what the
     parameters mean.
 
     Attributes
@@ -46,11 +47,11 @@ class Branch:
     bill
         Who has answered the questions of the changed code: see :data:`BILL`.
     calls, cost
-        Calls that were made, and what they have cost.
+        Calls that were made, and what they cost.
     used_up_at
-        The call for which a :class:`Budget` was not enough; empty: it was.
+        The first call for which a :class:`Budget` was not enough; empty if it was enough.
     error
-        Why the job could not go on, if its past ends with that. The branch goes on.
+        Why the job could not go on, if its past ends with a failure. The branch goes on.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Branch:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the sinks."""
         return tuple(self._past.compiled.sinks)
 
     def job_rows(self, sink: str | None = None) -> pa.Table:
@@ -116,8 +117,8 @@ class Branch:
         sink
             Its name; may be left out if there is only one.
         keys
-            Columns that say which row of the branch stands for a row of the job. By default, a row
-            that is not quite equal is another one.
+            Columns by which a row of the branch is matched with one of the job. By default, rows
+            match only if they are equal in all columns.
         """
         name = self._named(sink)
         return compare(name, self.job_rows(name), self.rows(name), keys)
@@ -130,7 +131,7 @@ class Branch:
             raise CannotReplace(
                 f"the job has {what}",
                 where=self._past.compiled.name,
-                remedy=f"its sinks are {', '.join(self.sinks)}",
+                remedy=f"name one of {', '.join(self.sinks)}",
             )
         return sink
 
@@ -141,16 +142,16 @@ class Branch:
         return pa.Table.from_batches(batches, schema if not batches else batches[0].schema)
 
     def __str__(self) -> str:
-        """What a person wants to know: how much is different, and what was paid for it."""
+        """How much is different, and who answered at which cost."""
         lines = []
         for sink in self.sinks:
             difference = self.compare(sink)
             lines.append(
-                f"{sink}: {difference.count('only_a')} of {difference.rows_a} rows of the job are "
-                f"not delivered, {difference.count('only_b')} of {difference.rows_b} are new"
+                f"{sink}: {difference.count('only_a')} of the job's {difference.rows_a} rows are "
+                f"missing, {difference.count('only_b')} of the branch's {difference.rows_b} are new"
             )
         lines += [
-            "{operator}, {function}: {matched} answers of the log, {reused} reused, {stubbed} "
+            "{operator}, {function}: {matched} answers from the log, {reused} reused, {stubbed} "
             "stubbed, {live} calls made, {ms} ms, cost {cost:.2f}".format(**line)
             for line in self.bill.to_pylist()
         ]
@@ -177,7 +178,7 @@ def branch(
         if end is not None and any(
             end.positions[task] < position for task, position in past.keeper.positions.items()
         ):
-            raise CannotReplace(f"the branch would end, at {until!r}, before it begins, at {at!r}")
+            raise CannotReplace(f"until={until!r} is before at={at!r}")
         changes = replace if isinstance(replace, Mapping) else replace.compile()
         return Branch(past, changes, until=end, spark=spark, **how)
     finally:
@@ -227,6 +228,6 @@ def _run(past: Past, compiled: CompiledJob, original: Original, answers: Answers
 
 
 def _begin_ms(original: Original) -> int:
-    """The first time that anybody knows of."""
+    """The first reading of any clock."""
     known = (note.clock_ms for notes in original.notes.values() for note in notes if note.clock_ms)
     return min(known, default=0)

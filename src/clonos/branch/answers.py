@@ -1,4 +1,4 @@
-"""Who answers what changed code asks: the log, a stand-in, the world within a budget, or nobody.
+"""Who answers the questions of changed code: the log, a stand-in, the service itself, or nobody.
 
 A question is answered by the log if the job has asked the same one: the same operator, the same
 function, for the same key, with the same arguments. Of several answers the nearest one counts, by
@@ -41,10 +41,10 @@ class Budget:
     Parameters
     ----------
     calls
-        So many at most.
+        How many, at most.
     cost
-        So much at most, in the unit of the branch's ``cost`` function. It is known only afterwards:
-        the last call may go beyond it.
+        How much they may cost, in the unit of the branch's ``cost`` function. What a call costs is
+        known only afterwards, so the last one may exceed the budget.
 
     Examples
     --------
@@ -61,7 +61,7 @@ Calls = Literal["stub", "live"] | Budget
 
 @dataclass
 class Line:
-    """What the questions of one operator to one function have come to."""
+    """How the questions of one operator to one function were answered."""
 
     matched: int = 0
     reused: int = 0
@@ -83,8 +83,9 @@ BILL: Final = pa.schema(
         ("cost", pa.float64()),
     ]
 )
-"""``matched``: answered by the log; ``reused``: by an answer that others had, too; ``stubbed``: by
-the stand-in; ``live``: by the service itself, which took `ms` in all, and cost `cost`."""
+"""``matched``: answered by the log; ``reused``: by an answer that another question has had, too;
+``stubbed``: by the stand-in; ``live``: by the service itself, which took `ms` and cost `cost` in
+all."""
 
 
 @dataclass
@@ -96,7 +97,7 @@ class _Known:
 
 
 class Answers:
-    """All that is known of answers, and what else may be asked.
+    """The answers in the log, and who else may be asked.
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ class Answers:
         self._lines: dict[tuple[str, str], Line] = defaultdict(Line)
         self._spent = Line()
         self.used_up_at: str = ""
-        """Where the budget was used up."""
+        """The first call for which the budget was not enough."""
         self._over: SimpleQueue[CallsOver] = SimpleQueue()
         self._runner: CallRunner | None = None
 
@@ -146,7 +147,7 @@ class Answers:
         line = self._line(question)
         if (chosen := _nearest(known.free, position)) is not None:
             if not question.arguments and known.free[chosen][0] != position:
-                return None  # of arguments without a canonical form nobody knows if they are equal
+                return None  # whether arguments without a canonical form are equal is not known
             line.matched += 1
             return self._asked[known.free.pop(chosen)[1]]
         if question.function in self._may_reuse and question.arguments:
@@ -165,12 +166,12 @@ class Answers:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> tuple[bool, bytes]:
-        """Have a function called that the step waits for.
+        """The answer to a call that the step waits for.
 
         Raises
         ------
         Unanswered
-            It must not be.
+            The function must not be called, and nothing stands in for it.
         """
         if self._is_live(question, args, is_effect=False):
             began_s = time.monotonic()
@@ -186,7 +187,7 @@ class Answers:
     def outcomes(
         self, calls: Iterable[tuple[CallId, Request, Question]], where: str
     ) -> list[Outcome]:
-        """Have calls made that rows wait for; those of one step at the same time."""
+        """The answers to calls that rows wait for; those of one step are made at the same time."""
         live: list[tuple[CallId, Request]] = []
         found: dict[CallId, Outcome] = {}
         questions = {}
@@ -206,7 +207,7 @@ class Answers:
         return [found[call] for call in questions]
 
     def _made(self, calls: list[tuple[CallId, Request]], where: str) -> list[Outcome]:
-        """By the adapter of production: timeouts, attempts and rates are those of the policy."""
+        """Made as in production: timeouts, attempts and rates are those of the policy."""
         del where
         if not calls:
             return []
@@ -231,17 +232,20 @@ class Answers:
 
     def _why(self, question: Question) -> str:
         if self._calls == "stub":
-            return "give stand_in=, a function that answers in its place, or calls='live'"
+            return (
+                "give stand_in=, a function that answers in its place, or calls='live' with "
+                f"ask=[{question.function!r}]"
+            )
         if self.used_up_at:
             return f"the budget was used up at {self.used_up_at}: raise it, or give stand_in="
         return (
-            f"say ask=[{question.function!r}] if it changes nothing in the world, or give stand_in="
+            f"add ask=[{question.function!r}] if it changes nothing in the world; or give stand_in="
         )
 
     def _is_live(
         self, question: Question, args: Sequence[Any], *, is_effect: bool, soon: int = 0
     ) -> bool:
-        """Whether the service itself may be asked; `soon`: so many calls more are decided."""
+        """Whether the service itself may be asked. `soon`: calls that are decided, but not made."""
         if self._calls == "stub" or is_effect:
             return False
         if not _is_named(question.function, self._may_ask):
@@ -286,7 +290,7 @@ class Answers:
 
 
 def _nearest(places: list[tuple[int, int]], position: int) -> int | None:
-    """Index of the place that is nearest to a position, the earlier of two.
+    """Index of the place that is nearest to a position; of two, the earlier one.
 
     Examples
     --------

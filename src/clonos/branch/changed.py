@@ -27,7 +27,7 @@ def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
         raise CannotReplace(
             f"there is no operator {min(unknown)!r}",
             where=compiled.name,
-            remedy=f"the operators are {', '.join(sorted(names))}; name= gives one a name",
+            remedy=f"the operators are {', '.join(sorted(names))}; name= names one",
         )
     codes = tuple(_changed(code, functions) for code in compiled.codes)
     return replace(compiled, codes=codes)
@@ -53,16 +53,16 @@ def _with_function(name: str, operation: Operation, fn: Any) -> Operation:
             change = {"fn": fn}
         case _:
             raise CannotReplace(
-                f"{name!r} has no function of yours",
+                f"{name!r} has no function that could be replaced",
                 where=name,
-                remedy="replace functions of map, flat_map, filter, map_batches, with_column, "
-                "map_async and with_column_async, and processes",
+                remedy="replace the functions of map, flat_map, filter, map_batches, with_column, "
+                "map_async and with_column_async, or a Process",
             )
     if not is_fitting:
         raise CannotReplace(
-            f"{function_name(fn)} cannot replace what {name!r} has",
+            f"{function_name(fn)} cannot replace what {name!r} runs",
             where=name,
-            remedy="a clonos.Process is replaced by a Process, a function by a function",
+            remedy="give a clonos.Process for a Process, and a function for a function",
         )
     return replace(operation, **change)
 

@@ -11,7 +11,7 @@ from clonos.replay.command import begin_again_with_the_seed_of
 from clonos.replay.kept import find
 from clonos.replay.past import read
 
-SUMMARY = "changed code on the past of a job: what would have come of it?"
+SUMMARY = "run changed code on the past of a job: what would have happened?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,47 +19,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
-    parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="by default that of the job")
-    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="DIR", help="its checkpoint_dir, if not the job's"
+    )
+    parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
     parser.add_argument(
         "--at",
         metavar="WHEN",
         default="oldest",
-        help='begin there: "14:03", a number of clonos history, or "oldest", the default',
+        help='begin at this point: "14:03", a number, or "oldest" (the default)',
     )
-    parser.add_argument("--until", metavar="WHEN", help="end there; by default with the log")
+    parser.add_argument(
+        "--until", metavar="WHEN", help="end at this point; by default with the log"
+    )
     parser.add_argument(
         "--replace",
         action="append",
         default=[],
         metavar="OPERATOR=MODULE:FUNCTION",
-        help="the function (or the Process) that an operator has in the branch; again for others",
+        help="the function (or Process) that an operator has in the branch; may be repeated",
     )
     parser.add_argument(
         "--ask",
         action="append",
         default=[],
         metavar="FUNCTION",
-        help="call it where the log has no answer; again for others",
+        help="call this function where the log has no answer; may be repeated",
     )
-    parser.add_argument("--calls", type=int, metavar="N", help="with --ask: so many at most")
+    parser.add_argument("--calls", type=int, metavar="N", help="with --ask: make at most N calls")
     parser.add_argument(
         "--reuse",
         action="append",
         default=[],
         metavar="FUNCTION",
-        help="it gives the same answer to the same question",
+        help="this function always answers the same question alike; may be repeated",
     )
     parser.add_argument(
         "--compare", metavar="SINK", help="show the differences of this sink, row by row"
     )
     parser.add_argument(
-        "--keys", type=lambda text: text.split(","), metavar="COLUMNS", help="of its rows"
+        "--keys",
+        type=lambda text: text.split(","),
+        metavar="A,B",
+        help="with --compare: its key columns",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if the branch delivers the same as the job has, else 1, as ``diff`` does."""
+    """Returns 0 if the branch delivers what the job delivered, otherwise 1, as ``diff`` does."""
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     until = None if args.until is None else find(past.keeper.history, args.until)
@@ -77,7 +84,7 @@ def _replacement(text: str) -> tuple[str, Any]:
     operator, _, name = text.partition("=")
     if not (operator and ":" in name):
         raise CannotReplace(
-            f"{text!r} names no function",
+            f"{text!r} does not name an operator and a function",
             remedy="write it like --replace score=my_package.fraud:careful",
         )
     found = named(name)

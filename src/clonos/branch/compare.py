@@ -1,4 +1,4 @@
-"""What two runs of a job have delivered to a sink, held against each other."""
+"""Compares what two runs of a job have delivered to a sink."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pyarrow as pa
 from clonos.branch.errors import CannotReplace
 
 SHOWN: Final = 10
-"""Rows that are shown."""
+"""How many rows are printed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is different.
+    """The difference between two tables.
 
     Attributes
     ----------
     sink
-        What is compared.
+        Its name.
     table
         A row for each difference. ``change`` is ``"only_a"`` (the job has delivered it, the branch
         has not), ``"only_b"``, or ``"changed"``; then the keys; then each other column twice, as
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def changes(self) -> int:
-        """How many rows are different; 0: the branch has delivered the same."""
+        """How many rows are different; 0 if the branch delivers the same."""
         return int(self.table.num_rows)
 
     def dataframe(self, spark: Any) -> Any:
@@ -59,13 +59,13 @@ class Comparison:
 
 
 def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> Comparison:
-    """Hold two tables of one schema against each other.
+    """Compare two tables of one schema.
 
     Parameters
     ----------
     keys
-        Columns that say which row of `a` is meant by a row of `b`; of several with the same key,
-        the first with the first, and so on. None: a row that is not quite equal is another row.
+        Columns by which a row of `b` is matched with one of `a`; of several with the same key, the
+        first with the first, and so on. None: rows match only if they are equal in all columns.
 
     Examples
     --------
@@ -82,13 +82,13 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
     Raises
     ------
     CannotReplace
-        The tables have no such column, or it is nested; or they have not the same ones.
+        A key is not among the columns, or is nested; or the tables have different columns.
     """
     if a.schema != b.schema:
         raise CannotReplace(
             "the branch delivers other columns than the job",
             where=sink,
-            remedy="keep the schema of what is delivered, and change what is in it",
+            remedy="keep the columns and their types; their values may change",
         )
     if missing := [key for key in keys or () if key not in a.column_names]:
         raise CannotReplace(
@@ -97,7 +97,9 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
             remedy=f"the columns are {', '.join(a.column_names)}",
         )
     if nested := [key for key in keys or () if pa.types.is_nested(a.schema.field(key).type)]:
-        raise CannotReplace(f"{nested[0]!r} is nested, and no key", where=sink)
+        raise CannotReplace(
+            f"{nested[0]!r} is nested and cannot be a key", where=sink, remedy="name other columns"
+        )
     found = _by_key(a, b, list(keys)) if keys else _whole_rows(a, b)
     return Comparison(sink, found, a.num_rows, b.num_rows)
 

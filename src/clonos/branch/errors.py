@@ -6,8 +6,8 @@ from clonos.errors import ClonosError
 
 
 class Unanswered(ClonosError):
-    """A function of a branch asks what the log has no answer to, and nobody else may be asked."""
+    """A function of a branch asks something that neither the log nor anybody else answers."""
 
 
 class CannotReplace(ClonosError):
-    """What is to replace a part of a job does not fit in its place."""
+    """A replacement does not fit in the place of what it replaces."""

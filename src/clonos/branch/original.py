@@ -1,8 +1,8 @@
-"""What a job has done since a point of its past: done again by its own code, and written down.
+"""Replays the job's own code from a point of its past, and writes down what a branch needs.
 
-A branch needs more of it than the log has: which kind of item each step took, when a task wanted to
-be woken, the rows of its sources, and of each call who has asked what. All that is known while the
-job's own code does the same steps again.
+That is more than the log has: which kind of item each step took, when a task wanted to be woken,
+the rows of its sources, and for each call who asked what. It can be seen while the job's own code
+takes the same steps again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ENDLESS: Final = 1 << 62
 
 
 class Question(NamedTuple):
-    """What is asked, as far as two questions are the same: by which operator, of which function,
-    for which key, with which arguments."""
+    """What makes two questions the same: the operator that asks, the function that it asks, the key
+    and the arguments."""
 
     operator: str
     function: str
@@ -52,10 +52,10 @@ class Question(NamedTuple):
 
 @dataclass
 class Asked:
-    """A question of the original and what came of it.
+    """A question of the original and its answer.
 
-    ``position``: of the step that has asked; ``came``: of the step that took the answer (None:
-    none has), and ``rank``, as which of its answers.
+    ``position``: of the step that asked; ``came``: of the step that took the answer (None: none
+    has); ``rank``: which of the answers that step took it was.
     """
 
     question: Question
@@ -101,7 +101,7 @@ def asked_now(
 
 
 class Listening:
-    """A step, and what it is asked."""
+    """A step that notes the calls made in it."""
 
     def __init__(self, step: Any, program: Recorded) -> None:
         self._step, self._program = step, program
@@ -121,7 +121,7 @@ class Listening:
 
 
 class Recorded(Watched):
-    """A program, and all that its newest step was given and has asked."""
+    """A program that notes what its newest step was given and what it asked."""
 
     def __init__(self, program: ChainProgram) -> None:
         super().__init__(program)
@@ -162,20 +162,20 @@ class Recorded(Watched):
 
 
 class RecordedReplay(Replay):
-    """A replay of which a branch is made."""
+    """A replay that a branch is made from."""
 
     watch = Recorded
 
 
 class Rows:
-    """Batches in a file, in order: those of a source are too many for the memory."""
+    """Batches in a file, in order: a source may have too many for the memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: Any = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """One more."""
+        """Append a batch."""
         if self._writer is None:
             self._writer = pa.ipc.new_stream(str(self._path), batch.schema)
         self._writer.write_batch(batch)

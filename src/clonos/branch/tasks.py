@@ -1,8 +1,8 @@
 """A task of a branch: changed code, on what the job's own code was given.
 
-Step n of a branch is what changed code makes of entry n of the log. An ORDER stands for all that
-the sender has made up to the step that the log names, be it more or less than it was then; what
-code makes besides in a step does not move the steps behind it.
+Step n of a branch is what changed code makes of entry n of the log. An ORDER stands for everything
+that the sender has made up to the step that the log names, whether it is more or less than then. If
+a step makes more than it did, the steps after it keep their numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clonos.operators.chain import ChainProgram
 
 
 class Refused(BaseException):
-    """Nobody answers. No :class:`Exception`: users' functions catch those."""
+    """A call has no answer. Not an :class:`Exception`, because users' functions catch those."""
 
     def __init__(self, error: Unanswered) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class BranchStep:
         return self.now_ms
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What comes of it, wherever that is from."""
+        """The answer, whoever gives it."""
         try:
             ok, answer = self.asks(fn, args, kwargs)
         except Unanswered as error:
@@ -100,7 +100,7 @@ class BranchedTask:
     layers
         Where it begins.
     begin_ms
-        The time, if nobody has read the clock before.
+        The time until the first reading of the clock.
     rows
         What its source has given.
     put

@@ -28,7 +28,7 @@ from clonos.sinks.spec import SinkSpec
 from clonos.storage.files import files_of
 
 _QUERIES: Final = "spark"
-"""The folder of their checkpoints, below that of the job."""
+"""The folder of the queries' checkpoints, in that of the job."""
 
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
@@ -36,7 +36,7 @@ _POLL_S: Final = 1
 
 
 class PlanResult:
-    """What a job leaves that ran as batch plans.
+    """The result of a job that ran as batch plans.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class PlanResult:
         self.sinks = list(frames)
 
     def table(self, sink: str | None = None) -> pa.Table:
-        """The rows of a sink that collects (the only one, if not named), in no order."""
+        """The rows of a ``collect`` sink (the only one, if not named), in no particular order."""
         name = self._named(sink)
         if name not in self._tables:
             raise DefinitionError(
@@ -93,9 +93,9 @@ class RunningPlans:
         Raises
         ------
         StreamingQueryException
-            One has failed.
+            A query has failed.
         TimeoutError
-            They have not ended in time, and go on.
+            The queries have not ended in time; they go on.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while active := [query for query in self.queries.values() if query.isActive]:
@@ -109,13 +109,13 @@ class RunningPlans:
             query.awaitTermination()  # raises what it has failed with
 
     def stop(self) -> None:
-        """Stop all queries; with a ``checkpoint_dir`` the job can go on later."""
+        """Stop all queries; with a ``checkpoint_dir`` the job can be continued later."""
         for query in self.queries.values():
             query.stop()
 
     @property
     def is_running(self) -> bool:
-        """Whether any query is at work."""
+        """Whether any query is running."""
         return any(query.isActive for query in self.queries.values())
 
     @property
@@ -130,7 +130,7 @@ class RunningPlans:
 
 
 def run_plans(graph: LogicalGraph, plans: Plans) -> PlanResult:
-    """Run a job whose input is there to its end.
+    """Run a job with bounded input.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def run_plans(graph: LogicalGraph, plans: Plans) -> PlanResult:
     for vertex, _ in sinks:
         if plans.streams(vertex):
             raise Unbounded(
-                "a streaming DataFrame need not end",
+                "a streaming DataFrame may never end",
                 where=vertex.name,
                 remedy='use job.start(execution="spark")',
             )
@@ -205,12 +205,12 @@ def start_plans(
 
 
 def _sinks(graph: LogicalGraph) -> list[tuple[Vertex, SinkSpec]]:
-    compile_graph(graph)  # what is no job is none in any execution
+    compile_graph(graph)  # an error in the graph is an error in every execution
     return [(vertex, vertex.sink) for vertex in graph.vertices if vertex.sink is not None]
 
 
 def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
-    """Writes a DataFrame; what it returns is kept."""
+    """A function that writes a DataFrame, and returns the rows that the result keeps, if any."""
     if sink.kind == "collect":
         return lambda frame: frame.toArrow()
     if sink.kind == "parquet":
@@ -248,9 +248,9 @@ def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
 
 def _no_sink(vertex: Vertex, sink: SinkSpec, remedy: str) -> NotInSpark:
     return NotInSpark(
-        f"rows cannot be written once to a {sink.kind} sink: tasks only do that",
+        f"Spark's plans cannot write each row once to a {sink.kind} sink",
         where=vertex.name,
-        remedy=f"{remedy}, or run it with execution='tasks'",
+        remedy=f"{remedy}, or run the job with execution='tasks'",
     )
 
 
@@ -276,7 +276,7 @@ def _called(fn: Callable[[Any], Any], name: str, given: Any) -> None:
 
 
 def _claim(folder: str) -> None:
-    """Say that a checkpoint belongs to streaming queries; tasks say it by ``job.json``."""
+    """Mark a checkpoint as that of streaming queries; tasks mark theirs with ``job.json``."""
     files, path = files_of(folder)
     # The first is missing where the journal is elsewhere.
     if any(files.info(f"{path}/{name}") is not None for name in ("job.json", "terms")):

@@ -88,7 +88,7 @@ def _require_none_later(step: Step, before: pa.Array, after: pa.Array) -> None:
     if made is not None and (newest is None or made > newest):
         raise OperatorError(
             f"the function makes event times ({made}) that are later than those it was given "
-            f"({newest}): Spark would take other rows to be late than tasks do",
+            f"({newest}): Spark would drop other late rows than tasks do",
             where=step.name,
-            remedy="write with_watermark behind it, or run it with execution='tasks'",
+            remedy="write with_watermark after it, or run the job with execution='tasks'",
         )

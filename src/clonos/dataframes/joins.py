@@ -28,7 +28,7 @@ def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
     left, right = bounds
     if isinstance(left, Between):
         if site.streams:
-            raise site.refusal("Spark could forget no row of a join between columns")
+            raise site.refusal("Spark could never forget a row of a join between columns")
         assert isinstance(right, Keep)
         frames = [rows.visible for rows in sides]
         start, end = (site.in_ms(sides[0], name) for name in (left.start, left.end))
@@ -63,7 +63,7 @@ def _reaches(time: str, keep_ms: int, other: str) -> Column:
 def _joined(site: Site, frames: list[Any], condition: list[Column]) -> Rows:
     schema = site.vertex.schema
     frame = frames[0].join(frames[1], condition, "inner").select(*cols(schema))
-    return Rows(frame, schema, lost="behind a join Spark knows no event time")
+    return Rows(frame, schema, lost="Spark loses event time in a join")
 
 
 @plan_of.register
@@ -72,21 +72,21 @@ def _(operation: op.Deduplicate, site: Site, inputs: list[Rows]) -> Rows:
     site.require_comparable(rows.schema, "compares none")
     if operation.time is not None:
         raise site.refusal(
-            "when a key is forgotten depends on how far event time has come when a row arrives",
+            "when a key is forgotten depends on the watermark at the moment a row arrives",
             "leave out within=",
         )
     if set(operation.keys) == set(rows.schema.names):
         frame = rows.visible.dropDuplicates(list(operation.keys))
-        return Rows(frame, rows.schema, lost="behind deduplicate Spark knows no event time")
+        return Rows(frame, rows.schema, lost="Spark loses event time in deduplicate")
     if site.streams:
         raise site.refusal(
-            "which row of a key comes first is the order of arrival",
-            "select the key's columns before it",
+            "which row of a key comes first depends on the order of arrival",
+            "select only the key's columns before it",
         )
     told = (
-        f"{site.vertex.name}: rows of one key differ, and which comes first is the order of "
-        "arrival, which Spark has not. To do: select the key's columns before it, or run it with "
-        "execution='tasks'"
+        f"{site.vertex.name}: rows of one key differ, and which comes first depends on the "
+        "order of arrival, which Spark does not keep. To do: select only the key's columns before "
+        "it, or run the job with execution='tasks'"
     )
     row = F.struct(*cols(rows.schema))
     found = rows.visible.groupBy(*cols(operation.keys)).agg(

@@ -54,12 +54,12 @@ class Plans:
             raise NotInSpark(
                 f"the source {streaming[0]!r} streams, and {still[0]!r} does not",
                 where=vertex.name,
-                remedy="look_up the one that does not, or run it with execution='tasks'",
+                remedy="use look_up for the one that does not, or execution='tasks'",
             )
         return bool(streaming)
 
     def rows(self, vertex: Vertex) -> Rows:
-        """The same with what is still to be applied."""
+        """What an operation gives, with functions that are still to be applied."""
         if vertex.id not in self._made:
             for each in _before(vertex):
                 if each.id not in self._made:
@@ -70,7 +70,7 @@ class Plans:
         site = Site(self._spark, vertex, self.streams(vertex))
         if self._graph.on_bad_record != "fail":
             how = self._graph.on_bad_record
-            raise site.refusal(f"on_bad_record={how!r}: tasks only can do that", "leave it out")
+            raise site.refusal(f"only tasks support on_bad_record={how!r}", "leave it out")
         if vertex.source is not None:
             return self._checked(rows_of(vertex.source, site), site)
         inputs = [self._along(edge, site) for edge in vertex.edges]
@@ -81,7 +81,7 @@ class Plans:
     def _along(self, edge: Edge, site: Site) -> Rows:
         rows = self._made[edge.vertex.id]
         if edge.routing is Routing.BROADCAST:
-            raise site.refusal("broadcast() gives each row as often as there are tasks")
+            raise site.refusal("broadcast() gives each row as many times as there are tasks")
         if edge.routing is Routing.ROUND_ROBIN:
             rows = rows.applied
             return replace(rows, frame=rows.frame.repartition(site.vertex.parallelism))
@@ -89,7 +89,7 @@ class Plans:
 
     @staticmethod
     def _checked(rows: Rows, site: Site) -> Rows:
-        """See that Spark's types are those of tasks."""
+        """Check that Spark's types are those of tasks."""
         if rows.steps:
             return rows
         wanted = site.vertex.schema
@@ -100,14 +100,14 @@ class Plans:
         for mine, theirs in zip(wanted, found, strict=True):
             if mine.type != theirs.type:
                 raise site.refusal(
-                    f"column {mine.name!r} would be {theirs.type}, and is {mine.type} in tasks",
+                    f"column {mine.name!r} would be {theirs.type}, but is {mine.type} in tasks",
                     "cast it",
                 )
         return rows
 
 
 def _before(vertex: Vertex) -> Iterator[Vertex]:
-    """A vertex and all that it reads from, every vertex after those."""
+    """A vertex and everything upstream of it, in order."""
     seen: dict[int, Vertex] = {}
 
     def visit(one: Vertex) -> None:

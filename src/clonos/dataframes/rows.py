@@ -1,4 +1,4 @@
-"""The rows behind an operation, as a DataFrame that nothing has computed yet."""
+"""The rows that an operation gives, as a DataFrame that has not been computed yet."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class EventTime:
     column
         Where it is, under its present name.
     delay_ms
-        Of the watermark, which is declared as late as possible: functions lose it.
+        Delay of the watermark. It is declared as late as possible, because functions lose it.
     hidden
-        The hidden column on which it is declared; empty if it is not yet.
+        The hidden column on which it is declared; empty if it has not been declared yet.
     is_session
-        It is a window of a session: Spark would merge those that overlap.
+        The column is the window of a session: Spark would merge sessions that overlap.
     """
 
     column: str
@@ -70,12 +70,12 @@ class Rows:
     lost: str = "there is no watermark"
 
     def with_step(self, step: Step, schema: pa.Schema) -> Rows:
-        """The same behind a function."""
+        """The rows after a function."""
         rows = self
         if self.time is not None and self.time.hidden:
             rows = replace(self, frame=self.visible, time=None, lost=_BEHIND)
         elif self.time is not None and self.time.column not in schema.names:
-            rows = replace(self, time=None, lost=f"{self.time.column!r} is gone behind a function")
+            rows = replace(self, time=None, lost=f"a function leaves out {self.time.column!r}")
         return replace(rows, steps=(*self.steps, step), schema=schema)
 
     @property
@@ -102,7 +102,7 @@ class Rows:
         return replace(self, frame=self.visible, steps=(), time=None, lost=why)
 
 
-_BEHIND: Final = "between two operators that wait for event time stands a function, which loses it"
+_BEHIND: Final = "a function stands between two operators that wait for event time, and loses it"
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,10 @@ class Site:
     streams: bool
 
     def refusal(self, why: str, remedy: str = "") -> NotInSpark:
-        """The error for what has no equal plan."""
-        remedy = f"{remedy}, or run it with {_TASKS}" if remedy else f"run it with {_TASKS}"
+        """The error for an operation that has no equivalent plan."""
+        remedy = (
+            f"{remedy}, or run the job with {_TASKS}" if remedy else f"run the job with {_TASKS}"
+        )
         return NotInSpark(why, where=self.vertex.name, remedy=remedy)
 
     @cached_property
@@ -128,7 +130,7 @@ class Site:
         data_type = rows.schema.field(column).type
         if not (pa.types.is_timestamp(data_type) and data_type.tz) and not self.is_utc:
             raise self.refusal(
-                f"column {column!r} is {data_type}, which tasks read in UTC",
+                f"column {column!r} is {data_type}: tasks read it as UTC, this session does not",
                 'set spark.sql.session.timeZone to "UTC"',
             )
         return F.date_trunc("MILLISECOND", col(column).cast("timestamp"))
@@ -150,12 +152,12 @@ class Site:
         if self.streams and (time is None or time.column != column):
             told = rows.lost if time is None else f"the watermark is on {time.column!r}"
             raise self.refusal(
-                f"event time is to be in {column!r}, but {told}",
+                f"it needs event time in {column!r}, but {told}",
                 f"write with_watermark({column!r}, ...) directly before it",
             )
         if self.streams and time is not None and time.hidden:
             if time.hidden != name:
-                raise self.refusal("event time is that of the windows before it")
+                raise self.refusal("its event time is that of the windows before it")
             return rows.frame
         made = self.in_ms(rows, column)
         if is_required:
@@ -174,7 +176,9 @@ class Site:
         """Refuse columns that Spark neither groups nor sorts by."""
         for field in schema:
             if _has_map(field.type):
-                raise self.refusal(f"column {field.name!r} is a map: Spark {what}", "select others")
+                raise self.refusal(
+                    f"column {field.name!r} is a map: Spark {what}", "select other columns"
+                )
 
 
 def _has_map(data_type: pa.DataType) -> bool:
@@ -211,7 +215,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
         known = spark_type(field.type)
         if known is None:
             raise NotInSpark(
-                f"column {field.name!r} is {field.type}, and Spark has no such type",
+                f"column {field.name!r} is {field.type}, a type that Spark does not have",
                 remedy="cast it where the stream begins",
             )
         fields.append(StructField(field.name, known, field.nullable))

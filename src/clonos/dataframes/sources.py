@@ -24,7 +24,7 @@ _INSTEAD: Final = {
 
 
 def streams(source: SourceSpec) -> bool | None:
-    """Whether the source is a streaming DataFrame; None: it goes with both kinds."""
+    """Whether the source is a streaming DataFrame; None if it can be mixed with either kind."""
     return None if source.kind == "versions" else source.kind == "stream"
 
 
@@ -37,11 +37,11 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
         Spark cannot read it as tasks do.
     """
     if source.rows_per_second is not None:
-        raise site.refusal("rows_per_second slows down tasks", "leave it out")
+        raise site.refusal("only tasks support rows_per_second", "leave it out")
     if source.kind in ("dataframe", "materialized", "stream"):
         feeding = source.feeding
         if feeding is not None and feeding.output_mode != "append":
-            raise site.refusal(f"output mode {feeding.output_mode}", "use append")
+            raise site.refusal(f"its output mode is {feeding.output_mode}", "use append")
         return Rows(source.dataframe, source.rows_schema)
     if source.kind == "batches":
         reader = source.reader(0, 1)
@@ -54,14 +54,14 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
         read = _reading(source, tasks, site.vertex.name)
         return Rows(frame.mapInArrow(read, spark_schema(source.rows_schema)), source.rows_schema)
     if source.kind == "versions":
-        raise site.refusal("a table is read again while the job runs", "leave out refresh=")
+        raise site.refusal("only tasks read a table again while the job runs", "leave out refresh=")
     raise site.refusal(f"Spark cannot read a {source.kind} source", _INSTEAD.get(source.kind, ""))
 
 
 def _reading(
     source: SourceSpec, tasks: int, name: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Reads, by the readers and parsers of tasks, the shares of tasks with these numbers."""
+    """Reads the shares of the tasks with these numbers, with the readers and parsers of tasks."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -41,10 +41,10 @@ def plan_of(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
 
 
 _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
-    op.MapAsync: ("nobody would keep the answers of services", ""),
-    op.WithColumnAsync: ("nobody would keep the answers of services", ""),
-    op.InOrder: ("order within a key is not kept by Spark's operators", ""),
-    op.Last: ("order within a key is not kept by Spark's operators", ""),
+    op.MapAsync: ("Spark would not log the answers of services", ""),
+    op.WithColumnAsync: ("Spark would not log the answers of services", ""),
+    op.InOrder: ("Spark's operators do not keep the order within a key", ""),
+    op.Last: ("Spark's operators do not keep the order within a key", ""),
     op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),
 }
 """Why there is no plan, and what to write instead."""
@@ -72,7 +72,7 @@ def _(operation: op.PassOn, site: Site, inputs: list[Rows]) -> Rows:
     if len(inputs) == 1:
         return inputs[0]
     if not inputs:
-        raise site.refusal("bad records are kept by tasks only")
+        raise site.refusal("only tasks keep bad records")
     if not site.streams:
         frame = reduce(lambda a, b: a.unionByName(b), [rows.visible for rows in inputs])
         return Rows(frame, site.vertex.schema)
@@ -83,7 +83,9 @@ def _(operation: op.PassOn, site: Site, inputs: list[Rows]) -> Rows:
         if time is None or time.hidden not in ("", TIME):
             frame = reduce(lambda a, b: a.unionByName(b), [rows.visible for rows in inputs])
             why = rows.lost if time is None else "it is that of the windows before the union"
-            return Rows(frame, site.vertex.schema, lost=f"a stream of the union has none: {why}")
+            return Rows(
+                frame, site.vertex.schema, lost=f"a stream of the union has no event time: {why}"
+            )
         declared.append(site.timed(rows, time.column))
     first = times[0]
     frame = reduce(lambda a, b: a.unionByName(b), declared)
@@ -103,8 +105,8 @@ def _(operation: Any, site: Site, inputs: list[Rows]) -> Rows:
     values = operation.of if isinstance(operation, op.WithColumn) else ("row",)
     if takes_context(operation.fn, site.vertex.name, values):
         raise site.refusal(
-            "its function takes ctx: nobody would log what it asks",
-            "for services and the clock in Spark's own tasks use clonos.causal",
+            "its function takes ctx: Spark would not log what it asks",
+            "use clonos.causal for services and the clock in Spark's own tasks",
         )
     schema = site.vertex.schema
     spark_schema(schema)
@@ -143,18 +145,18 @@ def _(operation: op.Project, site: Site, inputs: list[Rows]) -> Rows:
     if rows.time.hidden == WINDOW:
         if all(map(made.keeps, (WINDOW_START, WINDOW_END))):
             return rows
-        return rows.without_time("the bounds of the windows were left out, or made anew")
+        return rows.without_time("the bounds of the windows were left out or computed anew")
     for field, part in made.columns:
         if isinstance(part, Column) and part.name == rows.time.column:
             return replace(rows, time=replace(rows.time, column=field.name))
-    return rows.without_time(f"{rows.time.column!r} was left out, or made anew")
+    return rows.without_time(f"{rows.time.column!r} was left out or computed anew")
 
 
 @plan_of.register
 def _(operation: op.WithWatermark, site: Site, inputs: list[Rows]) -> Rows:
     (rows,) = inputs
     if site.streams and rows.time is not None and rows.time.hidden:
-        raise site.refusal("Spark takes one watermark: another one is already at work before it")
+        raise site.refusal("Spark allows one watermark, and another one is in use before it")
     if site.streams and operation.idle_ms is not None:
         raise site.refusal("idle_after counts processing time", "leave out idle_after=")
     return replace(rows, time=EventTime(operation.column, operation.delay_ms))
@@ -163,7 +165,9 @@ def _(operation: op.WithWatermark, site: Site, inputs: list[Rows]) -> Rows:
 @plan_of.register
 def _(operation: op.LookUp, site: Site, inputs: list[Rows]) -> Rows:
     if operation.changes:
-        raise site.refusal("the table is read again while the job runs", "leave out refresh=")
+        raise site.refusal(
+            "only tasks read the table again while the job runs", "leave out refresh="
+        )
     rows = inputs[0].applied
     table = operation.table
     found = table.given() if isinstance(table, SideTable) else table
@@ -193,6 +197,6 @@ def _require_same_reader(operation: op.Where | op.Project, site: Site) -> None:
     if operation.read_by != now:
         was = operation.read_by
         raise site.refusal(
-            f"its expression was read by a session with {was}, and this one has {now}",
-            "set spark.sql.session.timeZone and spark.sql.ansi.enabled as they were",
+            f"its expression was read by a session with {was}, but this one has {now}",
+            "set spark.sql.session.timeZone and spark.sql.ansi.enabled to what they were",
         )

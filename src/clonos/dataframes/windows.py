@@ -48,8 +48,8 @@ def _grouped(rows: Rows, site: Site, keys: tuple[str, ...], window: Window) -> G
         return Grouped(frame, keys, (col(_START), col(_END)), (col(_START), col(_END)))
     if window.event_time is None:
         raise site.refusal(
-            "a window in processing time: Spark's rows have no time of arrival",
-            "give the window a column: on=",
+            "its windows are in processing time, and Spark's rows have no time of arrival",
+            "give the window an event time: on=",
         )
     frame = site.timed(rows, window.event_time)
     if isinstance(window, Fixed):
@@ -65,12 +65,12 @@ def _in_windows(rows: Rows, site: Site, window: Given) -> Any:
     """A stream's rows that are in a window already: only then is it known when one is over."""
     time = rows.time
     if time is not None and time.is_session:
-        raise site.refusal("Spark would merge sessions that overlap, whatever their keys were")
+        raise site.refusal("Spark would merge sessions that overlap, whatever their keys")
     if time is None or time.hidden != WINDOW or window != Given(WINDOW_START, WINDOW_END):
-        told = rows.lost if time is None else "these are not bounds of windows before it"
+        told = rows.lost if time is None else "these are not the bounds of windows before it"
         raise site.refusal(
-            f"when such a window is over cannot be told in a stream: {told}",
-            "use it directly behind a window, between its bounds",
+            f"Spark cannot tell in a stream when such a window is over: {told}",
+            "use it directly after a window, between its bounds",
         )
     return rows.frame
 
@@ -115,7 +115,7 @@ def _(operation: op.RowsOfWindows, site: Site, inputs: list[Rows]) -> Rows:
 def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
     rows, number, by = inputs[0].applied, operation.number, operation.by
     if isinstance(operation.window, Session):  # the API refuses it, too
-        raise site.refusal("rows of sessions cannot be ranked")
+        raise site.refusal("the rows of sessions cannot be ranked")
     ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, by))
     if operation.ties:
         last = F.get(col(_LIST), F.lit(number - 1))
@@ -133,8 +133,9 @@ def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
         (F.size(_LIST) > number) & _same(inside, outside, by) & ~inside.eqNullSafe(outside)
     )
     told = (
-        f"{site.vertex.name}: which of several rows that rank the same is among the first {number} "
-        "is the order of arrival, and Spark has none. To do: rank by more columns, or say ties=True"
+        f"{site.vertex.name}: several rows rank the same, and which are among the first "
+        f"{number} depends on the order of arrival, which Spark does not keep. To do: rank by more "
+        "columns, or use ties=True"
     )
     kept = F.when(is_doubtful, F.raise_error(F.lit(told))).otherwise(F.slice(_LIST, 1, number))
     return _listed(rows, site, operation.keys, operation.window, kept, ranked)

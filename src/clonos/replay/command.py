@@ -15,7 +15,7 @@ from clonos.nodes.versions import HASH_SEED
 from clonos.replay import NothingToReplay, Replay, Step
 from clonos.replay.past import Past, read
 
-SUMMARY = "what a job has done since its last checkpoint, again, in one process"
+SUMMARY = "do again what a job has done since a checkpoint, in one process"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,26 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
-    parser.add_argument("checkpoint", nargs="?", metavar="DIR", help="by default that of the job")
-    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="DIR", help="its checkpoint_dir, if not the job's"
+    )
+    parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
     parser.add_argument(
         "--at",
         metavar="WHEN",
-        help='begin there: "14:03", "2030-05-04 14:03", a number of clonos history, or "oldest"',
+        help='begin at this point: "14:03", "2030-05-04 14:03", a number, or "oldest"',
     )
     parser.add_argument("--task", metavar="NAME", help="show the steps of this task: score[0]")
-    parser.add_argument("--to", type=int, metavar="N", help="with --task: until it has done step N")
-    parser.add_argument("--rows", action="store_true", help="show all steps, with their rows")
+    parser.add_argument("--to", type=int, metavar="N", help="with --task: end with its step N")
+    parser.add_argument("--rows", action="store_true", help="show every step with its rows")
     parser.add_argument(
-        "--beyond", action="store_true", help="go on behind the log's end, to an error or the end"
+        "--beyond", action="store_true", help="go on after the end of the log, with new input"
     )
     parser.add_argument("--pdb", action="store_true", help="debug the function that raises")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if no function has raised, and all that the log knows was done again."""
+    """Returns 0 if no function raised, and everything in the log was done again."""
     if args.to is not None and args.task is None:
-        raise NothingToReplay("--to says how far a task goes", remedy="name it with --task")
+        raise NothingToReplay("--to needs a task", remedy="name it with --task")
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
     with closing(past), Replay(past) as replay:
@@ -60,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
             return 1
         for name, (same, delivered) in replay.compared.items():
             if delivered:
-                print(f"{name}: {same} of {delivered} delivered outputs are made again")
+                print(f"{name}: {same} of {delivered} delivered outputs were made again")
         for what in replay.lost:
             print(f"clonos: cannot be done again: {what}", file=sys.stderr)
         return 1 if replay.lost else 0
 
 
 def begin_again_with_the_seed_of(past: Past) -> None:
-    """Python's sets have an order that is drawn when it starts, but in the slots of jobs."""
+    """Start Python again with the hash seed of the job's slots: the order of sets depends on it."""
     seed = past.hash_seed
     if seed and os.environ.get(HASH_SEED) != seed:
         sys.stdout.flush()
@@ -77,7 +79,7 @@ def begin_again_with_the_seed_of(past: Past) -> None:
 
 
 def _run(replay: Replay, args: argparse.Namespace) -> None:
-    """First all that the log knows; then, perhaps, on."""
+    """Everything in the log; then, if wanted, on."""
     for beyond in (False, True) if args.beyond else (False,):
         while args.to is None or replay[args.task].position < args.to:
             step = replay.step(args.task, beyond=beyond)

@@ -1,4 +1,4 @@
-"""``clonos history``: the points of a job's past to which one can go back."""
+"""``clonos history``: the points of a job's past that one can go back to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clonos.core.messages import LayerRef
 from clonos.replay.kept import shown
 from clonos.replay.past import copied_journal
 
-SUMMARY = "what a job has kept of its past"
+SUMMARY = "the points of its past that a job keeps"
 
 _UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -21,7 +21,7 @@ _UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos history`` understands."""
     parser.add_argument("checkpoint", metavar="DIR", help="the checkpoint_dir of the job")
-    parser.add_argument("--journal", metavar="WHERE", help="where the journal is, if not there")
+    parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     directory = JobDirectory(args.checkpoint, args.journal, on_one_machine=True)
     history, layers = read(directory)
     if not history.points:
-        print("nothing is kept of the past: clonos.Job(history=...) says how much is to be")
+        print("this job keeps no history; clonos.Job(history=...) makes it keep one")
         return 0
     names = directory.task_names
     sizes = history.sizes(layers)

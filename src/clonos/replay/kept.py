@@ -1,4 +1,4 @@
-"""The points of a job's past to which one can go back."""
+"""The points of a job's past that one can go back to."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from clonos.replay.errors import NothingToReplay
 from clonos.storage.layers import LayerStore
 
 At = int | str | datetime
-"""A point: its number, ``"oldest"``, or a time, at or before which it is to be the newest. Times
-without a zone are this machine's; ``"14:03"`` is the last time that it was that late."""
+"""A point: its number, ``"oldest"``, or a time, which means the newest point at or before it. Times
+without a zone are local; ``"14:03"`` is the last time that the clock showed that."""
 
 PIN_S: Final = 24 * 3600
-"""A reader that died lets the past go after this long."""
+"""A pin expires after this long: its reader may have died."""
 
 
 class Pin:
     """Keeps a running job from deleting what somebody reads, until it is closed.
 
-    A folder that cannot be written to is a copy, or nobody deletes there.
+    If the folder cannot be written to, there is no pin: it is a copy, from which nobody deletes.
     """
 
     def __init__(self, store: LayerStore, number: int) -> None:
@@ -63,8 +63,8 @@ def find(history: History, at: At, *, now_s: float | None = None) -> Point:
     points = [point for point in history.points if point.number > history.going]
     if not points:
         raise NothingToReplay(
-            "the job keeps nothing of its past but what is behind its newest checkpoint",
-            remedy='give it one: clonos.Job(history="6 hours")',
+            "the job keeps no history: its past begins at the newest checkpoint",
+            remedy='make it keep one from now on: clonos.Job(history="6 hours")',
         )
     if at == "oldest":
         return points[0]
@@ -81,7 +81,7 @@ def find(history: History, at: At, *, now_s: float | None = None) -> Point:
         first, last = points[0], points[-1]
         raise NothingToReplay(
             what,
-            remedy=f"those that are kept are {first.number} ({shown(first)}) to {last.number} "
+            remedy=f"the points that are kept are {first.number} ({shown(first)}) to {last.number} "
             f"({shown(last)}); clonos history DIR lists them",
         )
     return found[0]
@@ -93,7 +93,7 @@ def parse_time(at: At, now_s: float) -> datetime:
     Raises
     ------
     NothingToReplay
-        It is no time.
+        It is not a time.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def parse_time(at: At, now_s: float) -> datetime:
     with suppress(ValueError):
         return datetime.fromisoformat(text).astimezone()
     raise NothingToReplay(
-        f"{at!r} is no time and no point",
+        f"{at!r} is neither a time nor a point",
         remedy='write it like "14:03:05" or "2030-05-04 14:03", or give the number of a point, or '
         '"oldest"',
     )
@@ -132,17 +132,17 @@ def require_there(history: History, point: Point) -> None:
     Raises
     ------
     NothingToReplay
-        The job has let it go meanwhile.
+        The job has deleted it meanwhile.
     """
     if all(point.number != p.number for p in history.points) or point.number <= history.going:
         raise NothingToReplay(
-            f"point {point.number} is too old for what the job keeps, and went meanwhile",
-            remedy="begin with a later one",
+            f"point {point.number} has just been deleted: it was older than what the job keeps",
+            remedy="begin at a later one",
         )
 
 
 def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
-    """All log entries behind a point: those that were stored, and those that the journal has.
+    """All log entries after a point: those in segments, and those in the journal.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
         return joined(point, [*(_segment(history, n, store) for n in behind), held])
     except (UnreadableLayer, UnreadableHistory) as error:
         raise NothingToReplay(
-            error.what, where=error.where, remedy="begin with a later point"
+            error.what, where=error.where, remedy="begin at a later point"
         ) from error
 
 

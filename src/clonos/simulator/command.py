@@ -35,14 +35,16 @@ def parser() -> argparse.ArgumentParser:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos sim`` understands."""
     _add_arguments_of_a_job(parser)
-    parser.add_argument("--seeds", type=int, help="how many to run; 1000, or 50 of your own job")
+    parser.add_argument(
+        "--seeds", type=int, help="how many to run; by default 1000, or 50 for a job of your own"
+    )
     parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="the first of them")
     parser.add_argument("--seconds", type=float, help="stop after this long, whatever --seeds")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, metavar="S", help="run only this one")
-    parser.add_argument("--trace", action="store_true", help="with --seed: say all that happens")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument(
-        "--digest", action="store_true", help="say only one digest of all that happened"
+        "--digest", action="store_true", help="print only one digest of all that happened"
     )
     parser.add_argument("--harsh", action="store_true", help="whole neighbourhoods die at once")
     parser.add_argument("--edge", action="store_true", help="links to the house-keeper break")
@@ -81,28 +83,36 @@ def _add_arguments_of_a_job(parser: argparse.ArgumentParser) -> None:
         "job",
         nargs="?",
         metavar="MODULE:JOB",
-        help="a clonos.Job, or a function that returns one; without it, jobs are drawn",
+        help="a clonos.Job, or a function that returns one; by default, random jobs",
     )
     own = parser.add_argument_group("your own job")
     own.add_argument(
         "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
-        help="rows of a source that needs Spark or a network: .jsonl, .csv or .parquet",
+        help="rows for a source that needs Spark or a network: .jsonl, .csv or .parquet",
     )  # fmt: skip
     own.add_argument(
         "--service", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
-        help='what answers for a function that is called; "record": that one, once per question',
+        help="what stands in for a function; NAME=record: call it for real, once per question",
     )  # fmt: skip
     own.add_argument("--answers", metavar="FILE", help="where recorded answers are kept")
-    own.add_argument("--check", metavar="MODULE:FUNCTION", help="is given what sinks delivered")
     own.add_argument(
-        "--same-rows", action="store_true", help="sinks have the rows of a run without failures"
+        "--check",
+        metavar="MODULE:FUNCTION",
+        help="a function that is given what the sinks delivered",
     )
     own.add_argument(
-        "--every-step", action="store_true", help="a run for each step, killed after it"
+        "--same-rows",
+        action="store_true",
+        help="sinks must have the rows of a run without failures",
     )
-    own.add_argument("--faults", metavar="KIND,...", help="only these")
+    own.add_argument(
+        "--every-step", action="store_true", help="one run for each step, killed after it"
+    )
+    own.add_argument("--faults", metavar="KIND,...", help="only these faults")
     own.add_argument("--duration", default="200 ms", help="how long sources read, in virtual time")
-    own.add_argument("--write-test", type=Path, metavar="FILE", help="of a failure, for pytest")
+    own.add_argument(
+        "--write-test", type=Path, metavar="FILE", help="write a test of the seed that fails"
+    )
 
 
 def _mutation(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Whether a job's functions do the same when they are given the same, and if not, who does not.
+"""Finds out whether a job's functions, given the same input, do the same; and if not, which do not.
 
-Every task is done again twice, with the log that it has written and the items that it has taken.
-The first that then does not do the same both times is to blame, and nothing behind it.
+Every task is run again twice, with the log that it wrote and the items that it took. The first
+task whose two runs differ is to blame, and no task downstream of it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SUSPECTS: Final = frozenset(
      "utcnow", "today", "random", "getrandbits", "urandom", "id", "getpid", "standard_normal",
      "integers"}
 )  # fmt: skip
-"""Functions in C whose answer is another one each time."""
+"""Functions in C that give another answer each time."""
 SHOWN: Final = 5
-"""Lines that are named."""
+"""How many lines an error names."""
 LINE_MAX: Final = 80
-"""Characters of each."""
+"""How many characters of each."""
 REMEDY: Final = (
     "take time, random numbers and services from ctx (ctx.clock, ctx.random, ctx.call), and keep "
-    "what is to be remembered in ctx.state"
+    "what a function has to remember in ctx.state"
 )
 
 
 def divergence(job: UserJob, recorder: Recorder) -> Divergence | None:
-    """The error of the first task that does not do the same again; None if all do."""
+    """The error of the first task whose two runs differ; None if there is none."""
     items: dict[int, list[Item]] = {}
     for task in senders_first(job.plan):
         try:
@@ -67,16 +67,16 @@ def _same(one: dict[int, list[Item]], other: dict[int, list[Item]]) -> bool:
 
 
 def _difference(one: dict[int, list[Item]], other: dict[int, list[Item]]) -> str:
-    """The first rows that are not the same."""
+    """The first rows that differ."""
     for channel, items in one.items():
         for item, again in zip(items, other[channel], strict=False):
             if item.chain != again.chain:
                 return f"first {_shown(item, again)}, then {_shown(again, item)}"
-    return "once more rows than the other time"
+    return "one run made more rows than the other"
 
 
 def _shown(item: Item, beside: Item) -> str:
-    """The first row of an item that another one does not have there."""
+    """The first row of an item that differs from the other item's."""
     if item.batch is None:
         return f"a {item.kind.name}"
     rows = item.batch.payload.to_pylist()
@@ -99,7 +99,7 @@ def _error(
     asked = f"\nIn this task your code asks outside of ctx:{lines}\n" if lines else ""
     operators = ", ".join(name for name, _ in code.operators)
     return Divergence(
-        f"given the same rows, answers and clock, it does not do the same again: {what}{asked}",
+        f"two runs with the same rows, answers and clock differ: {what}{asked}",
         where=f"{code.task.name} ({operators})",
         remedy=REMEDY,
     )
@@ -107,7 +107,7 @@ def _error(
 
 @contextmanager
 def _watched(found: dict[str, None]) -> Iterator[None]:
-    """Collect the lines of the user's from which suspects are called."""
+    """Collect the user's lines that call suspects."""
 
     def look(frame: FrameType, event: str, called: Any) -> None:
         name = getattr(called, "__name__", "")
@@ -125,7 +125,7 @@ def _watched(found: dict[str, None]) -> Iterator[None]:
 
 
 def _users_line(frame: FrameType | None) -> str:
-    """Of the innermost frame that is the user's; "" if it is called for clonos itself."""
+    """The line of the innermost frame of the user's; "" if clonos itself is nearer."""
     while frame is not None:
         code = frame.f_code
         if is_users_file(code.co_filename):

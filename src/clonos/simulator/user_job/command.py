@@ -27,16 +27,16 @@ DRAWN: Final = (
     "mutation",
     "digest",
 )
-"""Options that a user's job has no use for."""
+"""Options that make no sense for a user's job."""
 DURATION: Final = "200 ms"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if nothing was wrong in any seed."""
+    """Returns 0 if no seed failed."""
     if given := [f"--{name}" for name in DRAWN if getattr(args, name)]:
         raise CannotSimulate(
-            f"{', '.join(given)} is for jobs that are drawn",
-            remedy="of your own job, --faults says what fails",
+            f"{', '.join(given)} is for random jobs only",
+            remedy="for a job of your own, --faults says what fails",
         )
     settings = _settings(args)
     job = named_job(args.job)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         print(failed)
         if args.write_test is not None:
             _write_test(args.write_test, args, failed)
-            print(f"{args.write_test} is a test of it")
+            print(f"{args.write_test} has a test that runs this seed")
         return 1
     except _Enough as enough:
         done = enough.done
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Enough(BaseException):
-    """The time is over."""
+    """The time is up."""
 
     def __init__(self, done: Simulation) -> None:
         self.done = done
 
 
 class _Teller:
-    """Says now and then how far it is, and when it is enough."""
+    """Prints progress now and then, and ends when the time is up."""
 
     def __init__(self, seconds: float | None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds
@@ -125,7 +125,7 @@ def _again(args: argparse.Namespace, seed: int) -> str:
 
 
 def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) -> None:
-    """Write a test that runs the seed that has failed, and nothing else."""
+    """Write a test that runs only the seed that failed."""
     functions = [args.job, *([args.check] if args.check else [])]
     functions += [how for _, how in (_pair(s, "") for s in args.service) if how != RECORD]
     modules = sorted({name.partition(":")[0] for name in functions})

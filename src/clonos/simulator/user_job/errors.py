@@ -1,4 +1,4 @@
-"""What is raised when a job cannot be simulated, and when its simulation finds something."""
+"""What is raised when a job cannot be simulated, and when its simulation finds a fault."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from clonos.errors import ClonosError, DefinitionError
 
 
 class CannotSimulate(DefinitionError):
-    """A simulation has no Spark and no network, and nobody has said what stands in for them."""
+    """A job cannot be simulated as it is given: something must stand in for Spark or a network."""
 
 
 class SimulationFailed(ClonosError):
-    """A job has done in the simulator what it must not do.
+    """A job did something in the simulator that it must not do.
 
     Attributes
     ----------
     seed
         Of the simulation; the same seed fails again.
     verdict
-        "divergence", "check", "rows", the name of an error that has ended the job, or of an
-        invariant of the protocol.
+        "divergence", "check", "rows", the name of the error that ended the job, or of an invariant
+        of the protocol.
     """
 
     seed = -1
@@ -26,7 +26,7 @@ class SimulationFailed(ClonosError):
     advice = ""
 
     def repeat_with(self, how: str) -> None:
-        """Say how this seed is run again."""
+        """Say in the remedy how to run this seed again."""
         self.remedy = "; ".join(filter(None, [self.advice, f"repeat it with {how}"]))
 
 

@@ -20,10 +20,10 @@ from clonos.sources.readers import EndOfInput
 from clonos.sources.spec import SourceSpec
 
 AS_THEY_ARE: Final = {"batches", "files"}
-"""Kinds of sources that are the same whenever they are read, and need nobody else."""
+"""Kinds of sources that a simulation reads as they are: always the same, and on this machine."""
 FORMATS: Final = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 ROWS_MAX: Final = 100_000
-"""Of one task: they are in memory, and each batch of them takes some events."""
+"""How many a task may read: they are in memory, and each batch of them takes some events."""
 
 Given = Any
 """Rows, an Arrow table, a path, or a source of :mod:`clonos.sources`."""
@@ -41,7 +41,7 @@ def with_rows(compiled: CompiledJob, rows: Mapping[str, Given] | Given | None) -
     given = _by_name(rows, names)
     if unknown := given.keys() - names.keys():
         raise CannotSimulate(
-            f"rows for {', '.join(sorted(unknown))}, which is no source of {compiled.name}",
+            f"rows for {', '.join(sorted(unknown))}, which is not a source of {compiled.name}",
             remedy=f"its sources are {', '.join(names)}",
         )
     if needed := [_what(c) for n, c in names.items() if _needs_rows(c) and n not in given]:
@@ -81,7 +81,7 @@ def rows_of(code: TaskCode) -> FixedRows:
     raise CannotSimulate(
         f"a task reads more than {ROWS_MAX} rows",
         where=code.source_name,
-        remedy="give fewer with rows=: a simulation of some hundred finds what there is",
+        remedy="give fewer with rows=: a few hundred rows are enough to find faults",
     )
 
 
@@ -91,7 +91,7 @@ def _by_name(rows: Mapping[str, Given] | Given | None, names: Mapping[str, TaskC
     wanted = [name for name, code in names.items() if _needs_rows(code)] or list(names)
     if len(wanted) != 1:
         raise CannotSimulate(
-            f"rows for one source, but there are {', '.join(wanted)}",
+            f"these rows name no source, and there are several: {', '.join(wanted)}",
             remedy="name it: rows={name: rows}, or --rows NAME=FILE.jsonl",
         )
     return {wanted[0]: rows}
@@ -128,7 +128,9 @@ def _source(rows: Given, schema: pa.Schema, code: TaskCode) -> SourceSpec:
         suffix = Path(rows).suffix
         if suffix not in FORMATS:
             raise CannotSimulate(
-                f"{str(rows)!r} is no file of rows", where=where, remedy=f"use {', '.join(FORMATS)}"
+                f"rows cannot be read from {str(rows)!r}",
+                where=where,
+                remedy=f"give a file that ends with {', '.join(FORMATS)}",
             )
         return sources.files(str(rows), FORMATS[suffix], schema)
     if isinstance(rows, SourceSpec):
@@ -154,7 +156,7 @@ def _shared_out(rows: pa.RecordBatch, schema: pa.Schema, tasks: int) -> SourceSp
 
 
 def _versions(tables: Iterable[Any]) -> SourceSpec:
-    """A table that is looked up and changes: what it is later, one after the other."""
+    """The later versions of a table that is looked up, one after the other."""
     rows = [(number, to_bytes(_content(table))) for number, table in enumerate(tables, 1)]
     return replace(sources.from_batches([rows], VERSIONS), schema=VERSIONS)
 
@@ -164,7 +166,7 @@ def _content(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_tables(code: TaskCode, known: dict[int, pa.RecordBatch]) -> TaskCode:
-    """With the content of tables that are looked up, as the driver puts it there."""
+    """With the content of the tables that are looked up; in production the driver provides it."""
     operators = tuple((name, _with_content(operation, known)) for name, operation in code.operators)
     return replace(code, operators=operators)
 

@@ -38,11 +38,11 @@ from clonos.simulator.user_job.job import UserJob
 from clonos.simulator.world import Trials
 
 FAULTS: Final = (*KINDS, *DISK)
-"""What can happen, and how often."""
+"""The kinds of faults, and how often each is drawn."""
 READS: Final = 60
-"""At most about so often does each source read."""
+"""Each source reads about this often, at most."""
 SOURCES_READ_MS: Final = 200.0
-"""For so long, if nobody says otherwise: all durations of the cluster fit that."""
+"""How long sources read by default: all durations of the cluster fit that."""
 
 HONEST: Final = (
     OperatorError,
@@ -52,9 +52,9 @@ HONEST: Final = (
     StepTooLarge,
     WrongType,
 )
-"""Errors with which a job ends for what is wrong with it."""
+"""Errors that end a job for what is wrong with the job itself."""
 SHOWN: Final = 3
-"""Rows of each kind in an error."""
+"""How many rows of each kind an error shows."""
 
 Outputs = Mapping[str, pa.Table]
 Check = Callable[[Outputs], object]
@@ -67,15 +67,15 @@ class Simulation:
     Attributes
     ----------
     runs
-        So many simulations, whole jobs from the first row to the last.
+        How many simulations there were: whole jobs, from the first row to the last.
     steps
-        Of all tasks.
+        How many steps all tasks took.
     deaths
-        Tasks that have lost their process, and went on in another.
+        How many tasks lost their process, and went on in another.
     faults
-        What has struck, how often.
+        Which faults struck, and how often.
     outputs
-        Of the last seed, by sink.
+        The rows of the last seed, by sink.
     """
 
     runs: int = 0
@@ -110,34 +110,34 @@ def simulate(
     """Run a job in a simulated cluster whose machines fail, once for each seed.
 
     Driver, slots and tasks are those of production; network, disks, Spark and the clock are
-    simulated, in one thread and in virtual time. In every seed: what was delivered is what a run
-    without failures delivers that is given the same order, answers and clock; no call whose answer
-    was used is made again; effects are made once; and each function does the same when it is given
-    the same. A seed does the same every time.
+    simulated, in one thread and in virtual time. Every seed is checked: a run without failures,
+    with the same order, answers and clock, delivers the same; no call whose answer was used is made
+    again; effects are made once; and each function, given the same input, does the same. A seed
+    does the same every time.
 
     Parameters
     ----------
     job
         A :class:`clonos.Job`. Its sinks are not written to.
     rows
-        By name of the source: rows (tuples or dicts), an Arrow table, or a file (``.jsonl``,
-        ``.csv``, ``.parquet``); without a name, of the only source that needs some.
-        ``from_batches`` and ``files`` are read as they are.
+        A dict from source names to rows (tuples or dicts), an Arrow table, or a file (``.jsonl``,
+        ``.csv``, ``.parquet``); not a dict if only one source needs rows. ``from_batches`` and
+        ``files`` are read as they are.
     seeds
         How many, or which.
     services
-        Who answers calls: by function, or its name, a function or mapping that stands in for it,
-        or ``"record"``: the real function is called once for each question.
+        Who answers calls: a dict from functions, or their names, to a function or mapping that
+        stands in, or to ``"record"``: then the real function is called once for each question.
     check
         Is given what each sink has delivered, as Arrow tables by name. It raises, or returns
         False, if that is wrong.
     same_rows
-        Each sink has the same rows, in any order, as if nothing had failed: for jobs that depend
-        neither on the order of rows of different tasks nor on the clock, whose stand-ins answer
-        equal questions equally.
+        Each sink must have the same rows, in any order, as if nothing had failed. For jobs that
+        depend neither on the order of rows of different tasks nor on the clock, and whose stand-ins
+        always answer a question alike.
     every_step
-        In each seed not any faults, but one after the other: a run for each step of the job, in
-        which the process that does this step is killed after it.
+        Draw no faults. Each seed has one run for each step of the job, in which the process that
+        takes this step is killed after it.
     faults
         Only these, such as ``("kill", "kill executor", "kill driver")``; all by default.
     duration
@@ -145,19 +145,19 @@ def simulate(
     answers
         A file in which recorded answers are kept from one run to the next.
     trace
-        Print all that happens.
+        Print everything that happens.
     watch
-        Is told after each simulation.
+        Called after each simulation.
 
     Returns
     -------
     Simulation
-        What has happened; print it.
+        What happened; print it.
 
     Raises
     ------
     CannotSimulate
-        Rows are missing, or a function is called for which nothing stands in.
+        Rows are missing, or a function is called that nothing stands in for.
     SimulationFailed
         Something is wrong with the job, in the seed that it names.
 
@@ -204,7 +204,7 @@ def simulate(
 
 
 class Run(NamedTuple):
-    """One simulation. ``killed_after``: the step that is the last of its process; 0: none is."""
+    """One simulation. ``killed_after``: the step after which its process is killed; 0: none."""
 
     seed: int
     killed_after: int = 0
@@ -215,7 +215,7 @@ class Run(NamedTuple):
 
 
 class _Survives(Trials):
-    """No record kills: what users' code does to a process, it would do to this one."""
+    """No record kills its process: it would be this one."""
 
     def attempt(self, program: Program, do: Callable[[Program], None]) -> Trial:
         del program, do
@@ -230,7 +230,7 @@ class _Runs:
     kinds
         Of faults, and how often each.
     scale
-        All takes so much longer than usual.
+        How much longer everything takes than usual.
 
     Attributes
     ----------
@@ -265,11 +265,11 @@ class _Runs:
             done.faults[kind] += times
 
     def with_faults(self, seed: int) -> Outputs:
-        """What the sinks have delivered, whatever has failed."""
+        """What the sinks deliver under faults."""
         return self._run(Run(seed), self._options(seed), self._kinds)
 
     def without(self, seed: int, *, killed_after: int = 0) -> Outputs:
-        """... and nothing has failed, but that the process which does this step dies after it."""
+        """... without faults, except that the process that takes this step dies after it."""
         options = self._options(seed)
         options.steps_per_turn, options.retries = 1, 0.0
         options.launch_faults = options.pressures = 0.0
@@ -328,7 +328,7 @@ class _Runs:
 
 
 def _kill_after(step: int, cluster: Cluster, slot: Slot) -> None:
-    """Kill the process that has just done this step, of all tasks' steps."""
+    """Kill the process that has just taken this step, counted over all tasks."""
     if cluster.recorder.steps >= step:
         cluster.on_steps.clear()
         cluster.scheduler.after(0.0, cluster.kill, slot, f"killed after step {step}")
@@ -348,7 +348,7 @@ def _kinds(names: Sequence[str] | None) -> tuple[tuple[str, int], ...]:
 
 
 def _failure(run: Run, job: UserJob, cluster: Cluster, result: Result) -> SimulationFailed:
-    """Whose fault it is that a run has gone wrong, as far as one can tell."""
+    """What a run has failed with, and whether the job or Clonos is to blame."""
     error = result.error
     if error is not None and (trace := users_traceback(error)):
         told = complaint_of(error)
@@ -382,10 +382,10 @@ def _check(run: Run, check: Check, outputs: Outputs) -> None:
     try:
         found = check(outputs)
     except Exception as error:
-        what = f"the check says: {in_short(error)}"
+        what = f"the check raised {in_short(error)}"
         raise _failed(run, "check", what, trace=users_traceback(error)) from error
     if found is False:
-        raise _failed(run, "check", "the check says False")
+        raise _failed(run, "check", "the check returned False")
 
 
 def _rows(outputs: Outputs) -> dict[str, Counter[str]]:
@@ -397,7 +397,8 @@ def _compare(run: Run, expected: Outputs, outputs: Outputs) -> None:
         missing, added = list((wanted - found).elements()), list((found - wanted).elements())
         if missing or added:
             what = (
-                f"sink {name!r} has other rows than without failures: {len(missing)} are missing "
+                f"sink {name!r} does not have the rows of a run without failures: "
+                f"{len(missing)} are missing "
                 f"{missing[:SHOWN]}, {len(added)} are new {added[:SHOWN]}"
             )
             raise _failed(run, "rows", what)
