@@ -131,7 +131,7 @@ def _is_users(frame: FrameSummary) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Whether code of this file is no library's. Packages of the user's may be installed, too."""
+    """Whether a file is the user's, not a library's. The user's packages may be installed, too."""
     if name.startswith(_OURS):
         return False
     if name.startswith(_SITE):

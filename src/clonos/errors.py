@@ -124,7 +124,7 @@ class NotInTasks(DefinitionError):
 
 
 class NotInSpark(DefinitionError):
-    """An operation or option has no plan of Spark's that gives the rows that tasks give."""
+    """Spark has no plan for an operation or option that gives the rows that tasks give."""
 
 
 class OtherExecution(ClonosError):

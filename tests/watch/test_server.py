@@ -132,7 +132,7 @@ def test_the_command_says_what_is_wrong(server, capsys):
     assert main(["watch", "http://elsewhere:80/x/"]) == 1
     assert "ssh -L" in capsys.readouterr().err
     assert main(["watch", server.url.replace(server._secret, "other")]) == 1
-    assert "the URL is another job's" in capsys.readouterr().err
+    assert "this is not the URL of a running job" in capsys.readouterr().err
 
 
 def test_the_command_follows_a_job_to_its_end(tmp_path, capsys, monkeypatch):

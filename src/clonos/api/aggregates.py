@@ -17,8 +17,8 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:  # noqa: A001 - as in PySpark's functions
-    """The sum of a numeric column: a bigint of integers, a double of floats, of decimals one with
-    ten digits more. A sum that does not fit fails the job, as in Spark with ANSI mode on."""
+    """The sum of a numeric column: a bigint for integers, a double for floats, and for decimals a
+    decimal with ten more digits. A sum that does not fit fails the job, as in Spark's ANSI mode."""
     return Aggregate("sum", column)
 
 
@@ -33,5 +33,5 @@ def max(column: str) -> Aggregate:  # noqa: A001 - see sum
 
 
 def avg(column: str) -> Aggregate:
-    """The mean of a numeric column: a double; of decimals one with more digits, as in Spark."""
+    """The mean of a numeric column: a double; for decimals, one with more digits, as in Spark."""
     return Aggregate("avg", column)

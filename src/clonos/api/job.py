@@ -59,13 +59,13 @@ class Job:
         A record that a function cannot handle fails the job, is dropped and counted ("drop"), or
         counted and kept in a stream of its own ("keep"), :attr:`bad_records`.
     history
-        How far back one shall be able to go with :class:`clonos.Replay` and :meth:`branch`: a
-        duration. By default nothing below the newest checkpoint is kept.
+        How much of the past is kept for :class:`clonos.Replay` and :meth:`branch`: a duration. By
+        default, nothing older than the newest checkpoint.
     history_bytes
-        What that may take at most, such as ``"50 GB"``; then less of the past is kept. Rows that
-        sources have spooled come on top.
+        How much space the history may take, such as ``"50 GB"``; if it needs more, its oldest part
+        is deleted. Rows that sources have spooled do not count.
     history_interval
-        Time between two points that one can go back to.
+        Time between two points of the history.
     seed
         Of ``ctx.random``.
     lineage
@@ -116,13 +116,13 @@ class Job:
         if keep is not None and guarantee == "at_least_once":
             raise WrongType(
                 f"history={history!r} with guarantee={guarantee!r}",
-                remedy="without logs nothing can be done again: use one or the other",
+                remedy="without logs the past cannot be replayed: use one or the other",
             )
         if keep is not None and on_orphan == "availability":
             raise WrongType(
                 f"history={history!r} with on_orphan={on_orphan!r}",
-                remedy="a loss that is forgiven leaves a past that does not fit together: use one "
-                "or the other",
+                remedy="after a loss that is forgiven the parts of the past do not fit together: "
+                "use one or the other",
             )
         _one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
@@ -317,7 +317,7 @@ class Job:
         spark
             A session; a new local one by default.
         execution
-            "spark": streaming queries of Spark's, one for each sink; see ``docs/executions.md``.
+            "tasks", or "spark": Spark's streaming queries, one per sink (``docs/executions.md``).
         options
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
             ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
@@ -350,7 +350,7 @@ class Job:
         Parameters
         ----------
         execution
-            "spark": batch plans of Spark's, one for each sink; see ``docs/executions.md``.
+            "tasks", or "spark": Spark's batch plans, one per sink (``docs/executions.md``).
         spark, options
             As for :meth:`start`; also ``timeout_s``, after which the job is stopped and
             `TimeoutError` raised. With "spark" there are none.
@@ -403,7 +403,7 @@ class Job:
         return explain(self._graph, self.compile(), plans)
 
     def plans(self, spark: Any = None) -> Any:
-        """The job as DataFrames, in the active session or in another one."""
+        """The job as DataFrames, in this session or the active one."""
         from clonos.dataframes.plan import Plans
         from clonos.spark.session import active
 
@@ -418,10 +418,10 @@ class Job:
         replace: Any,
         **how: Any,
     ) -> Any:
-        """Run changed code on the past of this job: what would have come of it?
+        """Run changed code on the past of this job: what would have happened?
 
-        The job may be stopped, complete, have failed, or run. It must have kept its past
-        (``history=``). Nothing of it is touched; no sink is opened, and no effect made.
+        The job may be running, stopped, complete or failed. It must have kept its past
+        (``history=``). Nothing in it is changed; no sink is opened, and no effect is made.
 
         Parameters
         ----------
@@ -431,16 +431,15 @@ class Job:
             Where the branch begins and ends: the number of a point of the past, ``"oldest"``, or a
             time; then the newest point at or before it. By default it ends with the log.
         replace
-            What is changed: functions (or a ``Process``) by the name of their operator, or a whole
-            :class:`clonos.Job` with the same tasks and channels.
+            A dict from operators' names to the functions (or ``Process``) that they have in the
+            branch; or a whole :class:`clonos.Job` with the same tasks and channels.
         how
-            ``calls``: what becomes of questions to which the log has no answer. ``"stub"``: they go
-            to ``stand_in(fn, *args)``, or end the branch with ``Unanswered``. ``"live"``: they are
-            asked, if ``ask`` names their function; :class:`clonos.Budget` says how many of them.
-            Effects are never made.
+            ``calls``: who answers when the log has no answer. ``"stub"``: ``stand_in(fn, *args)``;
+            without it the branch ends with ``Unanswered``. ``"live"``: the function itself, if
+            ``ask`` names it; a :class:`clonos.Budget` limits how often. Effects are never made.
 
             ``reuse``: functions that give the same answer to the same question, any number of
-            times. ``cost``: a function that says of an answer what it has cost.
+            times. ``cost``: a function that takes an answer and returns what it cost.
             ``checkpoint_dir``, ``journal``: where the job, or a copy of it, is.
 
         Returns
@@ -455,7 +454,7 @@ class Job:
         CannotReplace
             The changed code does not fit.
         Unanswered
-            It asks what nobody answers.
+            It asks a question that nobody answers.
 
         Examples
         --------
@@ -493,7 +492,7 @@ def _keep(
         if nbytes is not None:
             raise WrongType(
                 f"history_bytes={nbytes!r} without history=",
-                remedy='say how far back one shall be able to go: history="6 hours"',
+                remedy='say how much of the past to keep: history="6 hours"',
             )
         return None
     limit = None if nbytes is None else parse_size(nbytes)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 Execution = Literal["tasks", "spark"]
-"""What runs a job: tasks of ours in slots, or Spark's own plans."""
+"""What runs a job: Clonos tasks in slots, or Spark's own plans."""
 
 
 class Stream(ColumnOperations):
@@ -439,7 +439,7 @@ class Stream(ColumnOperations):
 
 
 def is_spark(execution: Execution) -> bool:
-    """Whether Spark's own plans are to run it."""
+    """Whether Spark's own plans shall run the job."""
     if execution not in get_args(Execution):
         raise WrongType(f"execution={execution!r}", remedy="use 'tasks' or 'spark'")
     return execution == "spark"

@@ -55,7 +55,7 @@ def sliding(size: str | timedelta, slide: str | timedelta, on: str | None = None
 
 
 def session(gap: str | timedelta, on: str | None = None) -> Session:
-    """Windows of rows of a key that follow each other by at most `gap`, as in Spark.
+    """Windows of a key's rows, each at most `gap` after the one before, as in Spark.
 
     A window begins with its first row and ends `gap` after its last one.
 

@@ -86,8 +86,8 @@ class JobDirectory:
             )
         if checkpoint_dir is None and _in_database(journal):
             raise BadDirectory(
-                "a journal in a database is of no use without the state of the tasks",
-                remedy="give a checkpoint_dir that the next driver reaches, too",
+                "with its journal in a database, a job needs a checkpoint_dir for its state",
+                remedy="give a checkpoint_dir that other machines reach, too",
             )
         if checkpoint_dir is None:
             checkpoint_dir = tempfile.mkdtemp(prefix="clonos-")
@@ -114,7 +114,7 @@ class JobDirectory:
             atexit.register(found[1])
 
     def close(self) -> None:
-        """Let go of the database, if the journal is in one."""
+        """Close the connection to the database, if the journal is in one."""
         if isinstance(self.disk, PostgresDisk):
             self.disk.close()
 
@@ -125,7 +125,7 @@ class JobDirectory:
 
     @property
     def local_folder(self) -> Path | None:
-        """The journal's folder, if it is on this machine; else nobody finds anything there."""
+        """The journal's folder, if it is on this machine."""
         return Path(self.root) if isinstance(self.disk, LocalFiles) else None
 
     @property
@@ -278,7 +278,7 @@ def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
     if journal is None and local is None:
         raise BadDirectory(
             f"the journal cannot be kept in {base}: it needs a local file system, or a database",
-            remedy="give journal=, a folder on a disk of the driver that outlives it, or "
+            remedy="give journal=, a folder on a disk that outlives the driver, or "
             "postgresql://user@host/database",
         )
     if _in_database(journal):

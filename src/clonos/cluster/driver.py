@@ -178,13 +178,13 @@ class RunningJob:
 
     @property
     def ui_url(self) -> str | None:
-        """The page about the job, if there is one. Who has this URL sees the job; keep it to
-        yourself."""
+        """URL of the page about the job, if there is one. Whoever has it sees the job: keep it
+        secret."""
         page = self._setup.page
         return page.url if page is not None else None
 
     def _repr_html_(self) -> str:
-        """A picture of how it is now, for notebooks."""
+        """A picture of the job at this moment, for notebooks."""
         return in_notebook(self._setup.snapshot())
 
     # --- how it is: from one view, which never changes --------------------------------------------

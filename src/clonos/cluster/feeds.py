@@ -178,7 +178,7 @@ class Feeds:
     # --- floors ---
 
     def after_floor(self, layers: Chains, kept: Chains) -> None:
-        """A floor is complete with these layers: no recovery needs rows below it. Those below the
+        """A floor with these layers is complete: no recovery needs rows below it. Rows below the
         layers `kept` may be deleted."""
         if not self._spools:
             return

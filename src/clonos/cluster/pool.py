@@ -172,15 +172,15 @@ def executor_lost(error: ClonosError | None) -> ExecutorLost | None:
 
 
 def slot_broken(error: ClonosError | None) -> SlotBroken | None:
-    """What a slot's end says about clonos, if its loop has raised."""
+    """The error of a slot's loop, if that is how the slot ended."""
     if error is None or (at := error.what.find(f"{SlotBroken.__name__}: ")) < 0:
         return None
     return SlotBroken(error.what[at:].partition(": ")[2], where=error.where)
 
 
 def warm_up(spark: Any, slots: int) -> None:
-    """Have Spark do once what launching slots takes: executors, planning, workers that have
-    imported what a slot needs. What is slow the first time is quick the next time."""
+    """Have Spark do once what it does to launch slots, which is slow the first time: executors,
+    planning, workers that import what a slot needs."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import clonos.runtime.slot  # noqa: F401 - that is what it is for

@@ -140,7 +140,7 @@ class DriverSetup:
     def _open_journal(
         self, durability: Durability, standby_slots: int | None, *, is_patient: bool
     ) -> JournalFile:
-        """Take the journal's lock. A standby driver waits for it, with what is slow behind it."""
+        """Take the journal's lock. A standby driver does what is slow, then waits for it."""
         directory, waits = self.directory, False
         while True:
             try:
@@ -170,7 +170,7 @@ class DriverSetup:
         return page
 
     def snapshot(self) -> Snapshot:
-        """What is to be shown of the job now; any thread may ask."""
+        """A snapshot of the job for its page. Any thread may call this."""
         return snapshot(
             self.compiled.name,
             self.run_id,

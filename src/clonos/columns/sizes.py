@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``"50 GB"``."""
+"""Sizes as people write them, such as ``"50 GB"``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_size(size: str | int) -> int:
         nbytes = None if factor is None else round(float(match[1]) * factor)
     if nbytes is None or nbytes < 1:
         raise BadSize(
-            f"{size!r} is not a size of at least a byte",
+            f"{size!r} is not a size of at least one byte",
             remedy='write it like "50 GB", "64 MiB", or as a number of bytes',
         )
     return nbytes

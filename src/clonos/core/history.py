@@ -1,19 +1,19 @@
 """The past that a job keeps: floors that stay, and the log entries between them.
 
-No recovery needs what lies below a floor. Somebody who wants to look back does: with a
-:class:`Keep`, every so often a floor becomes a *point*. Its layers stay, and the log entries that
-floors have passed since are stored in *segments*, one from each point to the next. From a point,
-the segments behind it, and the house-keeper's own logs, all that came then can be done again.
+No recovery needs what lies below a floor, but whoever wants to look back does. With a
+:class:`Keep`, a floor becomes a *point* every so often. Its layers stay, and the log entries that
+floors have passed since are stored in *segments*, one from each point to the next. A point, the
+segments after it and the house-keeper's own logs are enough to do again all that happened since.
 
 The history is part of the house-keeper's state. Every change is a record of its journal, and
-:meth:`History.take` is what the record means, whether it has just been written or is read back. So
-a point is as durable as the floor that it is made of, and what is in no segment yet is in the
+:meth:`History.take` applies the record, whether it has just been written or is read back. So a
+point is as durable as the floor that it is made of, and what is in no segment yet is in the
 journal.
 
-Nobody deletes what somebody else reads. Who reads a point *pins* it first, by a file beside the
-segments, and then sees in the journal whether the point is there and not *going*. The driver
-journals that points go, looks for pins after that, and forgets only what nobody has pinned. One of
-the two always sees the other.
+Nobody deletes what somebody else reads. A reader first *pins* a point, with a file beside the
+segments, and then checks in the journal that the point is there and not *going*. The driver first
+journals that points are going, then looks for pins, and deletes only what nobody has pinned. So at
+least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 
 OPEN_BYTES_MAX: Final = 16 << 20
-"""Log entries that wait in the driver's memory for their segment; beyond, a point comes early."""
+"""Log entries that wait in the driver's memory for their segment. Beyond, a point comes early."""
 FOLDER: Final = "history"
-"""Beside the layers."""
+"""The folder of segments and pins, beside the layers."""
 RECORDS: Final = ("point", "kept", "archived", "going", "gone")
 """Kinds of records in the journal."""
 
@@ -51,8 +51,8 @@ class UnreadableHistory(ClonosError):
 class Keep:
     """How much of the past a job keeps.
 
-    ``ms``: how far back one can go, at least; ``nbytes``: what it may take, in layers that only the
-    past needs and in segments (None: any number); then less is kept. ``every_ms``: between points.
+    ``ms``: how far back one can go, unless that takes more than ``nbytes`` (None: no limit), in
+    segments and in layers that only the past needs. ``every_ms``: time between points.
     """
 
     ms: int
@@ -62,7 +62,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A floor that stays. ``at_ms``: when it was the newest, by the driver's wall clock."""
+    """A floor that is kept. ``at_ms``: when it was the newest, by the driver's wall clock."""
 
     number: int
     at_ms: int
@@ -145,7 +145,7 @@ class History:
         self._open_bytes += sum(map(len, run.records))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the newest floor is to become a point. Somebody may set the clock back."""
+        """Whether the newest floor shall become a point. The clock may have been set back."""
         if self.keep is None or not self.points:
             return self.keep is not None
         is_time = abs(now_ms - self.points[-1].at_ms) >= self.keep.every_ms
@@ -180,7 +180,7 @@ class History:
         return _point_record(point)
 
     def take(self, kind: str, *values: Any) -> None:
-        """What a record means."""
+        """Apply a record."""
         self._takes[kind](*values)
 
     def _take_point(self, number: int, at_ms: int, epoch: int, *rest: Any) -> None:
@@ -212,7 +212,7 @@ class History:
             self.open, self._open_bytes = [], 0
 
     def snapshot(self) -> Iterator[tuple[Any, ...]]:
-        """Records that stand for all so far."""
+        """Records that replace all records so far."""
         for point in self.points:
             yield _point_record(point)
             if segment := self.segments.get(point.number):
@@ -233,12 +233,12 @@ class History:
 
     @property
     def paths(self) -> set[str]:
-        """All that must stay in the store."""
+        """All files that must stay in the store."""
         found = {path for point in self.points for path, _ in point.paths}
         return found | {segment.path for segment in self.segments.values()}
 
     def sizes(self, layers: Chains) -> dict[int, int]:
-        """What would be free if a point went and those before it had: bytes, by its number.
+        """How many bytes each point frees, by its number, if those before it are already gone.
 
         `layers`: those of the floors, which stay.
         """
@@ -252,7 +252,7 @@ class History:
         return found
 
     def newest_before(self, at_ms: int) -> Point | None:
-        """The newest point at or before a time that may be begun with."""
+        """The newest point at or before a time, of those that are not going."""
         found = [p for p in self.points if p.number > self.going and p.at_ms <= at_ms]
         return found[-1] if found else None
 
@@ -316,7 +316,7 @@ def decode_segment(content: bytes, where: str = "") -> list[Run]:
 
 
 def pin_path(number: int, until_s: int, name: str) -> str:
-    """The file that says: somebody reads from this point on, until then at the latest.
+    """The file that says that somebody reads from this point on, and until when at the latest.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def litter(stored: Iterable[str], history: History, term: int, now_s: float) -> 
 
 
 def joined(point: Point, parts: Iterable[Iterable[Run]], where: str = "") -> list[Run]:
-    """The log entries behind a point, whose parts must join.
+    """The log entries after a point, joined from parts without gaps.
 
     Raises
     ------
@@ -382,9 +382,9 @@ def joined(point: Point, parts: Iterable[Iterable[Run]], where: str = "") -> lis
         end = ends[run.task]
         if run.start > end + 1:
             raise UnreadableHistory(
-                f"of task {run.task} the log entries {end + 1} to {run.start - 1} are missing",
+                f"log entries {end + 1} to {run.start - 1} of task {run.task} are missing",
                 where=where,
-                remedy="begin with a later point",
+                remedy="begin at a later point",
             )
         ends[run.task] = max(end, run.end)
         found.append(run)

@@ -1,1 +1,1 @@
-"""What a job says of itself, for the systems that operators watch: listeners, nothing more."""
+"""Exports a job's progress to monitoring systems. Each export is a listener, nothing more."""

@@ -1,4 +1,4 @@
-"""The metrics of a job, whoever exports them: all are made of a progress."""
+"""The metrics of a job, computed from a progress event, for all exports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _is_up(task: TaskProgress) -> float:
 
 
 METRICS: Final = (
-    Metric("operator.rows_in", "counter", "rows", "Rows that an operator was given.",
+    Metric("operator.rows_in", "counter", "rows", "Rows that an operator has taken.",
            _operators(lambda o: o.rows_in)),
     Metric("operator.rows_out", "counter", "rows", "Rows that an operator has made.",
            _operators(lambda o: o.rows_out)),
@@ -85,27 +85,27 @@ METRICS: Final = (
     Metric("task.up", "gauge", "", "1 if a task is live or finished, 0 while it recovers.",
            _tasks(_is_up)),
     Metric("task.latency", "gauge", "seconds",
-           "Longest time from the reading of a row to the end of a step with it, lately.",
+           "Longest time from reading a row to the end of a step with it, recently.",
            _tasks(lambda t: _seconds(t.latency_ms))),
-    Metric("task.backlog", "gauge", "bytes", "What a task's receivers have not taken yet.",
+    Metric("task.backlog", "gauge", "bytes", "Output that a task's receivers have not taken yet.",
            _tasks(lambda t: t.backlog_bytes)),
-    Metric("task.in_flight", "gauge", "bytes", "What a task keeps in case receivers need it again.",
+    Metric("task.in_flight", "gauge", "bytes", "Output kept in case receivers need it again.",
            _tasks(lambda t: t.in_flight_bytes)),
-    Metric("task.log", "gauge", "bytes", "Entries of all logs that a task holds.",
+    Metric("task.log", "gauge", "bytes", "Log entries that a task holds, its own and others'.",
            _tasks(lambda t: t.log_bytes)),
     Metric("task.state", "gauge", "bytes", "Stored state, as of the newest checkpoint.",
            _tasks(lambda t: t.state_bytes)),
     Metric("task.steps_to_replay", "gauge", "", "Steps that a recovery would repeat.",
            _tasks(lambda t: t.steps_to_replay)),
     Metric("task.standbys", "gauge", "", "Filled standbys.", _tasks(lambda t: t.standbys)),
-    Metric("checkpoint.number", "gauge", "", "Of the newest checkpoint; 0: none yet.",
+    Metric("checkpoint.number", "gauge", "", "Number of the newest checkpoint; 0: none yet.",
            _job(lambda p: p.checkpoint.id)),
     Metric("checkpoint.completed_timestamp", "gauge", "seconds",
-           "When the newest checkpoint was completed, since the epoch.", _job(_completed_at)),
+           "Time of the newest checkpoint, since the epoch.", _job(_completed_at)),
     Metric("checkpoint.duration", "gauge", "seconds", "How long the newest checkpoint took.",
            _job(lambda p: _seconds(p.checkpoint.duration_ms))),
     Metric("recoveries", "counter", "", "Tasks that were recovered in this run of the job.",
            _job(lambda p: p.recoveries)),
-    Metric("generation", "gauge", "", "How often availability was chosen over consistency.",
+    Metric("generation", "gauge", "", "How often a loss was forgiven, so that rows may come twice.",
            _job(lambda p: p.generation)),
 )  # fmt: skip

@@ -17,7 +17,7 @@ UNITS: Final = {"rows": "{row}", "bytes": "By", "seconds": "s", "": "1"}
 
 
 class OpenTelemetryListener(Listener):
-    """Tells OpenTelemetry of jobs.
+    """Reports jobs to OpenTelemetry.
 
     Give one listener to all jobs of a driver. Numbers are those of the newest progress; nothing is
     computed until a reader asks. A recovery is a span ``clonos.recovery``, whose children are its
@@ -96,7 +96,7 @@ class OpenTelemetryListener(Listener):
         whole.end(to_wall_ns(end))
 
     def _named(self, recovery: Recovery) -> dict[str, Any]:
-        """A recovery does not say of which job: it is known if there is one."""
+        """A recovery does not name its job, which is known only if there is just one."""
         life = f"{recovery.incarnation.term}.{recovery.incarnation.n}"
         said = {"task": recovery.name, "incarnation": life, "log_entries": recovery.log_length}
         with self._lock:
@@ -120,6 +120,6 @@ class OpenTelemetryListener(Listener):
 
 
 def _to_wall_ns() -> Callable[[float], int]:
-    """What a moment of the driver's monotonic clock is in time since the epoch."""
+    """Converts the driver's monotonic clock to time since the epoch."""
     ahead_s = time.time() - time.monotonic()
     return lambda moment_s: int((moment_s + ahead_s) * 1e9)

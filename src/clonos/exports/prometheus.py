@@ -72,7 +72,7 @@ class PrometheusListener(Listener):
         self._recoveries.labels("all").observe(max(whole) - min(whole))
 
     def on_terminated(self, terminated: JobTerminated) -> None:
-        """What it did stays counted until another job of this name begins."""
+        """The job's counters stay until another job of this name begins."""
         with self._lock:
             self._up[terminated.name] = 0.0
 

@@ -19,7 +19,7 @@ class ExecutorLost(ClonosError):
 
 
 class SlotBroken(ClonosError):
-    """The loop of a slot has raised, not the user's code in it: that is a bug of clonos."""
+    """The loop of a slot has raised, not the user's code in it: a bug in clonos."""
 
 
 def failure_of(fail: Fail, task: str) -> ClonosError:

@@ -18,28 +18,28 @@ from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Merger
 
 AGAIN_S: Final = 30.0
-"""Time before what the store has refused is tried again, a pin is looked at again, or what is kept
-is weighed again although nothing has come: to look at many points takes time."""
+"""Time until what the store has refused is tried again, until pins are looked at again, and until
+the bytes of all points are counted again, which takes time, if none has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The segment of a point is to be stored, once this is durable."""
+    """Once this is durable, the segment of a point is to be stored."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LookForPins:
-    """Points up to this one go, unless somebody reads them; once this is durable."""
+    """Once this is durable, points up to this one go, unless somebody reads them."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Points are gone, once this is durable, and with them these files. From the layers `kept` on
-    somebody may want to look back; None: from nowhere."""
+    """Once this is durable, points are gone, and with them these files. One can look back as far as
+    the layers `kept`; None: not at all."""
 
     paths: tuple[str, ...]
     kept: Chains | None
@@ -131,10 +131,10 @@ class HistoryCare:
         self._storing.discard(event.number)
         self._not_before_s = now_s + self._again_s
         is_first, self._has_failed = not self._has_failed, True
-        return f"{event.error}; the journal keeps this part of the past" if is_first else None
+        return f"{event.error}; until it works, the journal keeps it" if is_first else None
 
     def surveyed(self, event: Surveyed, wall_s: float) -> Forgotten:
-        """All that is in the store, asked for after points were said to go. What may go now?"""
+        """Decide what may be deleted, from a list of the store made after points began to go."""
         keeper, history = self._keeper, self._keeper.history
         oldest = past.pinned(event.paths, wall_s)
         gone = min(history.going, event.going, *([] if oldest is None else [oldest - 1]))
@@ -148,6 +148,6 @@ class HistoryCare:
         return Forgotten(tuple(sorted(found)), kept)
 
     def unused(self, found: Unused) -> Unused:
-        """Of what nobody else needs, that which the past does not need, either."""
+        """Of the files that nobody else needs, those that the past does not need, either."""
         kept = self._keeper.history.paths
         return Unused(tuple(path for path in found.paths if path not in kept))

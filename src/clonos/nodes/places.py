@@ -46,7 +46,7 @@ requested anew. A lost machine is missed by Spark only after minutes."""
 BROKEN_MAX: Final = 5
 """The job fails if slots end by an exception in their loop more often than this ..."""
 BROKEN_S: Final = 60.0
-"""... within this time. What happens once in a while is recovered from, as any other death."""
+"""... within this time. If it happens once in a while, it is recovered from like any death."""
 ASKED_S: Final = 30.0
 """A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
@@ -232,7 +232,7 @@ class Places:
         )
 
     def _break(self, error: SlotBroken, now_s: float) -> SlotBroken | None:
-        """The loop of a slot has raised; too often?"""
+        """Count that the loop of a slot has raised; fail the job if that happens too often."""
         self._broken.append(now_s)
         if len(self._broken) <= BROKEN_MAX or now_s - self._broken[0] > BROKEN_S:
             return None

@@ -20,16 +20,16 @@ from clonos.errors import ExpressionFailed, WrongType
 Codes = npt.NDArray[np.int64]
 
 DECIMAL_DIGITS: Final = 38
-"""Spark's decimals have no more."""
+"""Spark's decimals have at most this many digits."""
 
 _SUM_DIGITS: Final = 10
-"""So many more a sum has than its values, as in Spark."""
+"""How many more digits a sum has than its values, as in Spark."""
 
 _MEAN_DIGITS: Final = 4
-"""So many more a mean has, and so many places more."""
+"""How many more digits, and decimal places, a mean has than its values."""
 
 _DIVISION_SCALE: Final = DECIMAL_DIGITS + 1
-"""Spark divides decimals to so many places, and rounds the result again."""
+"""Spark divides decimals to this many places, and rounds the result again."""
 
 
 class Aggregate(NamedTuple):
@@ -134,7 +134,7 @@ class FloatSum(Fold):
 
 
 class IntegerSum(Fold):
-    """Sum or mean of integers; a sum is a bigint, or an error if it is none.
+    """Sum or mean of integers; a sum is a bigint, or an error if it does not fit one.
 
     Parts are exact, in whichever order they are made: the sum modulo 2**64, and how many times
     2**64 is missing in it.
@@ -170,7 +170,7 @@ class IntegerSum(Fold):
 
 
 class DecimalSum(Fold):
-    """Sum or mean of decimals, with Spark's types; an error if there are not digits enough."""
+    """Sum or mean of decimals, with Spark's types; an error if these have too few digits."""
 
     def __init__(self, data_type: pa.DataType, told: str, where: str, *, is_mean: bool) -> None:
         precision, scale = data_type.precision, data_type.scale
@@ -305,7 +305,7 @@ def _add_floats(column: pa.Array, codes: Codes, groups: int) -> pa.Array:
 
 
 def _add_wide(values: Codes, codes: Codes, groups: int) -> tuple[Codes, Codes]:
-    """Sums modulo 2**64, and how many times 2**64 is missing in each."""
+    """Sums modulo 2**64, and how many times 2**64 has to be added to each."""
     totals = _add_integers(values, codes, groups)
     largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
     if largest * len(values) < 2**63:

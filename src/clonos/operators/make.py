@@ -1,4 +1,4 @@
-"""From an operation to the operator of a task: the one place that knows which is which.
+"""Makes the operator of a task from an operation: the one place that knows which is which.
 
 Sources and sinks register the operations of their own beside what these are about.
 """

@@ -34,8 +34,8 @@ class Operation:
 
     @property
     def settings(self) -> list[Any]:
-        """What it is, as far as that are plain values, also inside of windows, aggregates and
-        parts: a checkpoint belongs to one graph."""
+        """Its plain values, and those in its windows, aggregates and parts. They tell whether a
+        checkpoint belongs to this graph."""
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
         found = [_setting(getattr(self, name)) for name in fields if fields[name].compare]
         return [value for value in found if value != []]
@@ -46,7 +46,7 @@ class Operation:
 
 
 def _setting(value: Any) -> Any:
-    """A plain value, or those in it; an empty list for what is not plain."""
+    """A plain value, or the plain values in it; an empty list for anything else."""
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
     if isinstance(kind := getattr(value, "fingerprint", None), str):

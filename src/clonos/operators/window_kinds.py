@@ -67,7 +67,7 @@ class Fixed(NamedTuple):
         return Due(chosen[by_window], begin, begin + self.size_ms, self.is_over(ends, mark))
 
     def is_over(self, ends: Int64, mark: int) -> Mask:
-        """Whether nothing more is expected, at `mark`, in windows that end there."""
+        """Whether windows that end there expect no more rows at `mark`."""
         return ends - 1 <= mark
 
     def next_end(self, starts: Int64, ends: Int64, done: int) -> int | None:
@@ -81,7 +81,7 @@ class Fixed(NamedTuple):
 
 
 class Session(NamedTuple):
-    """Windows of rows of a key that follow each other by at most `gap_ms`."""
+    """Windows of a key's rows, each at most `gap_ms` after the one before."""
 
     gap_ms: int
     event_time: str | None

@@ -94,7 +94,7 @@ def active() -> SparkSession:
     if spark is None:
         raise NeedsSpark(
             "there is no Spark session",
-            remedy="create one before: clonos.spark.session.get_or_create()",
+            remedy="create one first: clonos.spark.session.get_or_create()",
         )
     return spark
 

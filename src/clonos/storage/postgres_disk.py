@@ -4,15 +4,16 @@ It is a :class:`~clonos.storage.files.Disk` in two tables. A file is rows of ``c
 for each time that something was appended to it; so a group of the journal is one ``insert``, which
 is durable when it returns. A lock is a row of ``clonos_locks``.
 
-Who has a lock *beats*: a thread counts up in its row. Whoever wants the lock watches the count, and
-takes it when the count has stood still for a while, by its own stopwatch; nobody compares clocks.
-That while is short if the server knows that the holder's session is over, as it does when a process
-has died (:data:`GONE_S`), and longer if the holder may be busy, or frozen (:data:`LEASE_S`).
+A lock is a lease. Its holder renews it by *beats*: a thread increments a count in its row. Whoever
+wants the lock watches the count, and takes the lock when the count has not changed for a while, by
+its own stopwatch; nobody compares clocks. That while is short if the server knows that the holder's
+session is over, as it does when a process has died (:data:`GONE_S`), and longer if the holder may
+be busy, or frozen (:data:`LEASE_S`).
 
-Taking the lock changes the row's *fence*, and whoever has a lock changes nothing without asking, in
-the same transaction, whether the fence is still its own. So a driver that was frozen, or cut off,
-writes nothing after another one took over, however late its words arrive. The row is locked against
-a new fence only (``for key share``): beats and changes do not wait for each other.
+Taking the lock changes the row's *fence*, and each change that a holder makes checks, in the same
+transaction, that the fence is still its own. So a driver that was frozen, or cut off, writes
+nothing after another one took over, however late its statements arrive. A change locks the row only
+against a new fence (``for key share``): beats and changes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from clonos.storage.terms import Superseded
 _LOG: Final = logging.getLogger("clonos")
 
 LEASE_S: Final = 10.0
-"""A lock may be taken from a holder who has not beaten for so long ..."""
+"""A lock may be taken from a holder that has not beaten for this long ..."""
 GONE_S: Final = 1.0
 """... or for so long, if it has no session any more: one whose server was started again has."""
 BEAT_S: Final = 0.3
 """Time from one beat to the next."""
 WATCH_S: Final = 0.1
-"""... and from one look at the count to the next."""
+"""Time from one look at the count to the next."""
 CONNECT_S: Final = 5
 SILENCE_MS: Final = 5_000
-"""Either side gives the other up after so long without an answer of its kernel."""
+"""Either side gives the other up after this long without an answer from its kernel."""
 PART_BYTES: Final = 64 << 20
 """Larger contents are cut: a value has to fit into the server's memory several times."""
 
@@ -58,7 +59,7 @@ create table if not exists clonos_locks (
     fence bigint not null, beats bigint not null, session int not null, unique (path, fence))
 """
 _FOLDER: Final = -1
-"""The part of a folder's only row."""
+"""The part number of a folder, which has one row."""
 
 
 class PostgresDisk:
@@ -105,7 +106,7 @@ class PostgresDisk:
             raise UnusableStore(
                 f"the database cannot be used: {error}",
                 where=self.place,
-                remedy="see that the driver reaches the server, and may make tables there",
+                remedy="see that the driver reaches the server, and may create tables there",
             ) from None
 
     @property
@@ -135,7 +136,7 @@ class PostgresDisk:
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:
-        """A cursor. What the server says becomes an `OSError`, and a connection is tried anew."""
+        """A cursor. An error of the server becomes an `OSError`, and the next use connects again."""
         with self._mutex:
             try:
                 if self._connection is None or self._connection.closed:
@@ -149,7 +150,7 @@ class PostgresDisk:
 
     @contextmanager
     def _change(self) -> Iterator[Any]:
-        """A cursor in a transaction of whoever still has the lock, if this disk has taken one."""
+        """A cursor in a transaction that fails if this disk had a lock and has lost it."""
         with self._asking() as cursor, self._connection.transaction():
             if self._held is not None:
                 cursor.execute(f"select 1 {_OURS} for key share", self._held.key)
@@ -170,12 +171,13 @@ class PostgresDisk:
         return type(error).__name__
 
     def require_ours(self, rows: int) -> None:
-        """Raise :class:`Superseded` if a statement that asks for our fence has found no row."""
+        """Raise :class:`Superseded` if a statement that checks our fence has found no row."""
         if not rows:
             raise Superseded(
                 "another driver has taken over this job's journal",
                 where=self.place,
-                remedy="see who started it; this one has ended, and nothing is lost",
+                remedy="if you did not expect that, see who started it; this driver has ended, and "
+                "nothing is lost",
             )
 
     def close(self) -> None:
@@ -363,7 +365,7 @@ class PostgresDisk:
             time.sleep(WATCH_S)
 
     def free(self, held: _Held) -> None:
-        """Let others have a lock at once, if that is still ours to say."""
+        """Give a lock up at once, if we still have it."""
         with suppress(OSError), self._asking() as cursor:
             cursor.execute(
                 "update clonos_locks set is_free = true where path = %s and fence = %s", held.key
@@ -397,7 +399,7 @@ _BELOW: Final = "from clonos_files where path >= %s and path < %s"
 
 
 def _below(folder: str) -> tuple[str, str]:
-    """What :data:`_BELOW` is asked with. In the order of bytes "0" comes after "/"."""
+    """The parameters of :data:`_BELOW`. In the order of bytes "0" comes after "/"."""
     return f"{folder}/", f"{folder}0"
 
 
@@ -424,7 +426,7 @@ class _Tail:
 
 
 class _Held:
-    """A lock that is beaten for by a thread with a connection of its own."""
+    """A lock whose beats come from a thread with a connection of its own."""
 
     def __init__(self, disk: PostgresDisk, path: str, fence: int, pause_s: float) -> None:
         self.key: Final = (path, fence)

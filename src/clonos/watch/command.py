@@ -16,7 +16,7 @@ from clonos.watch.server import ADDRESS_FILE, HOST
 from clonos.watch.snapshot import Snapshot
 from clonos.watch.terminal import rich, terminal
 
-SUMMARY: Final = "a running job, live, in the terminal"
+SUMMARY: Final = "show a running job in the terminal"
 EVERY_S: Final = 1.0
 ANSWER_S: Final = 5.0
 
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="DIR|URL",
-        help="the job's checkpoint_dir (or the journal's folder), or running.ui_url",
+        help="the job's checkpoint_dir (or its journal's folder), or running.ui_url",
     )
-    parser.add_argument("--once", action="store_true", help="show how it is now, and end")
+    parser.add_argument("--once", action="store_true", help="show it once, and end")
     parser.add_argument("--json", action="store_true", help="the same as one line of JSON")
 
 
@@ -73,22 +73,23 @@ def address(job: str) -> str:
         return note.read_text("utf-8").strip()
     except OSError as error:
         raise NothingToWatch(
-            f"no running job says in {note} where its page is ({error.strerror})",
-            remedy="start the job with ui_port=0, and name its checkpoint_dir or running.ui_url",
+            f"{note}, where a running job writes the URL of its page, cannot be read "
+            f"({error.strerror})",
+            remedy="start the job with ui_port=0, and give its checkpoint_dir or running.ui_url",
         ) from None
 
 
 def look(url: str) -> Snapshot:
-    """How a job is now.
+    """The present state of a job.
 
     Raises
     ------
     NothingToWatch
-        It does not answer.
+        Its page does not answer.
     """
     if not url.startswith(f"http://{HOST}:") and not url.startswith("http://localhost:"):
         raise NothingToWatch(
-            f"the page of a job is on {HOST}, and this is not",
+            f"the page of a job is on {HOST}, but this URL is not",
             remedy="on another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT driver",
         )
     try:
@@ -96,13 +97,13 @@ def look(url: str) -> Snapshot:
             job: Snapshot = json.load(answer)
     except HTTPError as error:
         raise NothingToWatch(
-            f"the page says {error.code}: the URL is another job's",
+            f"the page answers {error.code}: this is not the URL of a running job",
             remedy="take running.ui_url as it is, with its secret",
         ) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
         said: Any = getattr(error, "reason", error)
         raise NothingToWatch(
-            f"nobody answers there ({said}): the job has ended, or its driver has died",
+            f"the page does not answer ({said}): the job has ended, or its driver has died",
             remedy="start the job again, with ui_port=0",
         ) from None
     return job

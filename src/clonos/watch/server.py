@@ -23,15 +23,15 @@ from clonos.watch.snapshot import Snapshot
 
 HOST: Final = "127.0.0.1"
 REQUESTS_MAX: Final = 8
-"""At once; whoever comes beyond that is turned away."""
+"""How many are answered at once; further ones are turned away."""
 REQUEST_S: Final = 5.0
 """Time for a request to arrive, and for its answer to leave."""
 ADDRESS_FILE: Final = "watch"
-"""Beside the journal: where the page is, while the job runs."""
+"""The file beside the journal that has the URL of the page, while the job runs."""
 
 
 class PortTaken(ClonosError):
-    """The page cannot be served where the user wants it."""
+    """The port of the page is taken."""
 
 
 class WatchServer:
@@ -44,7 +44,7 @@ class WatchServer:
     port
         0: any that is free.
     folder
-        Where the address is noted for ``clonos watch``, readable for this user alone; or nowhere.
+        Where to write the URL for ``clonos watch``, readable by this user alone; None: nowhere.
 
     Raises
     ------
