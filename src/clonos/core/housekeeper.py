@@ -456,17 +456,17 @@ class HouseKeeper:
         self._write_floor({}, {task: chain}, {})
 
     def may_pass(self, ref: LayerRef) -> bool:
-        """Whether a floor may come to this layer: history lacks no log entry below it."""
+        """Whether a floor may move to this layer: the history has all log entries below it."""
         return not self.history.points or self.stable[ref.task] >= ref.position
 
     def make_point(self, now_ms: int) -> None:
-        """Where the floors are now, somebody may go back to."""
+        """Make the present floors a point of the history."""
         floors = self.positions, self.layers, self.needs
         self.keep_in_mind(*self.history.next_point(now_ms, self.epoch, *floors))
 
     def rewind(self, point: Point, runs: Iterable[msg.Run]) -> None:
-        """Stand where a point of the history is, and hold all log entries since. For those who look
-        back: the journal does not hear of it."""
+        """Go back to a point of the history, and hold all log entries since. For replays only: the
+        journal is not told."""
         self.epoch, self.needs = point.epoch, dict(point.needs)
         self.positions, self.layers = dict(point.positions), dict(point.layers)
         for task, position in self.positions.items():
@@ -476,7 +476,7 @@ class HouseKeeper:
         self._unstable.update(self.positions)
 
     def keep_in_mind(self, kind: str, *values: Any) -> None:
-        """Something becomes of the history."""
+        """Change the history by a record, which the journal gets, too."""
         self._write(kind, *values)
         self.history.take(kind, *values)
 

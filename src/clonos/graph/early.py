@@ -1,4 +1,4 @@
-"""Windows in two parts: rows are folded where they are, and what is left of them is shuffled."""
+"""Windows in two parts: rows are aggregated where they are, then partial results are shuffled."""
 
 from __future__ import annotations
 

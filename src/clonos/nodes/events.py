@@ -140,7 +140,7 @@ class MergeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """All that is in the store of layers, also what was not finished.
+    """All files in the store of layers, unfinished ones included.
 
     ``going``: what the survey was asked with.
     """
@@ -151,7 +151,7 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The segment of a point of the history is in the store, and takes so much."""
+    """The segment of a point of the history is in the store; ``nbytes``: its size."""
 
     number: int
     path: str
@@ -160,7 +160,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFailed:
-    """... could not be put there."""
+    """... could not be stored."""
 
     number: int
     error: ClonosError

@@ -267,7 +267,7 @@ class Audience(Protocol):
 
     def floor(self, layers: Chains, kept: Chains) -> None:
         """A checkpoint is complete with these layers: no recovery reads again what it has passed.
-        ``kept``: from there on somebody may want to look back."""
+        ``kept``: one may still look back as far as these layers."""
 
 
 @dataclass(frozen=True)

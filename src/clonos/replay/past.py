@@ -57,7 +57,7 @@ class Past:
     pin: Pin | None = None
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Remove the pin."""
         if self.pin is not None:
             self.pin.close()
 
@@ -137,7 +137,7 @@ def _keeper(plan: Plan, directory: JobDirectory) -> HouseKeeper:
 
 @contextmanager
 def copied_journal(directory: JobDirectory) -> Iterator[Journal]:
-    """The journal of a job as it is now; neither its lock nor a file of it is touched.
+    """A copy of a job's journal as it is now; neither the lock nor a file of the job is touched.
 
     Raises
     ------

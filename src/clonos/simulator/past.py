@@ -39,7 +39,7 @@ class KeptPast:
         return cls(tuple(history.points), segments, unstored, history.going, paths)
 
     def needed_from(self, number: int) -> set[str]:
-        """The files that somebody needs who begins at a point."""
+        """The files that a replay from a point needs."""
         (point,) = (p for p in self.points if p.number == number)
         behind = {path for begin, path in self.segments.items() if begin >= number}
         return behind | {path for path, _ in point.paths}
@@ -60,8 +60,8 @@ def past_is_there(store: LayerStore, past: KeptPast) -> None:
 def past_is_true(
     store: LayerStore, past: KeptPast, held: Iterable[Run], truth: Mapping[int, Sequence[bytes]]
 ) -> None:
-    """From every point on, the log entries that are kept are those that were written, all of them,
-    up to those that the house-keeper holds."""
+    """From every point on, all log entries that were written are kept, up to those that the
+    house-keeper holds."""
     parts = [
         decode_segment(store.get(past.segments[point.number]))
         if point.number in past.segments

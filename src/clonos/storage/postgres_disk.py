@@ -136,7 +136,7 @@ class PostgresDisk:
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:
-        """A cursor. An error of the server becomes an `OSError`, and the next use connects again."""
+        """A cursor. An error of the server becomes an `OSError`; the next use connects again."""
         with self._mutex:
             try:
                 if self._connection is None or self._connection.closed:

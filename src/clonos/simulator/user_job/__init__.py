@@ -1,7 +1,8 @@
 """A user's own job in the simulated cluster: its rows, its services, its invariants.
 
 Nothing here simulates: the cluster, its faults and the checks are those of the simulator's own
-jobs. What is added is what stands in for Spark and for services, and whose fault a failure is.
+jobs. This package adds what stands in for Spark and for services, and tells whose fault a failure
+is.
 """
 
 from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed

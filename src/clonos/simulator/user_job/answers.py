@@ -1,7 +1,7 @@
 """Who answers the calls of a user's job in the simulator: a stand-in, or the real function, once.
 
-Nothing is called that the user has not named: a test that asks a paid model, or charges a card,
-because somebody forgot a line would be worse than none.
+Nothing is called unless the user says so: a test that asks a paid model, or charges a card, because
+somebody forgot a line would be worse than no test.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
 from clonos.simulator.violations import require
 
 RECORD: Final = "record"
-"""In place of a stand-in: the real function, once for each question."""
+"""Instead of a stand-in: the real function is called, once for each question."""
 
 
 class Answer(NamedTuple):
-    """What has come of a call, as it is logged."""
+    """The answer or error of a call, as it is logged."""
 
     ok: bool
     encoded: bytes
@@ -52,7 +52,7 @@ class Recording:
     Parameters
     ----------
     path
-        Lines of JSON; what is asked anew is added.
+        A file with lines of JSON; new answers are appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -65,7 +65,7 @@ class Recording:
                 self._known[known["function"], known["question"]] = answer
 
     def ask(self, function: str, question: int, ask: Callable[[], Answer]) -> Answer:
-        """What is known of a question; if nothing is, ask."""
+        """The known answer to a question; if there is none, ask."""
         if (function, question) not in self._known:
             answer = self._known[function, question] = ask()
             if self._path is not None:
