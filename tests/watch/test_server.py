@@ -115,7 +115,7 @@ def test_its_address_is_noted_for_this_user_while_it_runs(tmp_path):
     assert address(str(tmp_path)) == server.url
     server.close()
     assert not note.exists()
-    with pytest.raises(NothingToWatch, match="nobody answers"):
+    with pytest.raises(NothingToWatch, match="does not answer"):
         look(server.url)
     with pytest.raises(NothingToWatch, match="start the job with ui_port=0"):
         address(str(tmp_path))
