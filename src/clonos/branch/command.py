@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
     parser.add_argument(
-        "checkpoint", nargs="?", metavar="DIR", help="its checkpoint_dir, if not the job's"
+        "checkpoint",
+        nargs="?",
+        metavar="DIR",
+        help="its checkpoint, or a copy; by default the job's",
     )
     parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
     parser.add_argument(
