@@ -91,6 +91,10 @@ def resolve_before_ancestors(original: Any) -> Any:
     return resolvable
 
 
+def with_its_torn_tail(_: Any) -> Any:
+    return lambda content, _: content.to_pybytes()
+
+
 def truncate_when_stored(original: Any) -> Any:
     def stored(self: TaskMachine, event: Any) -> None:
         seal = self.seals.get(event.ref.epoch)

@@ -277,7 +277,10 @@ MUTATIONS: dict[str, Mutation] = {
         "durable", (LayerStore, "__init__", wrong.for_the_process_only), kind=DISK
     ),
     "a torn group is not cut off": mutation(
-        "durable", (SimulatedFiles, "truncate", constant(None)), kind=DISK
+        "durable",
+        (SimulatedFiles, "truncate", constant(None)),
+        (journal_module, "_acknowledged", wrong.with_its_torn_tail),
+        kind=DISK,
     ),
     "damage is taken for a torn group": mutation(
         "durable", (journal_module, "_good_frame_after", constant(False)), kind=DISK

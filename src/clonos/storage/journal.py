@@ -47,6 +47,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
+import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from clonos.errors import ClonosError, ProtocolError
@@ -179,7 +180,7 @@ class Journal:
         if not segment.is_vouched and self._is_synced:
             # What is read counts from now on. Its writer may have died before its sync, or after
             # one that failed: then the kernel shows what is on no disk, and no sync would help.
-            content = self._folder.read(name)[: segment.end].to_pybytes()
+            content = _acknowledged(self._folder.read(name), segment)
             self._number += 1
             path = self._folder.path(_name(self._number))
             self._folder.put(_name(self._number), content)
@@ -344,6 +345,12 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _acknowledged(content: pa.Buffer, segment: Segment) -> bytes:
+    """What counts of a segment's file: all but a torn tail."""
+    found: bytes = content[: segment.end].to_pybytes()
+    return found
 
 
 def _name(number: int) -> str:
