@@ -6,6 +6,7 @@ import datetime as dt
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,95 @@ class TestWithSpark:
             clonos.tumbling("1 minute", on="t")
         )
         assert twice.top(2, "n").to_dataframe(spark, execution="spark").count() == 2
+        same = ("b", 1, 0.0, at(0), at(1))
+        among_equals = self.stream([same, same, ("a", *same[1:])]).window(
+            clonos.tumbling("1 minute", on="t")
+        )
+        with pytest.raises(PySparkException, match="order of arrival"):
+            among_equals.top(2, "n").to_dataframe(spark, execution="spark").collect()
+
+    @contextmanager
+    def set(self, spark: Any, name: str, value: str) -> Iterator[None]:
+        was = spark.conf.get(name)
+        spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            spark.conf.set(name, was)
+
+    def test_sums_that_would_overflow_in_silence_are_refused(self, spark):
+        window = self.stream([("a", 2**62, 0.5, at(0), at(1))] * 2).window(
+            clonos.tumbling("1 minute", on="t")
+        )
+        with self.set(spark, "spark.sql.ansi.enabled", "false"):
+            with pytest.raises(NotInSpark, match=r"sum\(n\): without ANSI"):
+                window.agg(s=clonos.sum("n")).to_dataframe(spark, execution="spark")
+            floats = window.agg(s=clonos.sum("f"), n=clonos.count("n"), m=clonos.max("n"))
+            (row,) = floats.to_dataframe(spark, execution="spark").collect()
+            assert (row.s, row.n, row.m) == (1.0, 2, 2**62)
+
+    def test_an_instant_is_one_whatever_the_session_calls_a_timestamp(self, spark):
+        twice = [dt.datetime(2024, 11, 3, hour, 30, tzinfo=dt.timezone.utc) for hour in (5, 6)]
+        stream = self.stream([("a", 1, 0.0, time, time) for time in twice])
+        renamed = stream.withColumnsRenamed({name: f"{name}2" for name in "knftu"})
+        joined = stream.key_by("k").join(renamed.key_by("k2"), keep="1 second", on=("t", "t2"))
+        with (
+            self.set(spark, "spark.sql.session.timeZone", "America/New_York"),
+            self.set(spark, "spark.sql.timestampType", "TIMESTAMP_NTZ"),
+        ):  # there both read 1:30
+            assert joined.to_dataframe(spark, execution="spark").count() == 2
+
+    def test_rows_come_with_the_types_of_tasks(self, spark):
+        found: list[pa.RecordBatch] = []
+        stream = self.stream()
+        stream.sink(clonos.sinks.callback(found.append))
+        stream.sink(clonos.sinks.collect(), name="kept")
+        with self.set(spark, "spark.sql.execution.arrow.useLargeVarTypes", "true"):
+            result = stream._job.run(spark, execution="spark")
+        assert found[0].schema == result.table("kept").schema == stream.schema
+
+    def test_names_that_sql_would_read_otherwise(self, spark):
+        source = clonos.sources.from_batches(
+            [[("x", 1, at(0))]], "`a.b` string, `c``d` long, t timestamp"
+        )
+        stream = clonos.Job().source(source).with_watermark("t", "1 minute").key_by("a.b")
+        frame = stream.window(clonos.tumbling("1 s", on="t")).top(1, "c`d")
+        (row,) = frame.to_dataframe(spark, execution="spark").collect()
+        assert (row["a.b"], row["c`d"]) == ("x", 1)
+        source = clonos.sources.from_batches([[(1, 2)]], "n long, N long")
+        both = clonos.Job().source(source).select("N")
+        with pytest.raises(NotInSpark, match="'n' and 'N' are the same"):
+            both.to_dataframe(spark, execution="spark")
+        with self.set(spark, "spark.sql.caseSensitive", "true"):
+            assert both.to_dataframe(spark, execution="spark").collect() == [(2,)]
+
+    def test_what_a_dataframe_has_beside_its_rows_is_refused(self, spark):
+        words = spark.createDataFrame([("a",), ("A",)], "k string")
+        collated = clonos.Job().source(words.selectExpr("array(k collate UTF8_LCASE) as k"))
+        with pytest.raises(NotInSpark, match="'k' has a collation"):
+            collated.to_dataframe(spark, execution="spark")
+        rate = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
+        with pytest.raises(NotInSpark, match="a watermark on 'timestamp'"):
+            clonos.Job().source(rate).to_dataframe(spark, execution="spark")
+
+    def test_the_slowest_of_several_watermarks_counts(self, spark, tmp_path):
+        stream = self.streaming(spark, tmp_path / "in")
+        both = stream.union(stream).window(clonos.tumbling("1 s", on="t")).agg(n=clonos.count())
+        policy = "spark.sql.streaming.multipleWatermarkPolicy"
+        with self.set(spark, policy, "max"), pytest.raises(NotInSpark, match="would be lost"):
+            both.to_dataframe(spark, execution="spark")
+
+    def test_a_query_that_fails_stops_the_others(self, spark, tmp_path):
+        def fails(batch: pa.RecordBatch) -> None:
+            raise ValueError(batch.num_rows)
+
+        stream = self.streaming(spark, tmp_path / "in")
+        stream.sink(clonos.sinks.callback(fails), name="fails")
+        stream.sink(clonos.sinks.callback(lambda batch: None), name="goes on")
+        running = stream._job.start(spark, execution="spark")
+        with pytest.raises(StreamingQueryException, match="ValueError"):
+            running.wait(60)
+        assert not running.is_running
 
     def test_duplicates_that_differ_are_not_chosen_by_chance(self, spark):
         same = [("a", 1, 0.0, at(0), at(1))]

@@ -6,13 +6,16 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.blame import in_short, users_traceback
+from clonos.columns.batches import conform
 from clonos.dataframes.plan import Plans
 from clonos.errors import (
     DefinitionError,
@@ -100,11 +103,13 @@ class RunningPlans:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while active := [query for query in self.queries.values() if query.isActive]:
             if any(query.exception() for query in self.queries.values()):
-                self.stop()
                 break
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"the queries have not ended after {timeout_s} s")
-            active[0].awaitTermination(_POLL_S)
+            with suppress(StreamingQueryException):  # seen above, when the others are to be stopped
+                active[0].awaitTermination(_POLL_S)
+        if any(query.exception() for query in self.queries.values()):
+            self.stop()
         for query in self.queries.values():
             query.awaitTermination()  # raises what it has failed with
 
@@ -212,13 +217,13 @@ def _sinks(graph: LogicalGraph) -> list[tuple[Vertex, SinkSpec]]:
 def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
     """A function that writes a DataFrame, and returns the rows that the result keeps, if any."""
     if sink.kind == "collect":
-        return lambda frame: frame.toArrow()
+        return lambda frame: _arrow(vertex, frame)
     if sink.kind == "parquet":
         return partial(_written, sink)
     if sink.kind == "spark_write" and sink.fn is not None:
         return partial(_called, sink.fn, vertex.name)
     if sink.kind in ("callback", "console"):
-        return partial(_handed_over, sink, vertex.name)
+        return partial(_handed_over, vertex, sink)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
 
 
@@ -241,7 +246,7 @@ def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
 
     def hand_over(batch: Any, number: int) -> None:
         del number
-        _handed_over(sink, vertex.name, batch)
+        _handed_over(vertex, sink, batch)
 
     return frame.writeStream.foreachBatch(hand_over)
 
@@ -254,10 +259,16 @@ def _no_sink(vertex: Vertex, sink: SinkSpec, remedy: str) -> NotInSpark:
     )
 
 
-def _handed_over(sink: SinkSpec, name: str, frame: Any) -> None:
-    for batch in frame.toArrow().to_batches():
+def _arrow(vertex: Vertex, frame: Any) -> pa.Table:
+    """The rows of a DataFrame with the types of tasks: Spark's depend on the session."""
+    batches = [conform(batch, vertex.schema) for batch in frame.toArrow().to_batches()]
+    return pa.Table.from_batches(batches, vertex.schema)
+
+
+def _handed_over(vertex: Vertex, sink: SinkSpec, frame: Any) -> None:
+    for batch in _arrow(vertex, frame).to_batches():
         if sink.fn is not None:
-            _called(sink.fn, name, batch)
+            _called(sink.fn, vertex.name, batch)
         else:
             sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from typing import Any
 
 from clonos.columns.schema import parse_schema
 from clonos.dataframes import joins, windows
-from clonos.dataframes.rows import Rows, Site
+from clonos.dataframes.rows import Rows, Site, cols
 from clonos.dataframes.sources import rows_of, streams
 from clonos.dataframes.stateless import plan_of
 from clonos.errors import NotInSpark
@@ -71,6 +71,7 @@ class Plans:
         if self._graph.on_bad_record != "fail":
             how = self._graph.on_bad_record
             raise site.refusal(f"only tasks support on_bad_record={how!r}", "leave it out")
+        site.require_distinct(vertex.schema)
         if vertex.source is not None:
             return self._checked(rows_of(vertex.source, site), site)
         inputs = [self._along(edge, site) for edge in vertex.edges]
@@ -96,7 +97,7 @@ class Plans:
         names = [*wanted.names, *rows.hidden]
         if rows.frame.columns != names:
             raise site.refusal(f"its columns would be {rows.frame.columns}, not {names}")
-        found = parse_schema(rows.frame.select(*rows.frame.columns[: len(wanted)]).schema)
+        found = parse_schema(rows.frame.select(*cols(wanted)).schema)
         for mine, theirs in zip(wanted, found, strict=True):
             if mine.type != theirs.type:
                 raise site.refusal(

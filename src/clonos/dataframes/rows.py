@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from clonos.columns.schema import spark_type
 from clonos.dataframes.functions import Step, host
@@ -23,7 +23,11 @@ TIME: Final = "~time"
 WINDOW: Final = "~window"
 """A hidden column of a stream: the window that a row stands for, with the watermark on it."""
 
+_INSTANT: Final = TimestampType()
+"""What "timestamp" is called depends on spark.sql.timestampType."""
+
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
 _TASKS: Final = 'execution="tasks"'
 
 
@@ -125,6 +129,11 @@ class Site:
         """Whether the session's zone is UTC."""
         return self.spark.conf.get("spark.sql.session.timeZone") in _UTC
 
+    @cached_property
+    def is_ansi(self) -> bool:
+        """Whether the session's arithmetic fails on overflow."""
+        return str(self.spark.conf.get("spark.sql.ansi.enabled")) == "true"
+
     def in_ms(self, rows: Rows, column: str) -> Column:
         """An event time cut to milliseconds, as tasks see it; null if there is none."""
         data_type = rows.schema.field(column).type
@@ -133,12 +142,12 @@ class Site:
                 f"column {column!r} is {data_type}: tasks read it as UTC, this session does not",
                 'set spark.sql.session.timeZone to "UTC"',
             )
-        return F.date_trunc("MILLISECOND", col(column).cast("timestamp"))
+        return F.date_trunc("MILLISECOND", col(column).cast(_INSTANT))
 
     def required(self, made: Column, column: str) -> Column:
         """The same, and an error for a null, as in tasks."""
         told = f"{self.vertex.name}: no event time in column {column!r}"
-        return F.coalesce(made, F.raise_error(F.lit(told)).cast("timestamp"))
+        return F.coalesce(made, F.raise_error(F.lit(told)).cast(_INSTANT))
 
     def timed(self, rows: Rows, column: str, name: str = TIME, *, is_required: bool = True) -> Any:
         """The rows with their event time in a hidden column, and the watermark on it in a stream.
@@ -149,6 +158,11 @@ class Site:
             In a stream, if the watermark is not of this column, or was lost.
         """
         time = rows.time
+        if self.streams and self.spark.conf.get(_POLICY) != "min":
+            raise self.refusal(
+                "the newest of several watermarks counts: rows that are not late would be lost",
+                f'set {_POLICY} to "min"',
+            )
         if self.streams and (time is None or time.column != column):
             told = rows.lost if time is None else f"the watermark is on {time.column!r}"
             raise self.refusal(
@@ -167,10 +181,22 @@ class Site:
         # Spark's watermarks begin in 1970: it would silently take older rows to be late.
         told = f"{self.vertex.name}: an event time before 1970 in column {column!r} of a stream"
         is_old = made < F.timestamp_seconds(F.lit(0))
-        made = F.when(is_old, F.raise_error(F.lit(told)).cast("timestamp")).otherwise(made)
+        made = F.when(is_old, F.raise_error(F.lit(told)).cast(_INSTANT)).otherwise(made)
         frame = rows.visible.withColumn(name, made)
         # Ours has passed what is before `newest - delay`, Spark's what is before that plus 1 ms.
         return frame.withWatermark(quoted(name), f"{time.delay_ms + 1} milliseconds")
+
+    def require_distinct(self, schema: pa.Schema) -> None:
+        """Refuse names that are one for the session."""
+        if str(self.spark.conf.get("spark.sql.caseSensitive")) == "true":
+            return
+        seen: dict[str, str] = {}
+        for name in schema.names:
+            if (other := seen.setdefault(name.lower(), name)) != name:
+                raise self.refusal(
+                    f"columns {other!r} and {name!r} are the same for this session",
+                    'rename one, or set spark.sql.caseSensitive to "true"',
+                )
 
     def require_comparable(self, schema: pa.Schema, what: str) -> None:
         """Refuse columns that Spark neither groups nor sorts by."""

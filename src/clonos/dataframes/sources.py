@@ -16,6 +16,8 @@ from clonos.sources.spec import SourceSpec
 
 _ROWS: Final = 10_000
 
+_WATERMARK: Final = "spark.watermarkDelayMs"
+
 _INSTEAD: Final = {
     "kafka": 'give job.source(...) the DataFrame of spark.readStream.format("kafka")',
     "socket": "lines from a socket cannot be read again: use files, or a stream of Spark's",
@@ -42,6 +44,7 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
         feeding = source.feeding
         if feeding is not None and feeding.output_mode != "append":
             raise site.refusal(f"its output mode is {feeding.output_mode}", "use append")
+        _require_plain(source.dataframe, site)
         return Rows(source.dataframe, source.rows_schema)
     if source.kind == "batches":
         reader = source.reader(0, 1)
@@ -56,6 +59,22 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
     if source.kind == "versions":
         raise site.refusal("only tasks read a table again while the job runs", "leave out refresh=")
     raise site.refusal(f"Spark cannot read a {source.kind} source", _INSTEAD.get(source.kind, ""))
+
+
+def _require_plain(frame: Any, site: Site) -> None:
+    """Refuse what a DataFrame has of its own that tasks do not see."""
+    for field in frame.schema:
+        # Inside of others, too: how a type is written says it.
+        if " collate " in field.dataType.simpleString():
+            raise site.refusal(
+                f"column {field.name!r} has a collation, and tasks compare strings byte by byte",
+                f"select {field.name} collate UTF8_BINARY before",
+            )
+        if site.streams and _WATERMARK in field.metadata:
+            raise site.refusal(
+                f"the DataFrame has a watermark on {field.name!r}: Spark would forget rows by it",
+                "leave it out, and write with_watermark on the stream",
+            )
 
 
 def _reading(

@@ -90,12 +90,26 @@ def _behind(site: Site, frame: Any, window: Window) -> Rows:
 
 @plan_of.register
 def _(operation: op.AggregateWindows, site: Site, inputs: list[Rows]) -> Rows:
+    for _, of in operation.aggregates:
+        _require_overflow_fails(operation.schema, site, of)
     grouped = _grouped(inputs[0].applied, site, operation.keys, operation.window)
     made = [_aggregate(of).alias(name) for name, of in operation.aggregates]
     start, end = grouped.bounds
     frame = grouped.agg(*made)
     frame = frame.withColumn(WINDOW_START, start).withColumn(WINDOW_END, end)
     return _behind(site, frame, operation.window)
+
+
+def _require_overflow_fails(schema: pa.Schema, site: Site, of: Aggregate) -> None:
+    """Refuse a sum that would be wrong, or null, where a task fails."""
+    if of.column is None or of.kind not in ("sum", "avg") or site.is_ansi:
+        return
+    data_type = schema.field(of.column).type
+    if pa.types.is_decimal(data_type) or (of.kind == "sum" and pa.types.is_integer(data_type)):
+        raise site.refusal(
+            f"{of.kind}({of.column}): without ANSI mode Spark does not fail if a sum overflows",
+            'set spark.sql.ansi.enabled to "true"',
+        )
 
 
 def _aggregate(of: Aggregate) -> Column:
@@ -129,9 +143,10 @@ def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
     rest = [Ranking(name, is_descending=False) for name in rows.schema.names if name not in names]
     ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, [*by, *rest]))
     inside, outside = (F.get(col(_LIST), F.lit(at)) for at in (number - 1, number))
-    is_doubtful = (
-        (F.size(_LIST) > number) & _same(inside, outside, by) & ~inside.eqNullSafe(outside)
-    )
+    # They stand side by side, in the order of all columns: they are all equal if the ends are.
+    tied = F.filter(_LIST, lambda row: _same(row, inside, by))
+    differ = ~F.get(tied, F.lit(0)).eqNullSafe(F.element_at(tied, -1))
+    is_doubtful = (F.size(_LIST) > number) & _same(inside, outside, by) & differ
     told = (
         f"{site.vertex.name}: several rows rank the same, and which are among the first "
         f"{number} depends on the order of arrival, which Spark does not keep. To do: rank by more "
