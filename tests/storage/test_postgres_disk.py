@@ -153,6 +153,34 @@ def test_contents_larger_than_a_part(driver, root, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "setting",
+    [
+        "idle_session_timeout = '5s'",
+        "statement_timeout = '5s'",
+        "lock_timeout = '5s'",
+        "default_transaction_isolation = 'serializable'",
+    ],
+)
+def test_what_an_administrator_has_set_for_all_sessions(postgres, driver, root, setting):
+    import psycopg
+
+    name = setting.partition(" ")[0]
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute(f"alter database postgres set {setting}")
+    try:
+        disk = driver()
+        with disk._asking() as cursor:
+            cursor.execute("select current_setting(%s)", (name,))
+            assert cursor.fetchone() == ("read committed" if "isolation" in name else "0",)
+        with Journal(root, disk=disk) as journal:
+            journal.append([b"one"])
+            journal.commit()
+    finally:
+        with psycopg.connect(postgres, autocommit=True) as admin:
+            admin.execute(f"alter database postgres reset {name}")
+
+
+@pytest.mark.parametrize(
     ("dsn", "told"),
     [
         ("postgresql://me:secret@127.0.0.1:1/jobs", r"postgresql://127.0.0.1:1/jobs: "),

@@ -286,7 +286,7 @@ def _place(base: str, journal: str | Path | None) -> tuple[Disk, str, bool]:
         return PostgresDisk(str(journal)), f"/{folder_name(masked(base))}", True
     if isinstance(journal, str) and "://" in journal:
         raise BadDirectory(
-            f"the journal cannot be kept in {journal}",
+            f"the journal cannot be kept in {masked(journal)}",
             remedy="give journal=, a folder on a local disk, or postgresql://user@host/database",
         )
     return LocalFiles(), str(Path(journal or local or "").absolute()), False

@@ -147,10 +147,11 @@ class DriverSetup:
                 found = JournalFile(
                     directory.journal_root, durability, self.inbox.put, directory.disk
                 )
-            except JournalInUse as error:
-                if not is_patient:
+            except (JournalInUse, OSError) as error:
+                # A database may be away for a while. One that never was there is a mistake.
+                if not is_patient or not (waits or isinstance(error, JournalInUse)):
                     raise
-                if not waits:
+                if isinstance(error, JournalInUse) and not waits:
                     waits = True
                     slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
                     warm_up(self.spark, len(slots))

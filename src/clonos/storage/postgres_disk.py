@@ -58,6 +58,16 @@ create table if not exists clonos_locks (
     path text collate "C" primary key, holder text not null, is_free boolean not null,
     fence bigint not null, beats bigint not null, session int not null, unique (path, fence))
 """
+_TIMEOUTS: Final = [
+    f"{what}_timeout"
+    for what in ("idle_session", "idle_in_transaction_session", "lock", "statement", "transaction")
+]
+"""Administrators set them for sessions that were forgotten; a journal may have nothing to say."""
+_OWN_SETTINGS: Final = (
+    "select set_config(name, '0', false) from pg_settings where name = any(%s) "
+    "union all select set_config('default_transaction_isolation', 'read committed', false)"
+)
+"""Not each version knows all of these. Whether a fence is ours is asked of the newest row."""
 _FOLDER: Final = -1
 """The part number of a folder, which has one row."""
 
@@ -131,7 +141,12 @@ class PostgresDisk:
             tcp_user_timeout=SILENCE_MS,
             keepalives_idle=SILENCE_MS // 1000,
         )
-        found.execute("set synchronous_commit = on; set client_min_messages = warning")
+        try:
+            found.execute("set synchronous_commit = on; set client_min_messages = warning")
+            found.execute(_OWN_SETTINGS, (_TIMEOUTS,))
+        except BaseException:
+            found.close()
+            raise
         return found
 
     @contextmanager

@@ -1,0 +1,57 @@
+"""A standby driver while it waits for the journal's lock."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clonos.cluster import setup
+from clonos.storage.journal import Journal
+from clonos.storage.postgres_disk import PostgresDisk
+
+
+def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path, monkeypatch):
+    waits, is_away = threading.Event(), threading.Event()
+
+    class Disk(PostgresDisk):
+        def _told(self, error: BaseException) -> str:
+            is_away.set()
+            return super()._told(error)
+
+    def warm_up(*_: Any) -> None:
+        waits.set()
+
+    monkeypatch.setattr(setup, "warm_up", warm_up)
+    monkeypatch.setattr(setup, "places", lambda *_, **__: [])
+    monkeypatch.setattr(setup, "is_local", lambda _: True)
+    root = str(tmp_path)
+    holder = PostgresDisk(postgres)
+    holder.make_folder(root)
+    journal = Journal(root, disk=holder)
+    disk = Disk(postgres)
+    directory = SimpleNamespace(journal_root=root, disk=disk, check=lambda _: None)
+    standby: Any = SimpleNamespace(
+        compiled=SimpleNamespace(name="job"),
+        spark=None,
+        directory=directory,
+        inbox=SimpleNamespace(put=pytest.fail),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(
+            setup.DriverSetup._open_journal, standby, "fsync", None, is_patient=True
+        )
+        assert waits.wait(60)
+        postgres_server.stop()
+        try:
+            assert is_away.wait(60)
+        finally:
+            postgres_server.start()
+        journal.close()
+        found = opened.result(60)
+    found.close()
+    for one in (disk, holder):
+        one.close()
