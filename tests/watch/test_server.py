@@ -106,6 +106,18 @@ def test_who_comes_beyond_the_limit_is_turned_away(tmp_path, monkeypatch):
     server.close()
 
 
+def test_a_request_that_never_ends_does_not_keep_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "REQUESTS_MAX", 1)
+    monkeypatch.setattr(served, "REQUEST_S", 0.2)
+    monkeypatch.setattr(served._Request, "timeout", None)  # as if a byte came now and then
+    server = WatchServer(lambda: SHOWN, 0, tmp_path)
+    server.start()
+    with socket.create_connection((HOST, urlsplit(server.url).port or 0), timeout=10) as slow:
+        slow.sendall(b"GET /")
+        assert slow.recv(1) == b""
+    server.close()
+
+
 def test_its_address_is_noted_for_this_user_while_it_runs(tmp_path):
     server = WatchServer(lambda: SHOWN, 0, tmp_path)
     note = tmp_path / ADDRESS_FILE

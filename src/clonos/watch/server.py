@@ -109,13 +109,23 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # Its own timeout is that of a single read: a byte now and then would hold the place.
+        limit = threading.Timer(REQUEST_S, _cut_off, [request])
+        limit.daemon = True
+        limit.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            limit.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error."""
+
+
+def _cut_off(request: socket.socket) -> None:
+    with suppress(OSError):  # it has been closed meanwhile
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Request(BaseHTTPRequestHandler):
