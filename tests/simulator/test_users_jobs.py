@@ -57,6 +57,17 @@ def test_jobs_of_all_kinds_survive_a_kill_after_each_step():
         simulate(job, ROWS, services=fakes, same_rows=is_same, seeds=60)
 
 
+def test_rows_that_can_be_read_once_are_read_by_all_tasks():
+    done = simulate(users.totals(parallelism=2), iter(ROWS), seeds=1)
+    assert done.outputs["out"].num_rows == len(ROWS)
+
+
+@pytest.mark.soak
+def test_a_long_time_is_no_hang():
+    done = simulate(users.totals(parallelism=2), ROWS, seeds=3, duration="10 minutes")
+    assert done.runs == 3
+
+
 def test_a_seed_is_the_same_simulation_every_time():
     one, other = (simulate(users.totals(parallelism=2), ROWS, seeds=[5]) for _ in range(2))
     assert (one.steps, one.deaths, one.faults) == (other.steps, other.deaths, other.faults)

@@ -35,6 +35,8 @@ from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Regis
 KEEPER_ADDRESS = "house-keeper"
 LOST_MS = 100.0
 """About half the time until Spark gives up an executor whose machine is gone."""
+STEPS_MAX = 400_000
+"""A job of the usual size that takes more never ends."""
 
 
 @dataclass
@@ -441,7 +443,7 @@ class Cluster:
 
     # --- run --------------------------------------------------------------------------------------
 
-    def run(self, deadline_ms: float, steps_max: int = 400_000) -> Outcome:
+    def run(self, deadline_ms: float, steps_max: float = STEPS_MAX) -> Outcome:
         """Until the job is done or has failed; liveness demands that it is one of them in time."""
         while self.outcome.state == "running":
             if not self.scheduler.run_next():

@@ -16,7 +16,7 @@ from clonos.core import outbounds as outbounds_module
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
-from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
@@ -335,7 +335,7 @@ def simulate_job(
         prepare(cluster)
         try:
             cluster.start()
-            outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS)
+            outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS, max(1.0, scale) * STEPS_MAX)
             if outcome.state == "failed":
                 _judge_failure(job, cluster)
                 result.verdict = outcome.error

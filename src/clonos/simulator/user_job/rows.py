@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -87,14 +87,19 @@ def rows_of(code: TaskCode) -> FixedRows:
 
 def _by_name(rows: Mapping[str, Given] | Given | None, names: Mapping[str, TaskCode]) -> Any:
     if rows is None or isinstance(rows, Mapping):
-        return rows or {}
+        return {name: _kept(given) for name, given in (rows or {}).items()}
     wanted = [name for name, code in names.items() if _needs_rows(code)] or list(names)
     if len(wanted) != 1:
         raise CannotSimulate(
             f"these rows name no source, and there are several: {', '.join(wanted)}",
             remedy="name it: rows={name: rows}, or --rows NAME=FILE.jsonl",
         )
-    return {wanted[0]: rows}
+    return {wanted[0]: _kept(rows)}
+
+
+def _kept(rows: Given) -> Given:
+    """The same, if it can be read only once: each task reads it."""
+    return list(rows) if isinstance(rows, Iterator) else rows
 
 
 def _needs_rows(code: TaskCode) -> bool:
