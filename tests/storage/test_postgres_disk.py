@@ -152,6 +152,21 @@ def test_contents_larger_than_a_part(driver, root, monkeypatch):
     disk.close()
 
 
+def test_a_user_who_may_make_no_tables_uses_those_that_are_there(postgres, driver, root):
+    import psycopg
+
+    driver()
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute("revoke create on schema public from public")
+        admin.execute("create role app login")
+        admin.execute("grant select, insert, update, delete on clonos_files, clonos_locks to app")
+    disk = PostgresDisk(postgres.replace("postgres@", "app@"))
+    with Journal(root, disk=disk) as journal:
+        journal.append([b"one"])
+        journal.commit()
+    disk.close()
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -109,8 +109,11 @@ class PostgresDisk:
             with self._change() as cursor:
                 # Several drivers may start at once: "if not exists" is no help against that.
                 cursor.execute("select pg_advisory_xact_lock(hashtext('clonos_files'))")
-                for table in (_FILES, _LOCKS):
-                    cursor.execute(table)
+                # "If not exists" asks for the right to make tables, even if they are there.
+                for name, table in (("clonos_files", _FILES), ("clonos_locks", _LOCKS)):
+                    cursor.execute("select to_regclass(%s) is null", (name,))
+                    if cursor.fetchone()[0]:
+                        cursor.execute(table)
         except OSError as error:
             self.close()
             raise UnusableStore(
