@@ -200,6 +200,8 @@ def simulate(
             done.outputs = outputs
             runs.add_to(done)
             watch(done)
+    if not done.runs:
+        raise CannotSimulate("there is no seed to run", where=compiled.name, remedy="give seeds=50")
     return done
 
 
