@@ -141,9 +141,9 @@ def test_the_command_shows_it_once(server, tmp_path, capsys):
 
 
 def test_the_command_says_what_is_wrong(server, capsys):
-    assert main(["watch", "http://elsewhere:80/x/"]) == 1
+    assert main(["watch", "http://elsewhere:80/x/"]) == 2
     assert "ssh -L" in capsys.readouterr().err
-    assert main(["watch", server.url.replace(server._secret, "other")]) == 1
+    assert main(["watch", server.url.replace(server._secret, "other")]) == 2
     assert "this is not the URL of a running job" in capsys.readouterr().err
 
 

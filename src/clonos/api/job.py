@@ -411,7 +411,6 @@ class Job:
 
     def branch(
         self,
-        spark: Any = None,
         *,
         at: int | str | datetime,
         until: int | str | datetime | None = None,
@@ -425,8 +424,6 @@ class Job:
 
         Parameters
         ----------
-        spark
-            A session, if comparisons are to be DataFrames.
         at, until
             Where the branch begins and ends: the number of a point of the past, ``"oldest"``, or a
             time; then the newest point at or before it. By default it ends with the log.
@@ -464,7 +461,7 @@ class Job:
         """
         from clonos.branch import branch
 
-        return branch(self, spark, at=at, until=until, replace=replace, **how)
+        return branch(self, at=at, until=until, replace=replace, **how)
 
     def to_dataframe(
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]

@@ -65,9 +65,8 @@ class Branch:
         ask: Collection[Any] = (),
         reuse: Collection[Any] = (),
         cost: Callable[[Any], float] | None = None,
-        spark: Any = None,
     ) -> None:
-        self._past, self._spark = past, spark
+        self._past = past
         self._changed = _compiled(past.compiled, replace)
         with ExitStack() as undo:
             undo.callback(past.close)
@@ -162,7 +161,6 @@ class Branch:
 
 def branch(
     job: Any,
-    spark: Any = None,
     *,
     at: At,
     until: At | None = None,
@@ -180,7 +178,7 @@ def branch(
         ):
             raise CannotReplace(f"until={until!r} is before at={at!r}")
         changes = replace if isinstance(replace, Mapping) else replace.compile()
-        return Branch(past, changes, until=end, spark=spark, **how)
+        return Branch(past, changes, until=end, **how)
     finally:
         past.close()
 

@@ -11,7 +11,7 @@ from clonos.errors import ClonosError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the ``clonos`` command; returns the exit code."""
+    """Entry point of the ``clonos`` command; returns its exit code, 2 for an error."""
     parser = argparse.ArgumentParser(prog="clonos", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, add, run) in _commands().items():
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = chosen.run(chosen)
     except ClonosError as error:
         sys.stderr.write(f"clonos: {type(error).__name__}: {error}\n")
-        return 1
+        return 2
     except KeyboardInterrupt:
         return 130
     return code
