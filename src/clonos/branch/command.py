@@ -7,7 +7,7 @@ from typing import Any
 
 from clonos.branch import Branch, Budget, CannotReplace
 from clonos.named import named, named_job
-from clonos.replay.command import begin_again_with_the_seed_of
+from clonos.replay.command import add_past, begin_again_with_the_seed_of
 from clonos.replay.kept import find
 from clonos.replay.past import read
 
@@ -16,16 +16,7 @@ SUMMARY = "run changed code on the past of a job: what would have happened?"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos branch`` understands."""
-    parser.add_argument(
-        "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
-    )
-    parser.add_argument(
-        "checkpoint",
-        nargs="?",
-        metavar="DIR",
-        help="its checkpoint, or a copy; by default the job's",
-    )
-    parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
+    add_past(parser)
     parser.add_argument(
         "--at",
         metavar="WHEN",

@@ -18,8 +18,8 @@ from clonos.replay.past import Past, read
 SUMMARY = "do again what a job has done since a checkpoint, in one process"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos replay`` understands."""
+def add_past(parser: argparse.ArgumentParser) -> None:
+    """Which job's past is looked at."""
     parser.add_argument(
         "job", metavar="MODULE:JOB", help="a clonos.Job, or a function that returns one"
     )
@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="its checkpoint, or a copy; by default the job's",
     )
     parser.add_argument("--journal", metavar="WHERE", help="where its journal is, if not in DIR")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``clonos replay`` understands."""
+    add_past(parser)
     parser.add_argument(
         "--at",
         metavar="WHEN",
