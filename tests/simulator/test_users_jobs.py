@@ -112,6 +112,8 @@ def test_what_cannot_be_read_is_named():
         simulate(users.totals(), {"payment": ROWS})
     with pytest.raises(CannotSimulate, match=r"rows cannot be read from.*\.jsonl"):
         simulate(users.totals(), "rows.txt")
+    with pytest.raises(CannotSimulate, match="has no cents, but cent"):
+        simulate(users.totals(), [{"user": "a", "cents": 1, "at": 0}, {"user": "a", "cent": 1}])
 
 
 def test_a_table_that_is_looked_up_is_there_and_changes():

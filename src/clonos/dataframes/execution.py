@@ -28,7 +28,7 @@ from clonos.errors import (
 from clonos.graph.compile import compile_graph
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.spec import SinkSpec
-from clonos.storage.files import files_of
+from clonos.storage.files import files_of, folder_name
 
 _QUERIES: Final = "spark"
 """The folder of the queries' checkpoints, in that of the job."""
@@ -196,7 +196,7 @@ def start_plans(
     for name, writer in begun:
         writer.queryName(f"{graph.name}: {name}")
         if folder is not None:
-            writer.option("checkpointLocation", f"{folder}/{_QUERIES}/{name}")
+            writer.option("checkpointLocation", f"{folder}/{_QUERIES}/{folder_name(name)}")
         if processing_time is not None:
             writer.trigger(processingTime=processing_time)
         if available_now:

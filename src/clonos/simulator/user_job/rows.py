@@ -150,9 +150,21 @@ def _source(rows: Given, schema: pa.Schema, code: TaskCode) -> SourceSpec:
     if isinstance(rows, (pa.Table, pa.RecordBatch)):
         table = from_table(rows) if isinstance(rows, pa.Table) else rows
         return _shared_out(conform(table.select(schema.names), schema), schema, code.parallelism)
-    named = [{n: r[n] for n in schema.names if n in r} if isinstance(r, dict) else r for r in rows]
+    named = [_named(row, schema, where) if isinstance(row, dict) else row for row in rows]
     share = range(code.parallelism)
     return sources.from_batches([named[i :: code.parallelism] for i in share], schema)
+
+
+def _named(row: Mapping[str, Any], schema: pa.Schema, where: str) -> dict[str, Any]:
+    """The columns of a row. What is missing is null, unless it seems to be misspelt."""
+    missing = [name for name in schema.names if name not in row]
+    if missing and (unknown := [name for name in row if name not in schema.names]):
+        raise CannotSimulate(
+            f"a row has no {', '.join(missing)}, but {', '.join(unknown)}",
+            where=where,
+            remedy=f"the columns are {', '.join(schema.names)}",
+        )
+    return {name: row[name] for name in schema.names if name in row}
 
 
 def _shared_out(rows: pa.RecordBatch, schema: pa.Schema, tasks: int) -> SourceSpec:
