@@ -451,7 +451,7 @@ class TestWithSpark:
         assert "2 in in" in lines["counts_partial"]
         assert lines["counts_partial"].endswith("by Spark itself")
         assert "groupBy" in lines["counts"]
-        assert "none: order within a key" in lines["latest"]
+        assert "none: Spark's operators do not keep the order" in lines["latest"]
         assert lines["out"].endswith("none: behind latest")
 
 
