@@ -155,9 +155,9 @@ def test_the_driver_is_killed(kit, cluster, tmp_path, deaths):
 def test_a_bounded_input_and_a_full_spool(kit, cluster, tmp_path, monkeypatch):
     truncate, has_waited = Spool.truncate, threading.Event()
 
-    def late(spool, floors):  # no batch makes room before the next one has asked for it
+    def late(spool, *floors):  # no batch makes room before the next one has asked for it
         has_waited.wait(600)
-        truncate(spool, floors)
+        truncate(spool, *floors)
 
     monkeypatch.setattr(Spool, "truncate", late)
     add_files(kit, tmp_path, range(4))

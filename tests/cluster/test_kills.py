@@ -63,7 +63,7 @@ def test_one_after_the_other(kit, spark, tmp_path):
     kit.check(result.table(), rows)
     assert result.is_complete
     assert not result.generation
-    with pytest.raises(NothingToWatch, match="nobody answers"):
+    with pytest.raises(NothingToWatch, match="does not answer"):
         look(job.ui_url)
     assert not result.warnings
     assert {r.name for r in result.recoveries} >= {"events[0]", "running[1]", "out[0]"}
