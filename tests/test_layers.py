@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
         "simulator"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "core", "operators", "storage", "sources", "graph", "nodes",
-        "runtime", "cluster"},
+        "runtime", "watch", "cluster"},
     "branch": {"blame", "named", "columns", "core", "operators", "graph", "nodes", "replay",
         "runtime"},
 }  # fmt: skip

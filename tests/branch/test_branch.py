@@ -55,15 +55,15 @@ def test_unchanged_code_delivers_the_same_without_a_call(seed):
     begin, end = sorted((random.choice(points), random.choice(points)), key=lambda p: p.number)
     for first, until in ((points[0], None), (begin, None if seed % 3 else end)):
         past = at_point(job, cluster, first.number)
-        with Branch(past, job.compiled, until=until) as branch:
-            for sink in branch.sinks:
-                same = branch.rows(sink)
-                assert same == branch.job_rows(sink), sink
-                assert branch.compare(sink).changes == 0
-            assert not branch.calls
-            assert all(line["matched"] for line in branch.bill.to_pylist())
-            if first is points[0] and until is None:
-                assert any(branch.rows(sink).num_rows for sink in branch.sinks)
+        branch = Branch(past, job.compiled, until=until)
+        for sink in branch.sinks:
+            same = branch.rows(sink)
+            assert same == branch.job_rows(sink), sink
+            assert branch.compare(sink).changes == 0
+        assert not branch.calls
+        assert all(line["matched"] for line in branch.bill.to_pylist())
+        if first is points[0] and until is None:
+            assert any(branch.rows(sink).num_rows for sink in branch.sinks)
 
 
 def mine(process=None, work=enrich, keep_all=True):
@@ -89,43 +89,48 @@ def begun(kept):
     return at_point(job, cluster, 1)
 
 
+def test_a_branch_ends_after_it_begins(kept):
+    job, cluster = kept
+    first, *_, last = points_of(job, cluster)
+    with pytest.raises(CannotReplace, match="is before"):
+        Branch(at_point(job, cluster, last.number), job.compiled, until=first)
+
+
 def test_a_function_is_replaced_and_asks_nothing_new(kept):
     def doubled(row, ctx):
         number, key, at, amount = enrich(row, ctx)
         return number, key, at, 2 * amount
 
-    with Branch(begun(kept), {"enrich": doubled}) as branch:
-        found = branch.compare("out")
-        assert found.count("changed") == 0
-        assert found.count("only_a") == found.count("only_b") > 0
-        assert branch.bill.column("matched").to_pylist()[0] > 0
-        assert branch.calls == 0
-        a = {r["id"]: r["amount"] for r in branch.job_rows().to_pylist()}
-        b = {r["id"]: r["amount"] for r in branch.rows().to_pylist()}
-        rows = [number for number in a.keys() & b.keys() if number <= 60]
-        assert rows
-        for key in rows:
-            assert b[key] == pytest.approx(2 * a[key]) or a[key] == b[key]
+    branch = Branch(begun(kept), {"enrich": doubled})
+    found = branch.compare("out")
+    assert found.count("changed") == 0
+    assert found.count("only_a") == found.count("only_b") > 0
+    assert branch.bill.column("matched").to_pylist()[0] > 0
+    assert branch.calls == 0
+    a = {r["id"]: r["amount"] for r in branch.job_rows().to_pylist()}
+    b = {r["id"]: r["amount"] for r in branch.rows().to_pylist()}
+    rows = [number for number in a.keys() & b.keys() if number <= 60]
+    assert rows
+    for key in rows:
+        assert b[key] == pytest.approx(2 * a[key]) or a[key] == b[key]
 
 
 def test_who_makes_fewer_rows_has_fewer_taken(kept):
-    with Branch(begun(kept), mine(keep_all=False).compiled) as branch:
-        a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
-        of_rows = {row["id"] for row in b if row["key"] is not None and row["amount"]}
-        assert 0 < len(b) < len(a)
-        assert of_rows
-        assert branch.calls == 0
+    branch = Branch(begun(kept), mine(keep_all=False).compiled)
+    a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
+    of_rows = {row["id"] for row in b if row["key"] is not None and row["amount"]}
+    assert 0 < len(b) < len(a)
+    assert of_rows
+    assert branch.calls == 0
 
 
 def test_who_makes_more_rows_has_more_taken():
     few = mine(keep_all=False)
     cluster = simulated(few, 5, slots=3, standbys=0)
-    with Branch(at_point(few, cluster, 1), mine().compiled) as branch:
-        a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
-        assert {row["id"] for row in b} >= set(range(1, 61)), (
-            "also those behind the last of the job's"
-        )
-        assert {row["id"] for row in a if row["id"] <= 60} <= {row["id"] for row in b}
+    branch = Branch(at_point(few, cluster, 1), mine().compiled)
+    a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
+    assert {row["id"] for row in b} >= set(range(1, 61)), "also those behind the last of the job's"
+    assert {row["id"] for row in a if row["id"] <= 60} <= {row["id"] for row in b}
 
 
 def other(number):
@@ -142,13 +147,13 @@ def test_what_the_log_does_not_know_is_refused_or_stubbed(kept):
     with pytest.raises(Unanswered, match=r"no answer to other\(\d+\)") as caught:
         Branch(begun(kept), {"enrich": more})
     assert "stand_in=" in caught.value.remedy
-    with Branch(begun(kept), {"enrich": more}, stand_in=lambda fn, number: 0) as branch:
-        assert branch.compare("out").changes == 0
-        lines = {line["function"]: line for line in branch.bill.to_pylist()}
-        assert lines["other"]["stubbed"] == 60
-        assert lines["look_up"]["matched"] == 60
-        assert lines["look_up"]["stubbed"] == 0
-        assert branch.calls == 0
+    branch = Branch(begun(kept), {"enrich": more}, stand_in=lambda fn, number: 0)
+    assert branch.compare("out").changes == 0
+    lines = {line["function"]: line for line in branch.bill.to_pylist()}
+    assert lines["other"]["stubbed"] == 60
+    assert lines["look_up"]["matched"] == 60
+    assert lines["look_up"]["stubbed"] == 0
+    assert branch.calls == 0
 
 
 def test_live_calls_are_made_of_those_that_are_named_only_and_within_the_budget(kept):
@@ -172,15 +177,15 @@ def test_live_calls_are_made_of_those_that_are_named_only_and_within_the_budget(
     assert len(made) == 7
     made.clear()
     how: dict[str, Any] = {"calls": Budget(cost=10.0), "ask": [priced], "cost": lambda _: 0.5}
-    with Branch(begun(kept), {"enrich": asks}, stand_in=lambda *_: 0, **how) as branch:
-        assert (branch.calls, branch.cost) == (20, 10.0)
-        assert len(made) == 20
-        assert branch.compare("out").changes == 0
-        (line,) = [one for one in branch.bill.to_pylist() if one["function"] == "priced"]
-        assert (line["live"], line["stubbed"], line["cost"]) == (20, 40, 10.0)
-        assert branch.used_up_at.startswith("priced(")
-        assert "cost 10.00" in str(branch)
-        assert "the budget was used up at priced(" in str(branch)
+    branch = Branch(begun(kept), {"enrich": asks}, stand_in=lambda *_: 0, **how)
+    assert (branch.calls, branch.cost) == (20, 10.0)
+    assert len(made) == 20
+    assert branch.compare("out").changes == 0
+    (line,) = [one for one in branch.bill.to_pylist() if one["function"] == "priced"]
+    assert (line["live"], line["stubbed"], line["cost"]) == (20, 40, 10.0)
+    assert branch.used_up_at.startswith("priced(")
+    assert "cost 10.00" in str(branch)
+    assert "the budget was used up at priced(" in str(branch)
 
 
 def test_an_answer_serves_one_question_unless_it_may_be_reused(kept):
@@ -191,10 +196,10 @@ def test_an_answer_serves_one_question_unless_it_may_be_reused(kept):
 
     with pytest.raises(Unanswered, match="no answer to look_up"):
         Branch(begun(kept), {"enrich": twice})
-    with Branch(begun(kept), {"enrich": twice}, reuse=[look_up]) as branch:
-        assert branch.compare("out").changes == 0
-        (line,) = branch.bill.to_pylist()
-        assert (line["matched"], line["reused"]) == (60, 60)
+    branch = Branch(begun(kept), {"enrich": twice}, reuse=[look_up])
+    assert branch.compare("out").changes == 0
+    (line,) = branch.bill.to_pylist()
+    assert (line["matched"], line["reused"]) == (60, 60)
 
 
 class Slower(Running):
@@ -209,15 +214,15 @@ class Slower(Running):
 
 
 def test_timers_that_the_job_did_not_have_fire_by_its_clock(kept):
-    with Branch(begun(kept), {"running": Slower()}) as branch:
-        a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
-        reports = [
-            [r["amount"] for r in rows if r["at"] == START and r["amount"].is_integer()]
-            for rows in (a, b)
-        ]
-        assert 0 < len(reports[1]) < len(reports[0]), "fewer reports, of more rows each"
-        assert sum(reports[1]) <= sum(reports[0]) == 60
-        assert len(a) - len(reports[0]) == len(b) - len(reports[1]) == 60
+    branch = Branch(begun(kept), {"running": Slower()})
+    a, b = branch.job_rows().to_pylist(), branch.rows().to_pylist()
+    reports = [
+        [r["amount"] for r in rows if r["at"] == START and r["amount"].is_integer()]
+        for rows in (a, b)
+    ]
+    assert 0 < len(reports[1]) < len(reports[0]), "fewer reports, of more rows each"
+    assert sum(reports[1]) <= sum(reports[0]) == 60
+    assert len(a) - len(reports[0]) == len(b) - len(reports[1]) == 60
 
 
 def two_tasks():
@@ -252,13 +257,13 @@ def test_calls_that_rows_wait_for_are_matched_too():
     with pytest.raises(Unanswered, match="no answer to look_up"):
         Branch(past, {"asking": AskingMore()})
     past = at_point(job, cluster, 1)
-    with Branch(past, {"asking": AskingMore()}, stand_in=lambda fn, *row: 1000) as branch:
-        (line,) = branch.bill.to_pylist()
-        assert (line["matched"], line["stubbed"]) == (60, 20)
-        found = branch.compare("out", keys=["id"])
-        ids = set(found.table.column("id").to_pylist())
-        assert {n for n in range(1, 41) if n % 2} <= ids
-        assert branch.rows().num_rows == branch.job_rows().num_rows == 40
+    branch = Branch(past, {"asking": AskingMore()}, stand_in=lambda fn, *row: 1000)
+    (line,) = branch.bill.to_pylist()
+    assert (line["matched"], line["stubbed"]) == (60, 20)
+    found = branch.compare("out", keys=["id"])
+    ids = set(found.table.column("id").to_pylist())
+    assert {n for n in range(1, 41) if n % 2} <= ids
+    assert branch.rows().num_rows == branch.job_rows().num_rows == 40
 
 
 def test_what_cannot_be_replaced_is_said(kept):
@@ -270,11 +275,11 @@ def test_what_cannot_be_replaced_is_said(kept):
     ):
         with pytest.raises(CannotReplace, match=match):
             Branch(begun(kept), replaced)
-    with Branch(begun(kept), {}) as branch:
-        with pytest.raises(CannotReplace, match="no sink 'nobody'"):
-            branch.rows("nobody")
-        with pytest.raises(CannotReplace, match="no column 'nobody'"):
-            branch.compare(keys=["nobody"])
+    branch = Branch(begun(kept), {})
+    with pytest.raises(CannotReplace, match="no sink 'nobody'"):
+        branch.rows("nobody")
+    with pytest.raises(CannotReplace, match="no column 'nobody'"):
+        branch.compare(keys=["nobody"])
 
 
 def test_an_error_of_the_changed_code_is_its_own(kept):
@@ -299,5 +304,5 @@ def test_nobody_writes_anything(kept):
         ]
 
     before = contents()
-    Branch(begun(kept), {"enrich": more}, stand_in=lambda *_: 1).close()
+    Branch(begun(kept), {"enrich": more}, stand_in=lambda *_: 1)
     assert contents() == before

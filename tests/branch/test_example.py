@@ -27,9 +27,9 @@ def test_a_prompt_is_changed_in_a_branch(tmp_path):
         job.run(spark, timeout_s=300)
         assert fraud.billed(journal) == fraud.PAYMENTS
         before = contents(checkpoint)
-        with job.branch(at="oldest", replace={}) as unchanged:
-            assert unchanged.compare("alerts").changes == 0
-            assert unchanged.rows().num_rows > 0
+        unchanged = job.branch(at="oldest", replace={})
+        assert unchanged.compare("alerts").changes == 0
+        assert unchanged.rows().num_rows > 0
         assert fraud.billed(journal) == fraud.PAYMENTS, "without a call"
         branch = fraud.what_if(model, checkpoint)
         large = [37 * n * n % 100_000 for n in range(fraud.PAYMENTS)]

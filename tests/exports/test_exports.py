@@ -170,10 +170,12 @@ def test_what_is_missing_is_named(package, extra, monkeypatch):
 
     for name in ("prometheus_client", "opentelemetry.metrics"):
         monkeypatch.setitem(sys.modules, name, None)
+    module = import_module(f"clonos.exports.{package}")
     (listener,) = [
         kind
-        for kind in vars(import_module(f"clonos.exports.{package}")).values()
-        if isinstance(kind, type) and issubclass(kind, Listener) and kind is not Listener
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Listener)
+        if kind.__module__ == module.__name__
     ]
     with pytest.raises(DefinitionError, match=rf"clonos\[{extra}\]"):
         listener()

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -59,7 +58,7 @@ class Branch:
         past: Past,
         replace: Mapping[str, Any] | CompiledJob,
         *,
-        until: Point | None = None,
+        until: At | Point | None = None,
         calls: Literal["stub", "live"] | Budget = "stub",
         stand_in: StandIn | None = None,
         ask: Collection[Any] = (),
@@ -67,11 +66,12 @@ class Branch:
         cost: Callable[[Any], float] | None = None,
     ) -> None:
         self._past = past
-        self._changed = _compiled(past.compiled, replace)
         with ExitStack() as undo:
             undo.callback(past.close)
+            self._changed = _compiled(past.compiled, replace)
+            end = _end(past, until)
             folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
-            original = record(past, until, Path(undo.enter_context(folder)))
+            original = record(past, end, Path(undo.enter_context(folder)))
             self.error = original.error
             answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
             undo.callback(answers.close)
@@ -79,21 +79,6 @@ class Branch:
             self._b = _run(past, self._changed, original, answers)
         self.bill = answers.bill()
         self.calls, self.cost, self.used_up_at = answers.live, answers.cost, answers.used_up_at
-
-    def close(self) -> None:
-        """Let go of what was delivered."""
-        self._a, self._b = {}, {}
-
-    def __enter__(self) -> Branch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -170,17 +155,23 @@ def branch(
     **how: Any,
 ) -> Branch:
     """See :meth:`clonos.Job.branch`."""
+    changes = replace if isinstance(replace, Mapping) else replace.compile()
     past = read(job.compile(), checkpoint_dir, journal, at)
-    try:
-        end = None if until is None else find(past.keeper.history, until)
-        if end is not None and any(
-            end.positions[task] < position for task, position in past.keeper.positions.items()
-        ):
-            raise CannotReplace(f"until={until!r} is before at={at!r}")
-        changes = replace if isinstance(replace, Mapping) else replace.compile()
-        return Branch(past, changes, until=end, **how)
-    finally:
-        past.close()
+    return Branch(past, changes, until=until, **how)
+
+
+def _end(past: Past, until: At | Point | None) -> Point | None:
+    """The point where a branch ends; None: with the log."""
+    if until is None:
+        return None
+    end = until if isinstance(until, Point) else find(past.keeper.history, until)
+    if any(end.positions[task] < begin for task, begin in past.keeper.positions.items()):
+        raise CannotReplace(
+            f"point {end.number}, where the branch is to end, is before the point where it begins",
+            where=past.compiled.name,
+            remedy="give a later until=, or an earlier at=; clonos history DIR lists the points",
+        )
+    return end
 
 
 def _compiled(original: CompiledJob, replace: Mapping[str, Any] | CompiledJob) -> CompiledJob:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from clonos.branch.errors import Unanswered
 from clonos.branch.original import Asked, Question, function_name
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.canonical import decode, encode, encode_error
+from clonos.core.canonical import decode, outcome_of
 from clonos.nodes.events import CallsOver
 from clonos.runtime.calls import CallRunner
 
@@ -175,18 +175,13 @@ class Answers:
         """
         if self._is_live(question, args, is_effect=False):
             began_s = time.monotonic()
-            try:
-                ok, answer = True, encode(fn(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-                ok, answer = False, encode_error(error)
+            ok, answer = outcome_of(lambda: fn(*args, **kwargs))
             ms = round(1000 * (time.monotonic() - began_s))
             self._pay(question, ok=ok, answer=answer, ms=ms)
             return ok, answer
         return self._stand_in_for(question, fn, args, kwargs)
 
-    def outcomes(
-        self, calls: Iterable[tuple[CallId, Request, Question]], where: str
-    ) -> list[Outcome]:
+    def outcomes(self, calls: Iterable[tuple[CallId, Request, Question]]) -> list[Outcome]:
         """The answers to calls that rows wait for; those of one step are made at the same time."""
         live: list[tuple[CallId, Request]] = []
         found: dict[CallId, Outcome] = {}
@@ -200,15 +195,14 @@ class Answers:
             fn = request.service.fn
             ok, answer = self._stand_in_for(question, fn, request.arguments, {})
             found[call] = Outcome(*call, request.digest, ok, answer)
-        for outcome in self._made(live, where):
+        for outcome in self._made(live):
             found[outcome.id] = outcome
             question = questions[outcome.id]
             self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
         return [found[call] for call in questions]
 
-    def _made(self, calls: list[tuple[CallId, Request]], where: str) -> list[Outcome]:
+    def _made(self, calls: list[tuple[CallId, Request]]) -> list[Outcome]:
         """Made as in production: timeouts, attempts and rates are those of the policy."""
-        del where
         if not calls:
             return []
         if self._runner is None:
@@ -222,13 +216,11 @@ class Answers:
     def _stand_in_for(
         self, question: Question, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[bool, bytes]:
-        if self._stand_in is None:
+        stand_in = self._stand_in
+        if stand_in is None:
             raise _unanswered(question, args, self._why(question))
         self._line(question).stubbed += 1
-        try:
-            return True, encode(self._stand_in(fn, *args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-            return False, encode_error(error)
+        return outcome_of(lambda: stand_in(fn, *args, **kwargs))
 
     def _why(self, question: Question) -> str:
         if self._calls == "stub":

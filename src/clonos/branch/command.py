@@ -8,7 +8,6 @@ from typing import Any
 from clonos.branch import Branch, Budget, CannotReplace
 from clonos.named import named, named_job
 from clonos.replay.command import add_past, begin_again_with_the_seed_of
-from clonos.replay.kept import find
 from clonos.replay.past import read
 
 SUMMARY = "run changed code on the past of a job: what would have happened?"
@@ -63,15 +62,14 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 if the branch delivers what the job delivered, otherwise 1, as ``diff`` does."""
     past = read(named_job(args.job).compile(), args.checkpoint, args.journal, args.at)
     begin_again_with_the_seed_of(past)
-    until = None if args.until is None else find(past.keeper.history, args.until)
     calls = Budget(calls=args.calls) if args.ask else "stub"
     replaced = dict(map(_replacement, args.replace))
     how: dict[str, Any] = {"ask": args.ask, "reuse": args.reuse, "calls": calls}
-    with Branch(past, replaced, until=until, **how) as branch:
-        if args.compare:
-            print(branch.compare(args.compare, args.keys))
-        print(branch)
-        return int(any(branch.compare(sink).changes for sink in branch.sinks))
+    branch = Branch(past, replaced, until=args.until, **how)
+    if args.compare:
+        print(branch.compare(args.compare, args.keys))
+    print(branch)
+    return int(any(branch.compare(sink).changes for sink in branch.sinks))
 
 
 def _replacement(text: str) -> tuple[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -154,21 +153,20 @@ class BranchedTask:
             case Source(rows=rows) | SourceCut(rows=rows):
                 if rows:
                     batch = seal(next(self._rows))
-                    self._do(lambda step: program.on_source(step, batch))
+                    self._do(program.on_source, batch)
             case SourceEnd():
-                self._do(lambda step: program.on_end(step, None))
+                self._do(program.on_end, None)
             case Order(channel=channel, position=position):
                 self._take_up_to(channel, position)
                 if note.kind is Kind.END:
-                    self._do(lambda step: program.on_end(step, channel))
+                    self._do(program.on_end, channel)
             case Timer(now_ms=now_ms):
                 if self._wake_ms is not None and self._wake_ms <= now_ms:
-                    self._do(lambda step: program.on_timer(step, now_ms))
+                    self._do(program.on_timer, now_ms)
             case Outcomes():
                 due = sorted(self._waiting.pop(self.position, ()), key=lambda one: one[0].rank)
                 if due:
-                    over = [_outcome(*one) for one in due]
-                    self._do(lambda step: program.on_outcomes(step, over))
+                    self._do(program.on_outcomes, [_outcome(*one) for one in due])
         self._wake_then_ms = note.wake_ms
 
     def _fire_before(self, note: Note) -> None:
@@ -181,8 +179,7 @@ class BranchedTask:
         ):
             due_ms = self._wake_ms
             self._clock_ms = max(self._clock_ms, due_ms)
-            now_ms = self._clock_ms
-            self._do(partial(_timer, self._program, now_ms))
+            self._do(self._program.on_timer, self._clock_ms)
             if self._wake_ms == due_ms:
                 break  # it does not let go of it
 
@@ -206,17 +203,16 @@ class BranchedTask:
                     break
                 batches.append(made.batch)
             if batches:
-                self._do(partial(_batches, program, channel, batches, mark))
+                self._do(program.on_batches, channel, batches, mark)
             elif mark is not None:
-                self._do(partial(_watermark, program, channel, mark))
+                self._do(program.on_watermark, channel, mark)
 
-    def _do(self, job: Callable[[BranchStep], None]) -> None:
-        """A part of a step, and what comes of it at once."""
-        pending: Callable[[BranchStep], None] | None = job
-        while pending is not None:
+    def _do(self, handle: Callable[..., None], *given: Any) -> None:
+        """Have the program handle something in a part of a step, then what is answered at once."""
+        while True:
             step = BranchStep(self.position, self._clock_ms, self._asked_now)
             try:
-                pending(step)
+                handle(step, *given)
             except Refused as refused:
                 raise refused.error from None
             except ClonosError:
@@ -225,7 +221,10 @@ class BranchedTask:
                 raise OperatorError(in_short(error), where=self.name) from error
             self._wake_ms = step.wake_ms
             self._emit(step)
-            pending = self._answered_at_once(step)
+            over = self._answered_at_once(step)
+            if not over:
+                return
+            handle, given = self._program.on_outcomes, (over,)
 
     def _emit(self, step: BranchStep) -> None:
         for channel in {**step.batches, **step.watermarks}:
@@ -254,8 +253,8 @@ class BranchedTask:
             self._waiting.setdefault(known.came, []).append((known, call, request))
         return known
 
-    def _answered_at_once(self, step: BranchStep) -> Callable[[BranchStep], None] | None:
-        """What is to be done of questions whose answers are no part of a later entry."""
+    def _answered_at_once(self, step: BranchStep) -> list[Outcome]:
+        """The answers that are no part of a later entry."""
         over: list[Outcome] = []
         others = []
         for call, request in step.asked:
@@ -264,27 +263,7 @@ class BranchedTask:
                 others.append((call, request, question_of(self._program, call, request)))
             elif known.came is not None and known.came <= self.position:
                 over.append(_outcome(known, call, request))
-        over += self._answers.outcomes(others, self.name)
-        program = self._program
-        return (lambda step: program.on_outcomes(step, over)) if over else None
-
-
-def _timer(program: ChainProgram, now_ms: int, step: BranchStep) -> None:
-    program.on_timer(step, now_ms)
-
-
-def _batches(
-    program: ChainProgram,
-    channel: int,
-    batches: Sequence[Batch],
-    watermark_ms: int | None,
-    step: BranchStep,
-) -> None:
-    program.on_batches(step, channel, batches, watermark_ms)
-
-
-def _watermark(program: ChainProgram, channel: int, watermark_ms: int, step: BranchStep) -> None:
-    program.on_watermark(step, channel, watermark_ms)
+        return over + self._answers.outcomes(others)
 
 
 def _apply(program: ChainProgram, layers: Sequence[Layer], where: str) -> Layer | None:

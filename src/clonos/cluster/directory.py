@@ -35,7 +35,7 @@ from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
 from clonos.errors import OtherExecution, masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.sources.files_reader import FileList
-from clonos.storage.checkpoint import Checkpoint
+from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.postgres_disk import PostgresDisk
@@ -44,7 +44,6 @@ from clonos.storage.terms import Term, Terms
 _FORMAT: Final = 8
 """Of all that is below the folders: names and places of files, too."""
 _DATABASE: Final = ("postgresql://", "postgres://")
-_ABOUT: Final = "job.json"
 
 
 class JobDirectory:
@@ -136,7 +135,7 @@ class JobDirectory:
     @property
     def terms_uri(self) -> str:
         """Where the current driver of the job is recorded."""
-        return f"{self._base}/terms"
+        return f"{self._base}/{TERMS}"
 
     @property
     def layers_uri(self) -> str:
@@ -206,13 +205,13 @@ class JobDirectory:
             It ran as Spark's streaming queries.
         """
         files, place = files_of(self._base)
-        if files.info(f"{place}/spark.json") is not None:
+        if files.info(f"{place}/{OF_QUERIES}") is not None:
             raise OtherExecution(
                 f"the checkpoint {self._base} belongs to Spark's streaming queries",
                 remedy="give another checkpoint_dir: positions and state mean different things",
             )
         try:
-            about = json.loads(self._folder.read(_ABOUT).to_pybytes())
+            about = json.loads(self._folder.read(OF_TASKS).to_pybytes())
             form, before, self._written = about["format"], about["graph"], list(about["written"])
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
@@ -224,7 +223,7 @@ class JobDirectory:
         if form != _FORMAT:
             raise UnreadableCheckpoint(
                 f"the checkpoint has format {form}, this clonos reads format {_FORMAT} only",
-                where=self._folder.path(_ABOUT),
+                where=self._folder.path(OF_TASKS),
                 remedy="let the clonos that wrote it end the job, or start the job afresh in "
                 "another checkpoint_dir",
             )
@@ -232,14 +231,14 @@ class JobDirectory:
         for where, was, became in differences(before, now):
             raise OtherJob(
                 f"the checkpoint was written by another graph: {where} was {was}, is {became}",
-                where=self._folder.path(_ABOUT),
+                where=self._folder.path(OF_TASKS),
                 remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
             )
 
     @property
     def task_names(self) -> list[str]:
         """Of the job that was here before, by the tasks' numbers."""
-        return list(json.loads(self._folder.read(_ABOUT).to_pybytes())["graph"]["tasks"])
+        return list(json.loads(self._folder.read(OF_TASKS).to_pybytes())["graph"]["tasks"])
 
     def claim(self, compiled: CompiledJob) -> None:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
@@ -249,7 +248,7 @@ class JobDirectory:
             "written": self._written,
             "hash_seed": self.hash_seed,
         }
-        self._folder.put(_ABOUT, json.dumps(about, indent=1).encode())
+        self._folder.put(OF_TASKS, json.dumps(about, indent=1).encode())
 
     def is_written(self, sink: str) -> bool:
         """Whether the rows of a sink have been written with Spark already."""
@@ -263,7 +262,7 @@ class JobDirectory:
     def _unreadable(self, why: str) -> UnreadableCheckpoint:
         return UnreadableCheckpoint(
             f"the description of the job cannot be read: {why}",
-            where=self._folder.path(_ABOUT),
+            where=self._folder.path(OF_TASKS),
             remedy="restore the file from a copy, or start the job afresh in another folder",
         )
 

@@ -314,5 +314,9 @@ def _directory(
         on_one_machine=on_one_machine,
         sole_driver=sole_driver,
     )
-    directory.check(compiled)
+    try:
+        directory.check(compiled)
+    except BaseException:
+        directory.close()
+        raise
     return directory

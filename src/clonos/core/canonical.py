@@ -134,6 +134,24 @@ def encode_error(error: BaseException) -> bytes:
     return encode([None, _type_name(error), str(error)])
 
 
+def outcome_of(ask: Callable[[], Any]) -> tuple[bool, bytes]:
+    """Whether a call was answered, and the answer, or the exception that it raised, encoded.
+
+    Examples
+    --------
+    >>> ok, answer = outcome_of(lambda: 6 * 7)
+    >>> ok, decode(answer)
+    (True, 42)
+    >>> ok, answer = outcome_of(lambda: 1 // 0)
+    >>> ok, decode_error(answer)
+    (False, ZeroDivisionError('integer division or modulo by zero'))
+    """
+    try:
+        return True, encode(ask())
+    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
+        return False, encode_error(error)
+
+
 def decode_error(data: bytes) -> Exception:
     """Rebuild an exception: the same builtin class, or a :class:`CallError` that describes it."""
     match decode(data):

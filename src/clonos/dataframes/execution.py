@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,21 +13,22 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from clonos.blame import in_short, users_traceback
 from clonos.columns.batches import conform
 from clonos.dataframes.plan import Plans
 from clonos.errors import (
     DefinitionError,
     NotInSpark,
-    OperatorError,
     OtherExecution,
     Unbounded,
     WrongType,
 )
 from clonos.graph.compile import compile_graph
 from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.spec import SinkSpec
+from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
+from clonos.storage.folder import Folder
 
 _QUERIES: Final = "spark"
 """The folder of the queries' checkpoints, in that of the job."""
@@ -220,8 +220,8 @@ def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
         return lambda frame: _arrow(vertex, frame)
     if sink.kind == "parquet":
         return partial(_written, sink)
-    if sink.kind == "spark_write" and sink.fn is not None:
-        return partial(_called, sink.fn, vertex.name)
+    if sink.kind == "spark_write":
+        return partial(write_with_spark, sink, vertex.name)
     if sink.kind in ("callback", "console"):
         return partial(_handed_over, vertex, sink)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
@@ -267,33 +267,17 @@ def _arrow(vertex: Vertex, frame: Any) -> pa.Table:
 
 def _handed_over(vertex: Vertex, sink: SinkSpec, frame: Any) -> None:
     for batch in _arrow(vertex, frame).to_batches():
-        if sink.fn is not None:
-            _called(sink.fn, vertex.name, batch)
-        else:
-            sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
-    sys.stdout.flush()
-
-
-def _called(fn: Callable[[Any], Any], name: str, given: Any) -> None:
-    try:
-        fn(given)
-    except Exception as error:
-        raise OperatorError(
-            f"the function of the sink raised {in_short(error)}",
-            trace=users_traceback(error),
-            where=name,
-            remedy="correct it, and run the job again",
-        ) from error
+        hand_over(vertex.name, sink, batch)
 
 
 def _claim(folder: str) -> None:
     """Mark a checkpoint as that of streaming queries; tasks mark theirs with ``job.json``."""
     files, path = files_of(folder)
     # The first is missing where the journal is elsewhere.
-    if any(files.info(f"{path}/{name}") is not None for name in ("job.json", "terms")):
+    if any(files.info(f"{path}/{name}") is not None for name in (OF_TASKS, TERMS)):
         raise OtherExecution(
             f"the checkpoint {folder} belongs to a job that ran in tasks",
             remedy="give another checkpoint_dir: positions and state mean different things",
         )
     files.make_folder(f"{path}/{_QUERIES}")
-    files.write(f"{path}/{_QUERIES}.json", json.dumps({"execution": "spark"}).encode())
+    Folder(files, path, "fsync").put(OF_QUERIES, json.dumps({"execution": "spark"}).encode())

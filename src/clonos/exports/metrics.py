@@ -73,6 +73,15 @@ def _is_up(task: TaskProgress) -> float:
     return float(task.phase in {"live", "finished"})
 
 
+def values_of(metric: Metric, newest: Iterable[JobProgress]) -> list[tuple[Labels, float]]:
+    """The values of a metric in all jobs, with their labels."""
+    return [
+        ({"job": progress.name, **labels}, value)
+        for progress in newest
+        for labels, value in metric.values(progress)
+    ]
+
+
 METRICS: Final = (
     Metric("operator.rows_in", "counter", "rows", "Rows that an operator has taken.",
            _operators(lambda o: o.rows_in)),

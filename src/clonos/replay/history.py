@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from contextlib import closing
+from typing import Any
 
 import msgpack
 
@@ -12,10 +13,9 @@ from clonos.core.history import RECORDS, Chains, History
 from clonos.core.messages import LayerRef
 from clonos.replay.kept import shown
 from clonos.replay.past import copied_journal
+from clonos.watch.words import size
 
 SUMMARY = "the points of its past that a job keeps"
-
-_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,22 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, oldest first."""
-    directory = JobDirectory(args.checkpoint, args.journal, on_one_machine=True)
-    history, layers = read(directory)
+    with closing(JobDirectory(args.checkpoint, args.journal, on_one_machine=True)) as directory:
+        history, layers = read(directory)
+        names = directory.task_names if history.points else []
     if not history.points:
         print("this job keeps no history; clonos.Job(history=...) makes it keep one")
         return 0
-    names = directory.task_names
     sizes = history.sizes(layers)
     rows = [("point", "time", "takes", "steps that were done")]
     for point in history.points:
         steps = ", ".join(f"{names[task]} {done}" for task, done in sorted(point.positions.items()))
         mark = " (goes)" if point.number <= history.going else ""
-        rows.append((str(point.number), shown(point), _size(sizes[point.number]), steps + mark))
+        rows.append((str(point.number), shown(point), size(sizes[point.number]), steps + mark))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for number, time, size, steps in rows:
-        print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {size:>{widths[2]}}  {steps}")
-    print(f"in all {_size(sum(sizes.values()))} beyond the newest checkpoint")
+    for number, time, takes, steps in rows:
+        print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {takes:>{widths[2]}}  {steps}")
+    print(f"in all {size(sum(sizes.values()))} beyond the newest checkpoint")
     return 0
 
 
@@ -64,11 +64,3 @@ def read(directory: JobDirectory) -> tuple[History, Chains]:
                 chains: dict[int, Any] = values[3]
                 layers |= {task: tuple(map(LayerRef.of, refs)) for task, refs in chains.items()}
     return history, layers
-
-
-def _size(nbytes: float) -> str:
-    """For people."""
-    power = 0
-    while nbytes >= 1000 and power < len(_UNITS) - 1:
-        nbytes, power = nbytes / 1000, power + 1
-    return f"{nbytes:.0f} {_UNITS[power]}" if not power else f"{nbytes:.1f} {_UNITS[power]}"

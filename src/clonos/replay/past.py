@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,16 +96,18 @@ def read(
             where=compiled.name,
             remedy="only jobs with guarantee='exactly_once' can be done again",
         )
-    directory = JobDirectory(checkpoint_dir, journal, on_one_machine=True)
-    _require_journal(directory)
-    directory.check(compiled)
-    keeper, store = _keeper(compiled.plan, directory), LayerStore(directory.layers_uri)
+    with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
+        return _read(compiled, directory, at)
+
+
+def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past:
+    keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
     pin = None
     if at is not None:
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper = _keeper(compiled.plan, directory)  # only now it says what stays
+            keeper = _keeper(compiled, directory)  # only now it says what stays
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
@@ -128,9 +130,10 @@ def read(
     )
 
 
-def _keeper(plan: Plan, directory: JobDirectory) -> HouseKeeper:
-    keeper = house_keeper(plan)
+def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
+    keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
+        directory.check(compiled)
         keeper.recover(journal.replay())
     return keeper
 
@@ -144,20 +147,16 @@ def copied_journal(directory: JobDirectory) -> Iterator[Journal]:
     NothingToReplay
         There is none.
     """
-    _require_journal(directory)
-    with tempfile.TemporaryDirectory(prefix="clonos-replay-") as folder:
-        _copy(directory.disk, directory.journal_root, Path(folder))
-        with Journal(folder, "process") as journal:
-            yield journal
-
-
-def _require_journal(directory: JobDirectory) -> None:
     if directory.is_new:
         raise NothingToReplay(
             "there is no journal",
             where=directory.root,
             remedy="give the checkpoint_dir of a job that has been started, and its journal",
         )
+    with tempfile.TemporaryDirectory(prefix="clonos-replay-") as folder:
+        _copy(directory.disk, directory.journal_root, Path(folder))
+        with Journal(folder, "process") as journal:
+            yield journal
 
 
 def _copy(disk: Disk, journal: str, to: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.canonical import encode, encode_error
+from clonos.core.canonical import outcome_of
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import CallsOver
 
@@ -48,10 +48,7 @@ class SlotCalls:
         if not self._slot.alive or life in self._over:
             return
         random = cluster.call_random
-        try:
-            ok, encoded = True, encode(cluster.service.answer(task, incarnation, call, request))
-        except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-            ok, encoded = False, encode_error(error)
+        ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))
         takes = random.choice((0.5, 2.0, 10.0)) * random.random()
         hangs = random.random() < cluster.options.hanging_calls
         over = CallsOver(life, (Outcome(*call, request.digest, ok, encoded),))

@@ -44,22 +44,25 @@ class Consumers:
             watcher(sink, output)
 
     def _consume(self, name: str, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:
-        if batch is None:
-            return
-        if sink.kind == "console":
-            for row in batch.to_pylist():
-                sys.stdout.write(f"{row}\n")
-            sys.stdout.flush()
-        elif sink.kind == "callback" and sink.fn is not None:
-            try:
-                sink.fn(batch)
-            except Exception as error:
-                raise OperatorError(
-                    f"the callback raised {in_short(error)}",
-                    trace=users_traceback(error),
-                    where=name,
-                    remedy="correct the function; with a checkpoint_dir the job then goes on",
-                ) from error
+        if batch is not None:
+            hand_over(name, sink, batch)
+
+
+def hand_over(name: str, sink: SinkSpec, batch: pa.RecordBatch) -> None:
+    """Give rows to a sink that is in the driver, if it is one: ``console`` or ``callback``."""
+    if sink.kind == "console":
+        sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
+        sys.stdout.flush()
+    elif sink.kind == "callback" and sink.fn is not None:
+        try:
+            sink.fn(batch)
+        except Exception as error:
+            raise OperatorError(
+                f"the callback raised {in_short(error)}",
+                trace=users_traceback(error),
+                where=name,
+                remedy="correct the function; with a checkpoint_dir the job then goes on",
+            ) from error
 
 
 def read_all(store: DeliveredStore, operator: str, schema: pa.Schema) -> pa.Table:
@@ -132,6 +135,6 @@ def write_with_spark(sink: SinkSpec, operator: str, frame: Any) -> None:
             f"writing with Spark failed: {describe(error)[:500]}",
             trace=users_traceback(error),
             where=operator,
-            remedy="correct the function and start the job again: with a checkpoint_dir nothing is "
-            "computed again",
+            remedy="correct the function and start the job again: with a checkpoint_dir, tasks "
+            "compute nothing again",
         ) from error

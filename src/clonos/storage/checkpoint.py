@@ -5,9 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import cached_property
+from typing import Final
 
 from clonos.storage.folder import Folder
 from clonos.storage.terms import Term, Terms
+
+OF_TASKS: Final = "job.json"
+"""The file that says what job a checkpoint is of, if it runs in tasks."""
+OF_QUERIES: Final = "spark.json"
+"""The same, if it runs as Spark's streaming queries."""
+TERMS: Final = "terms"
+"""The folder of the terms."""
 
 
 class Checkpoint:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: in the page and in the terminal the same."""
+"""Numbers as people read them: in the page and in terminals the same."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from clonos.core.calls import CallId, Request
-from clonos.core.canonical import decode, decode_error, encode, encode_error
+from clonos.core.canonical import decode, decode_error, outcome_of
 from clonos.core.determinants import Call, Outcomes
 from clonos.core.plan import Incarnation, TaskSpec
 from clonos.core.step import arguments_digest
@@ -266,7 +266,4 @@ def _attempts(policy: Policy, request: Request, named: Mapping[str, Any] | None 
 
 
 def _outcome(ask: Callable[[], Any]) -> Answer:
-    try:
-        return Answer(True, encode(ask()))
-    except Exception as error:  # noqa: BLE001 - any failure of a call is an answer
-        return Answer(False, encode_error(error))
+    return Answer(*outcome_of(ask))
