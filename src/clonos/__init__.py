@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
     from clonos.api.streams import Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
-    from clonos.branch import Branch, Budget
+    from clonos.branch import Branch
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
     from clonos.errors import ClonosError, Fenced
     from clonos.nodes.views import Recovery
+    from clonos.operators.budget import Budget
     from clonos.operators.context import Context
     from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
     from clonos.operators.process import Process, ProcessContext
@@ -34,7 +35,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Branch": "clonos.branch",
-    "Budget": "clonos.branch",
+    "Budget": "clonos.operators.budget",
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
     "Effect": "clonos.operators.effects",

@@ -178,6 +178,21 @@ class EffectUnknown(ClonosError):
         super().__init__(what, where=where, remedy=remedy, trace=trace)
 
 
+class BudgetSpent(ClonosError):
+    """A call was not made, because the budget of its service is used up."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        remedy: str = "raise budget= and start again: answers in the log are not paid for "
+        "twice; or give on_error=, which makes something of the rows that are left",
+        trace: str = "",
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy, trace=trace)
+
+
 class CallError(ClonosError):
     """Stands for an exception raised in ``ctx.call`` that cannot itself be kept in the log.
 

@@ -13,7 +13,8 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
-from clonos.errors import OperatorError
+from clonos.errors import BudgetSpent, OperatorError
+from clonos.nodes.views import Spent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +94,34 @@ def test_checkpoints_wait_for_no_call_and_keep_what_is_open(kit, spark, tmp_path
     (tmp_path / "gate").touch()
     check(tmp_path, job.wait(kit.WAIT_S).table())
     assert asked(tmp_path) == {n: 1 + hangs(n) for n in range(ROWS)}
+
+
+def test_a_bill_counts_each_answer_once_and_a_larger_budget_goes_on(kit, spark, tmp_path):
+    def start(calls: int) -> Any:
+        settings = {"checkpoint_dir": str(tmp_path / "job"), "checkpoint_interval": "1 hour"}
+        job = clonos.Job("bill", parallelism=1, **settings)
+        source = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], "n long")
+        rows = job.source(source, name="in").slot_group("asking").start_new_chain()
+        budget = clonos.Budget(calls=calls)
+        how: dict[str, Any] = {"in_flight": ROWS, "ordered": False, "cost": 0.1, "budget": budget}
+        answered = rows.with_column_async(
+            "answer long", partial(ask, tmp_path), "n", name="ask", **how
+        )
+        answered.sink(clonos.sinks.collect(), name="out")
+        return job.start(spark)
+
+    job = start(60)
+    kit.wait_for(lambda: job.delivered["out"] == 40)  # of the first 60 calls, each third one hangs
+    kit.kill(job, "ask[0]")
+    kit.wait_recovered(job, 1)
+    kit.wait_for(lambda: sum(asked(tmp_path).values()) == 80)
+    (tmp_path / "gate").touch()
+    with pytest.raises(BudgetSpent, match=r"share of the budget, 60 calls, is used up"):
+        job.wait(kit.WAIT_S)
+    result = start(ROWS).wait(kit.WAIT_S)
+    check(tmp_path, result.table())
+    assert result.bill == {"ask": Spent(ROWS, 9.0)}
+    assert asked(tmp_path) == {n: 1 + (hangs(n) and n < 60) for n in range(ROWS)}
 
 
 def refuse(n: int) -> int:

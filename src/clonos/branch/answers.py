@@ -23,6 +23,7 @@ from clonos.branch.original import Asked, Question, function_name
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, outcome_of
 from clonos.nodes.events import CallsOver
+from clonos.operators.budget import Budget
 from clonos.runtime.calls import CallRunner
 
 LIFE: Final = 0
@@ -32,28 +33,6 @@ SHOWN_MAX: Final = 200
 """Characters of arguments in an error."""
 
 StandIn = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much the calls of a branch may cost.
-
-    Parameters
-    ----------
-    calls
-        How many, at most.
-    cost
-        How much they may cost, in the unit of the branch's ``cost`` function. What a call costs is
-        known only afterwards, so the last one may exceed the budget.
-
-    Examples
-    --------
-    >>> Budget(calls=200, cost=5.0)
-    Budget(calls=200, cost=5.0)
-    """
-
-    calls: int | None = None
-    cost: float | None = None
 
 
 Calls = Literal["stub", "live"] | Budget

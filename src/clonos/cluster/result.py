@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.cluster.directory import JobDirectory
 from clonos.errors import DefinitionError
-from clonos.nodes.views import DriverView, Recovery
+from clonos.nodes.views import DriverView, Recovery, Spent
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import as_dataframe, read_all
 
@@ -45,6 +45,10 @@ class JobResult:
         twice.
     dropped
         Rows that were left out, by reason: ``{"words: bad_records": 3}``.
+    bill
+        What calls have cost, by operator: ``{"judge": Spent(calls=200, cost=4.8)}``. Counted are
+        calls whose outcome is in the log; a call that was open when its process died was perhaps
+        answered, and charged, once more than this says.
     warnings
         What was not as good as it could have been, in words.
     """
@@ -57,6 +61,7 @@ class JobResult:
         self.recoveries: list[Recovery] = list(view.recoveries)
         self.generation = generation
         self.dropped: dict[str, int] = dict(view.dropped)
+        self.bill: dict[str, Spent] = dict(view.bill)
         self.warnings: list[str] = list(warnings)
 
     @property

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from clonos.errors import CallError, ClonosError, EffectUnknown, ProtocolError, UnencodableValue
+from clonos.errors import (
+    BudgetSpent,
+    CallError,
+    ClonosError,
+    EffectUnknown,
+    ProtocolError,
+    UnencodableValue,
+)
 
 
 class _Code(IntEnum):
@@ -121,7 +128,7 @@ def encode_error(error: BaseException) -> bytes:
     """Encode what a call raised, so that :func:`decode_error` can raise the like of it again."""
     if isinstance(error, CallError):
         return encode([None, error.type_name, error.message])
-    if isinstance(error, EffectUnknown):
+    if isinstance(error, (EffectUnknown, BudgetSpent)):
         return encode([None, _type_name(error), error.what])
     name = type(error).__name__
     if getattr(builtins, name, None) is type(error):
@@ -157,6 +164,8 @@ def decode_error(data: bytes) -> Exception:
     match decode(data):
         case [None, "clonos.errors.EffectUnknown", str(message)]:
             return EffectUnknown(message)
+        case [None, "clonos.errors.BudgetSpent", str(message)]:
+            return BudgetSpent(message)
         case [None, str(type_name), str(message)]:
             return CallError(type_name, message)
         case [str(name), list(args)]:

@@ -39,6 +39,10 @@ def _operators(value: Callable[[OperatorProgress], float]) -> Callable[[JobProgr
     return lambda progress: [({"operator": o.name}, value(o)) for o in progress.operators]
 
 
+def _spent(value: Callable[[OperatorProgress], float]) -> Callable[[JobProgress], Values]:
+    return lambda p: [({"operator": o.name}, value(o)) for o in p.operators if o.calls]
+
+
 def _dropped(progress: JobProgress) -> Values:
     for operator in progress.operators:
         for reason, rows in operator.dropped.items():
@@ -89,6 +93,10 @@ METRICS: Final = (
            _operators(lambda o: o.rows_out)),
     Metric("operator.dropped", "counter", "rows", "Rows left out: bad records, late rows.",
            _dropped),
+    Metric("operator.calls", "counter", "", "Calls whose outcome is in the log.",
+           _spent(lambda o: o.calls)),
+    Metric("operator.cost", "counter", "", "What they have cost, in the unit of cost=.",
+           _spent(lambda o: o.cost)),
     Metric("sink.delivered", "counter", "rows", "Rows delivered in this run of the job.",
            _delivered),
     Metric("task.up", "gauge", "", "1 if a task is live or finished, 0 while it recovers.",

@@ -27,14 +27,17 @@ from clonos.nodes.views import (
     Recovery,
     Sample,
     SlotView,
+    Spent,
     TaskProgress,
     TaskView,
 )
 
 RECENT_MAX: Final = 100
 """Progress reports kept, as by a streaming query."""
+MICROS: Final = 1_000_000
+"""Slots tell costs in millionths."""
 REASONS: Final = ("bad_records", "late_rows")
-TRAFFIC: Final = (": rows_in", ": rows_out")
+TRAFFIC: Final = (": rows_in", ": rows_out", ": calls", ": micros")
 """Counters of operators of which only the newest value is kept."""
 
 
@@ -234,6 +237,7 @@ class Chronicle:
             generation=self._generation,
             orphans=self._orphans,
             dropped=self._dropped(),
+            bill=self._bill(),
             delivered=dict(self._delivered),
             is_complete=self._coordinator.keeper.complete,
         )
@@ -280,6 +284,16 @@ class Chronicle:
         is_recovering = any(s.phase not in up and s.incarnation.n > 0 for s in states)
         return JobStatus(f"tasks: {message}", is_running=True, is_recovering=is_recovering)
 
+    def _bill(self) -> dict[str, Spent]:
+        found: dict[str, tuple[int, int]] = {}
+        for task, counted in self._tasks.items():
+            for name in self._operators[task]:
+                if (calls := counted.most.get(f"{name}: calls", 0)) > 0:
+                    before = found.get(name, (0, 0))
+                    micros = counted.most.get(f"{name}: micros", 0)
+                    found[name] = before[0] + calls, before[1] + micros
+        return {name: Spent(calls, micros / MICROS) for name, (calls, micros) in found.items()}
+
     def _dropped(self) -> dict[str, int]:
         result: dict[str, int] = {}
         for counted in self._tasks.values():
@@ -302,6 +316,8 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
         counted.most.get(f"{name}: rows_out", 0),
         fresh / seconds if seconds > 0 else 0.0,
         {r: count for r in REASONS if (count := counted.most.get(f"{name}: {r}", 0))},
+        counted.most.get(f"{name}: calls", 0),
+        counted.most.get(f"{name}: micros", 0) / MICROS,
     )
 
 
@@ -330,5 +346,7 @@ def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
                 sum_.rows_out + one.rows_out,
                 sum_.rows_per_s + one.rows_per_s,
                 dropped,
+                sum_.calls + one.calls,
+                round(sum_.cost + one.cost, 6),
             )
     return tuple(found.values())

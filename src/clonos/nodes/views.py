@@ -32,7 +32,8 @@ class OperatorProgress(Told):
     """One operator, in one task or in all its tasks together.
 
     ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it
-    left out, by reason (``bad_records``, ``late_rows``).
+    left out, by reason (``bad_records``, ``late_rows``). ``calls``: those that were answered;
+    ``cost``: what they have cost, in the unit of ``cost=``.
     """
 
     name: str
@@ -40,6 +41,17 @@ class OperatorProgress(Told):
     rows_out: int
     rows_per_s: float
     dropped: Mapping[str, int]
+    calls: int = 0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Spent(Told):
+    """What an operator has spent on calls whose answers are in the log, in all runs with this
+    checkpoint; ``cost`` is in the unit of ``cost=``."""
+
+    calls: int
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -313,6 +325,8 @@ class DriverView:
         Rows left out, by operator and reason.
     delivered
         Rows delivered in this run, by sink.
+    bill
+        What calls have cost, by operator.
     """
 
     tasks: tuple[TaskView, ...]
@@ -326,3 +340,4 @@ class DriverView:
     dropped: Mapping[str, int] = field(default_factory=dict)
     delivered: Mapping[str, int] = field(default_factory=dict)
     is_complete: bool = False
+    bill: Mapping[str, Spent] = field(default_factory=dict)

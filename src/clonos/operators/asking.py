@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final
@@ -11,8 +12,9 @@ from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
+from clonos.operators.budget import Purse
 from clonos.operators.service import Policy
-from clonos.state.stores import KeyedStore
+from clonos.state.stores import Facts, KeyedStore
 
 _ADDRESS: Final = Struct(">cq")
 _KIND: Final = b"c"
@@ -119,6 +121,8 @@ class CallTable:
 
     def __init__(self, store: KeyedStore) -> None:
         self.policies: dict[str, Policy] = {}
+        self._purses: dict[str, Purse] = {}
+        self._under_way: Counter[str] = Counter()  # open calls, by service
         self._info: OperatorInfo
         self._store = store
         self._open: dict[int, Call] = {}
@@ -126,9 +130,16 @@ class CallTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def declare(self, name: str, policy: Policy, info: OperatorInfo) -> None:
+    def declare(self, name: str, policy: Policy, info: OperatorInfo, facts: Facts) -> None:
         """A service that may be asked, by this operator."""
         self.policies[name], self._info = policy, info
+        self._purses[name] = Purse(policy, facts, f"{info.where}: {name}", f"{name} ")
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """Calls that were answered, and what they have cost, in millionths."""
+        purses = self._purses.values()
+        return sum(purse.calls for purse in purses), sum(purse.micros for purse in purses)
 
     def require_known(self, outcome: Outcome) -> None:
         """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""
@@ -161,17 +172,29 @@ class CallTable:
         now is nothing to the call."""
         call = self._open[number] = Call.of(kept)
         self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
-        return self._request(number, call)
+        request = self._request(number, call, self._under_way[call.service])
+        self._under_way[call.service] += 1
+        return request
 
-    def take(self, number: int) -> Call:
+    def take(self, outcome: Outcome) -> Call:
         """It is over."""
-        call = self._open.pop(number)
-        self._store.put(_ADDRESS.pack(_KIND, number), call.group, None)
+        call = self._open.pop(outcome.number)
+        self._under_way[call.service] -= 1
+        self._purses[call.service].pay((outcome,))
+        self._store.put(_ADDRESS.pack(_KIND, outcome.number), call.group, None)
         return call
 
     def requests(self) -> dict[int, Request]:
         """All of them, in their order."""
-        return {number: self._request(number, self._open[number]) for number in sorted(self._open)}
+        found: dict[int, Request] = {}
+        before: Counter[str] = Counter()
+        for number, call in sorted(self._open.items()):
+            request = self._request(number, call, before[call.service])
+            policy = self.policies[call.service]
+            # An effect may have been made: it is for the service to say.
+            found[number] = request._replace(service=policy) if policy.effect else request
+            before[call.service] += 1
+        return found
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """The store took a delta: note the calls in it."""
@@ -182,8 +205,9 @@ class CallTable:
                     self._open.pop(number, None)
                 else:
                     self._open[number] = Call.of(value)
+        self._under_way = Counter(call.service for call in self._open.values())
 
-    def _request(self, number: int, call: Call) -> Request:
+    def _request(self, number: int, call: Call, under_way: int) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})
         policy = self.policies[call.service]
         if policy.fingerprint != call.kind:
@@ -195,7 +219,8 @@ class CallTable:
                 "afresh with another checkpoint_dir",
             )
         key = self._info.numbered_effect_key(number) if policy.effect else ""
-        return Request(policy, call.arguments, digest, key)
+        payer = self._purses[call.service].policy(under_way)
+        return Request(payer, call.arguments, digest, key)
 
 
 def method_of(process: object, name: str, where: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clonos.columns.rows import describe, rows_of, short
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.errors import Divergence, ExpressionFailed, OperatorError, ProtocolError
+from clonos.errors import BudgetSpent, Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.bad_records import BadRecords
 from clonos.operators.effects import effect_key
 from clonos.state.deltas import Frozen
@@ -155,6 +155,11 @@ class Operator:
         return {}
 
     @property
+    def spent(self) -> tuple[int, int]:
+        """Calls that were answered, and what they have cost, in millionths."""
+        return 0, 0
+
+    @property
     def is_full(self) -> bool:
         """Whether calls have to be answered before it wants more rows."""
         return False
@@ -190,6 +195,9 @@ class Operator:
             raise error
         is_batch = isinstance(record, pa.RecordBatch)
         if self.info.on_bad_record == "fail":
+            if isinstance(error, BudgetSpent):
+                what = f"{error.what} (for {_shown(record, columns)})"
+                raise BudgetSpent(what, where=self.info.where) from error
             is_ours = isinstance(error, ExpressionFailed)
             what = "expression" if is_ours else "function"
             raise (ExpressionFailed if is_ours else OperatorError)(

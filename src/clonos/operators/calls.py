@@ -19,8 +19,9 @@ from clonos.columns.rows import RowBuilder, describe, rows_of, short, values_of
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
-from clonos.errors import EffectUnknown, OperatorError
+from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.budget import Purse
 from clonos.operators.marks import Marks
 from clonos.operators.service import Policy
 from clonos.operators.with_column import with_values, without
@@ -82,7 +83,8 @@ class CallOperator(Operator):
     def open(self, info: OperatorInfo, services: Services) -> None:
         super().open(info, services)
         fails = self._on_error is None and info.on_bad_record == "fail"
-        self._policy = self._policy.of_task(info.parallelism, tells_trace=fails)
+        self._policy = self._policy.of_task(info.index, info.parallelism, tells_trace=fails)
+        self._purse = Purse(self._policy, self.facts, info.where)
 
     # --- what subclasses know ---------------------------------------------------------------------
 
@@ -124,11 +126,10 @@ class CallOperator(Operator):
             return {}
         rows = self._store.at(orders)
         keys = self._keys_of_effects(orders, rows) if self._policy.effect else [""] * len(orders)
+        asked = zip(orders.tolist(), self.arguments_of(rows), keys, strict=True)
         return {
             number: Request(self._policy, given, arguments_digest(given, {}), key)
-            for number, given, key in zip(
-                orders.tolist(), self.arguments_of(rows), keys, strict=True
-            )
+            for number, given, key in asked
         }
 
     def _keys_of_effects(self, orders: np.ndarray[Any, Any], rows: pa.RecordBatch) -> list[str]:
@@ -143,7 +144,15 @@ class CallOperator(Operator):
         return True
 
     def open_calls(self) -> dict[int, Request]:
-        return {n: r for n, r in self._waiting.items() if n not in self._answered}
+        found = {n: r for n, r in self._waiting.items() if n not in self._answered}
+        if self._policy.budget is None or self._policy.effect is not None:
+            return found  # an effect may have been made: it is for the service to say
+        asked = enumerate(found.items())
+        return {n: r._replace(service=self._purse.policy(i)) for i, (n, r) in asked}
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        return self._purse.calls, self._purse.micros
 
     @property
     def is_full(self) -> bool:
@@ -192,13 +201,17 @@ class CallOperator(Operator):
         if until <= asked:
             return
         self.facts.set("asked", until)
+        under_way = len(self._waiting) - len(self._answered)
         for number, request in self._requests(np.arange(asked + 1, until + 1)).items():
             self._waiting[number] = request
-            self.services.ask(self, number, request)
+            policy = self._purse.policy(under_way)
+            under_way += 1
+            self.services.ask(self, number, request._replace(service=policy))
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         waiting = self._waiting
         self._fail_at_once(outcomes)
+        self._purse.pay(outcomes)
         ready = self._in_order(outcomes) if self._ordered else list(outcomes)
         orders = np.array([outcome.number for outcome in ready], np.int64)
         batch = self._gone_on(orders, ready) if ready else None
@@ -270,6 +283,9 @@ class CallOperator(Operator):
         if isinstance(error, EffectUnknown):
             what = f"{error.what} (for {short(row)})"
             raise EffectUnknown(what, where=self.info.where, trace=failed.trace)
+        if isinstance(error, BudgetSpent):
+            what = f"{error.what} (for {short(row)})"
+            raise BudgetSpent(what, where=self.info.where)
         times = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
         raise OperatorError(
             f"{describe(error)}{times} (for {short(row)})",

@@ -105,6 +105,9 @@ class ChainProgram:
         for i, name in enumerate(self._names):
             counts[f"{name}: rows_in"] = self._rows[i]
             counts[f"{name}: rows_out"] = self._rows[i + 1]
+        for operator in self._callers:
+            name = self._names[operator.info.number]
+            counts[f"{name}: calls"], counts[f"{name}: micros"] = operator.spent
         return counts
 
     @property

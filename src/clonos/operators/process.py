@@ -309,8 +309,8 @@ class ProcessOperator(Operator):
                 "made safe before",
             )
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
-        policy = policy.of_task(self.info.parallelism, tells_trace=False)
-        self._calls.declare(name, policy, self.info)
+        policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=False)
+        self._calls.declare(name, policy, self.info, self.facts)
         return Asked(policy, self.ask)
 
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
@@ -341,6 +341,10 @@ class ProcessOperator(Operator):
     def is_full(self) -> bool:
         return len(self._calls) >= self._in_flight
 
+    @property
+    def spent(self) -> tuple[int, int]:
+        return self._calls.spent
+
     def open_calls(self) -> dict[int, Request]:
         return self._calls.requests()
 
@@ -349,7 +353,7 @@ class ProcessOperator(Operator):
         for outcome in outcomes:
             if self.services.step.is_live:
                 self._calls.require_known(outcome)
-            call = self._calls.take(outcome.number)
+            call = self._calls.take(outcome)
             self._encoded_key, self.key_group = call.encoded_key, call.group
             self.key = _decode_key(call.encoded_key)
             self._origin = call.origin or outcome.number

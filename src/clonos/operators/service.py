@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from clonos.columns.durations import parse_duration
 from clonos.errors import EffectUnknown, WrongType
+from clonos.operators.budget import Budget, Cost, require_budget
 from clonos.operators.effects import Effect
 
 Duration = str | timedelta
@@ -71,6 +72,11 @@ class Policy:
         An error ends the job: then the user's lines are told with it.
     effect
         What it means to make such a call, if it changes something.
+    budget, cost
+        What may be spent, and what a call costs.
+    instead_of
+        It only refuses, because the budget of that one is used up; and it does so when the calls
+        of that one that are under way are over, for they are paid.
     """
 
     fn: Callable[..., Any] | Service
@@ -83,11 +89,15 @@ class Policy:
     in_flight: int
     tells_trace: bool = True
     effect: Effect | None = None
+    budget: Budget | None = None
+    cost: Cost | None = None
+    instead_of: Policy | None = None
 
-    def of_task(self, parallelism: int, *, tells_trace: bool) -> Policy:
-        """The same for one of so many tasks, which share the rate."""
+    def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
+        """The same for one of so many tasks, which share rate and budget."""
         per_second = self.per_second and self.per_second / parallelism
-        return replace(self, per_second=per_second, tells_trace=tells_trace)
+        budget = self.budget and self.budget.of_task(index, parallelism)
+        return replace(self, per_second=per_second, budget=budget, tells_trace=tells_trace)
 
     @property
     def fingerprint(self) -> str:
@@ -163,6 +173,8 @@ class PolicyOptions(TypedDict, total=False):
     backoff: tuple[Duration, Duration]
     per_second: float | None
     hedge: Duration | None
+    budget: Budget | None
+    cost: Cost | None
 
 
 def policy_of(
@@ -175,6 +187,8 @@ def policy_of(
     backoff: tuple[Duration, Duration] = ("100 ms", "10 seconds"),
     per_second: float | None = None,
     hedge: Duration | None = None,
+    budget: Budget | None = None,
+    cost: Cost | None = None,
 ) -> Policy:
     """How users say in which way a service is asked.
 
@@ -192,6 +206,11 @@ def policy_of(
         So many attempts per second at most, by all tasks of the operator together.
     hedge
         After so long a second attempt begins beside the first one, and the first answer counts.
+    budget
+        What all calls of all tasks may cost together, in all runs with one checkpoint; each task
+        has an equal share. A call beyond it is not made: its outcome is the error `BudgetSpent`.
+    cost
+        What a call costs: a number, or a function of the answer. A call that failed costs nothing.
 
     Raises
     ------
@@ -209,6 +228,7 @@ def policy_of(
         raise WrongType(
             f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
         )
+    require_budget(budget, cost, where)
     effect = fn if isinstance(fn, Effect) else None
     if effect is not None and hedge is not None and not effect.idempotent:
         raise WrongType(
@@ -227,6 +247,8 @@ def policy_of(
         hedge_s=None if hedge is None else parse_duration(hedge) / 1000,
         in_flight=in_flight,
         effect=effect,
+        budget=budget,
+        cost=cost,
     )
 
 

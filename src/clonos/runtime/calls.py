@@ -107,6 +107,8 @@ class CallRunner:
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         try:
+            if (paid := request.service.instead_of) is not None:
+                await ours.asker(paid).quiet()
             outcome = await ours.asker(request.service).ask(call, request)
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
@@ -212,11 +214,14 @@ class _Asker:
 
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
-        self._is_effect = policy.effect is not None
+        self._is_effect = policy.effect is not None and policy.instead_of is None
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
         self._opened: asyncio.Future[None] | None = None
+        self._under_way = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
         self._free_s = 0.0  # when the next attempt may begin
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
@@ -230,8 +235,22 @@ class _Asker:
         if not policy.is_async:
             self._threads = CallThreads(policy.name)
 
+    async def quiet(self) -> None:
+        """Wait until no call is under way."""
+        await self._quiet.wait()
+
     async def ask(self, call: CallId, request: Request) -> Outcome:
         """Make attempts until one succeeds, or there were enough."""
+        self._under_way += 1
+        self._quiet.clear()
+        try:
+            return await self._ask(call, request)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._quiet.set()
+
+    async def _ask(self, call: CallId, request: Request) -> Outcome:
         policy, began_s, attempts = self._policy, self._clock(), 0
         if self._is_effect:
             return await self._make(call, request)

@@ -1,0 +1,171 @@
+"""Budgets of services: what is refused, what is counted, and that no failure changes either."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import clonos
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import decode_error, encode
+from clonos.errors import BudgetSpent, WrongType
+from clonos.operators.budget import Purse
+from clonos.operators.service import ask_once, policy_of
+from clonos.runtime.calls import CallRunner
+from clonos.state.stores import Facts
+from clonos.testing import Answers, StepHarness
+from clonos.testing.harness import answered
+
+SCHEMA = "id long"
+
+
+async def double(n):
+    return 2 * n
+
+
+def program(**how):
+    options = {"on_bad_record": how.pop("on_bad_record", "fail")}
+    job = clonos.Job("test", parallelism=1, **options)
+    stream = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="in")
+    stream.with_column_async("twice long", double, "id", name="ask", **how).sink(
+        clonos.sinks.collect()
+    )
+    return job.compile().codes[-1].program()
+
+
+def refusals(asked):
+    return [request.service.instead_of is not None for _, request in asked]
+
+
+def made(output):
+    batches = [batch.payload for batch in output.batches.values()]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def answer(harness, asked):
+    return harness.feed(Answers(tuple(answered(call, request) for call, request in asked)))
+
+
+def test_calls_beyond_the_budget_are_refused_and_go_to_on_error():
+    how = {"budget": clonos.Budget(calls=2), "cost": 0.25, "on_error": lambda n, error: -n}
+    harness = StepHarness(program(**how))
+    asked = harness.source([(1,), (2,), (3,)], SCHEMA).asked
+    assert refusals(asked) == [False, False, True]
+    assert made(answer(harness, asked)) == [(1, 2), (2, 4), (3, -3)]
+    assert harness.program.traffic["ask: calls"] == 2
+    assert harness.program.traffic["ask: micros"] == 500_000
+
+
+def test_a_cost_that_is_spent_refuses_the_next_call():
+    how = {"budget": clonos.Budget(cost=5), "cost": float, "in_flight": 1}
+    harness = StepHarness(program(**how, on_bad_record="drop"))
+    asked = harness.source([(1,), (2,), (3,)], SCHEMA).asked
+    for refused in ([False], [False], [True]):
+        assert refusals(asked) == refused
+        asked = answer(harness, asked).asked
+    assert harness.program.statistics == {"ask: bad_records": 1}
+    assert harness.program.traffic["ask: micros"] == 6_000_000
+
+
+def test_a_job_that_fails_says_what_was_spent_on_which_row():
+    harness = StepHarness(program(budget=clonos.Budget(calls=1)))
+    asked = harness.source([(1,), (7,)], SCHEMA).asked
+    assert made(answer(harness, asked[:1])) == [(1, 2)]
+    with pytest.raises(BudgetSpent, match=r"1 calls, is used up \(for Row\(id=7\)\)"):
+        answer(harness, asked[1:])
+
+
+def test_what_was_spent_is_state_and_a_restart_may_have_another_budget():
+    harness = StepHarness(program(budget=clonos.Budget(calls=2), on_bad_record="drop"))
+    asked = harness.source([(1,), (2,), (3,)], SCHEMA).asked
+    answer(harness, asked[:1])
+    delta = bytes(harness.program.delta())
+    for calls, expected in ((2, [False, True]), (3, [False, False]), (1, [True, True])):
+        restored = program(budget=clonos.Budget(calls=calls), on_bad_record="drop")
+        restored.apply(delta)
+        assert restored.traffic["ask: calls"] == 1
+        assert refusals(restored.open_calls().items()) == expected
+
+
+class Asker(clonos.Process):
+    def open(self, ctx):
+        how = {"budget": clonos.Budget(calls=1), "cost": float}
+        self.double = ctx.service("double", double, **how)
+
+    def on_row(self, row, ctx):
+        self.double.ask(row.id, then="on_reply")
+
+    def on_reply(self, reply, ctx):
+        try:
+            return [(ctx.key, reply.get())]
+        except BudgetSpent:
+            return [(ctx.key, -1)]
+
+
+def test_a_process_hears_of_it_in_the_reply():
+    job = clonos.Job("test", parallelism=1)
+    stream = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="in").key_by("id")
+    stream.process(Asker(), "id long, twice long", name="agent").sink(clonos.sinks.collect())
+    harness = StepHarness(job.compile().codes[-1].program())
+    asked = harness.source([(1,), (2,)], SCHEMA).asked
+    assert refusals(asked) == [False, True]
+    assert made(answer(harness, asked)) == [(1, 2), (2, -1)]
+    assert harness.program.traffic["agent: calls"] == 1
+    assert harness.program.traffic["agent: micros"] == 2_000_000
+
+
+def test_a_refusal_comes_after_the_answers_that_are_paid_for():
+    gate, came = threading.Event(), []
+    all_came = threading.Event()
+
+    def slow(n):
+        gate.wait(60)
+        return n
+
+    def heard(over):
+        came.extend(over.outcomes)
+        if len(came) == 3:
+            all_came.set()
+        elif any(outcome.number == 3 for outcome in over.outcomes):
+            gate.set()
+
+    def pass_by(n):
+        return n
+
+    purse = Purse(policy_of(slow, "slow", in_flight=9, budget=clonos.Budget(calls=1)), Facts(), "")
+    calls = [
+        (CallId(0, number), Request(policy, (number,), number))
+        for number, policy in enumerate(
+            (purse.policy(0), purse.policy(1), policy_of(pass_by, "other", in_flight=9)), 1
+        )
+    ]
+    runner = CallRunner(heard)
+    runner.make(1, calls)  # the third one opens the gate: were it not for it, none would come
+    assert all_came.wait(60)
+    runner.close()
+    assert [outcome.number for outcome in came] == [3, 1, 2]
+    assert isinstance(decode_error(came[2].answer), BudgetSpent)
+    with pytest.raises(BudgetSpent):
+        ask_once(purse.policy(1), (1,), {})
+
+
+def test_only_answers_cost():
+    facts = Facts()
+    purse = Purse(policy_of(double, "double", in_flight=1, cost=lambda a: a["cents"]), facts, "")
+    purse.pay([Outcome(0, 1, 0, True, encode({"cents": 0.1}))] * 3)
+    assert (purse.calls, purse.micros) == (3, 300_000)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"budget": 5},
+        {"budget": clonos.Budget(calls=-1)},
+        {"budget": clonos.Budget(cost=1.0)},
+        {"cost": "much"},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(how):
+    with pytest.raises(WrongType):
+        program(**how)
