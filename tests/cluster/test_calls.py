@@ -98,7 +98,8 @@ def test_checkpoints_wait_for_no_call_and_keep_what_is_open(kit, spark, tmp_path
 
 def test_a_bill_counts_each_answer_once_and_a_larger_budget_goes_on(kit, spark, tmp_path):
     def start(calls: int) -> Any:
-        settings = {"checkpoint_dir": str(tmp_path / "job"), "checkpoint_interval": "1 hour"}
+        settings: dict[str, Any] = {"checkpoint_interval": "1 hour"}
+        settings["checkpoint_dir"] = str(tmp_path / "job")
         job = clonos.Job("bill", parallelism=1, **settings)
         source = clonos.sources.from_batches([[(n,) for n in range(ROWS)]], "n long")
         rows = job.source(source, name="in").slot_group("asking").start_new_chain()

@@ -25,7 +25,7 @@ def progress(job="fraud", away=None):
 
 
 def operator(name):
-    return OperatorProgress(name, 300, 200, 10.0, {"bad_records": 3})
+    return OperatorProgress(name, 300, 200, 10.0, {"bad_records": 3}, 90, 1.25)
 
 
 def recovery():
@@ -58,6 +58,8 @@ class TestPrometheus:
         assert value("task_up", task="payments[1]") == 0
         assert value("operator_rows_in_total", operator="score") == 300
         assert value("operator_dropped_total", operator="score", reason="bad_records") == 3
+        assert value("operator_calls_total", operator="score") == 90
+        assert value("operator_cost_total", operator="score") == 1.25
         assert value("sink_delivered_total", sink="audit") == 88_310
         assert value("task_latency_seconds", task="payments[0]") == 0.006
         assert value("task_log_bytes", task="payments[0]") == 96_000

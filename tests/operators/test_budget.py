@@ -10,7 +10,8 @@ import clonos
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode_error, encode
 from clonos.errors import BudgetSpent, WrongType
-from clonos.operators.budget import Purse
+from clonos.operators.chain import ChainProgram
+from clonos.operators.purse import Purse
 from clonos.operators.service import ask_once, policy_of
 from clonos.runtime.calls import CallRunner
 from clonos.state.stores import Facts
@@ -34,6 +35,11 @@ def program(**how):
     return job.compile().codes[-1].program()
 
 
+def known(harness):
+    assert isinstance(harness.program, ChainProgram)
+    return harness.program
+
+
 def refusals(asked):
     return [request.service.instead_of is not None for _, request in asked]
 
@@ -53,8 +59,8 @@ def test_calls_beyond_the_budget_are_refused_and_go_to_on_error():
     asked = harness.source([(1,), (2,), (3,)], SCHEMA).asked
     assert refusals(asked) == [False, False, True]
     assert made(answer(harness, asked)) == [(1, 2), (2, 4), (3, -3)]
-    assert harness.program.traffic["ask: calls"] == 2
-    assert harness.program.traffic["ask: micros"] == 500_000
+    assert known(harness).traffic["ask: calls"] == 2
+    assert known(harness).traffic["ask: micros"] == 500_000
 
 
 def test_a_cost_that_is_spent_refuses_the_next_call():
@@ -64,8 +70,8 @@ def test_a_cost_that_is_spent_refuses_the_next_call():
     for refused in ([False], [False], [True]):
         assert refusals(asked) == refused
         asked = answer(harness, asked).asked
-    assert harness.program.statistics == {"ask: bad_records": 1}
-    assert harness.program.traffic["ask: micros"] == 6_000_000
+    assert known(harness).statistics == {"ask: bad_records": 1}
+    assert known(harness).traffic["ask: micros"] == 6_000_000
 
 
 def test_a_job_that_fails_says_what_was_spent_on_which_row():
@@ -111,8 +117,8 @@ def test_a_process_hears_of_it_in_the_reply():
     asked = harness.source([(1,), (2,)], SCHEMA).asked
     assert refusals(asked) == [False, True]
     assert made(answer(harness, asked)) == [(1, 2), (2, -1)]
-    assert harness.program.traffic["agent: calls"] == 1
-    assert harness.program.traffic["agent: micros"] == 2_000_000
+    assert known(harness).traffic["agent: calls"] == 1
+    assert known(harness).traffic["agent: micros"] == 2_000_000
 
 
 def test_a_refusal_comes_after_the_answers_that_are_paid_for():

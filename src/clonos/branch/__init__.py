@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from clonos.branch.answers import BILL, Answers, Budget, StandIn
+from clonos.branch.answers import BILL, Answers, StandIn
 from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
 from clonos.branch.errors import CannotReplace, Unanswered
@@ -29,6 +29,7 @@ from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.history import Point
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.graph.compile import CompiledJob
+from clonos.operators.budget import Budget
 from clonos.replay.kept import At, find
 from clonos.replay.past import Past, read
 

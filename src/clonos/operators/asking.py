@@ -12,7 +12,7 @@ from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
-from clonos.operators.budget import Purse
+from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
 from clonos.state.stores import Facts, KeyedStore
 

@@ -21,8 +21,8 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
-from clonos.operators.budget import Purse
 from clonos.operators.marks import Marks
+from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
 from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
