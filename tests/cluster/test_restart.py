@@ -115,6 +115,49 @@ def test_stopped_and_started(kit, spark, tmp_path):
     assert written == [result.rows["out"]]
 
 
+class Versioned(clonos.Process):
+    """The sum by key, and which version of the function has added the row."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def open(self, ctx: Any) -> None:
+        self.total = ctx.state("total", "long")
+
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        self.total.set(self.total.get(0) + row.n)
+        yield (row.key, self._version, self.total.get())
+
+
+def test_settled_and_started_with_another_function(kit, spark, tmp_path):
+    """Whatever the first version has taken it has delivered; the second has its state."""
+    rows, source = 2_000, None
+
+    def job(version: int) -> clonos.Job:
+        made = clonos.Job("sums", parallelism=2, checkpoint_dir=str(tmp_path / "checkpoint"))
+        events = made.source(source, name="events", parallelism=1, rows_per_second=2000.0)
+        sums = events.key_by("key").process(
+            Versioned(version), "key string, version int, total long", name="sums"
+        )
+        sums.sink(clonos.sinks.collect(), name="out")
+        return made
+
+    source = kit.gated(tmp_path, rows)
+    running = job(1).start(spark)
+    kit.wait_rows(running, 1)
+    assert running.stop(settle="120 seconds")
+    before = running.wait(0).rows["out"]
+    kit.open_tap(tmp_path)
+    made = job(2).run(spark, timeout_s=600).table().to_pylist()
+    assert [row["version"] for row in made].count(1) == before
+    totals: dict[str, int] = {}
+    expected = []
+    for _, key, n in map(kit.row, range(rows)):
+        totals[key] = totals.get(key, 0) + n
+        expected.append((key, totals[key]))
+    assert sorted((row["key"], row["total"]) for row in made) == sorted(expected)
+
+
 def test_stopped_parquet_sink(kit, spark, tmp_path):
     import pyarrow.parquet as pq
 

@@ -9,6 +9,7 @@ import pytest
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
+from clonos.core.determinants import Timer, encode_record
 from clonos.core.history import Chains, Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import layer_path
@@ -369,6 +370,50 @@ def test_a_stop_sends_the_slots_home_and_puts_the_journal_in_order(world):
     assert world.heard[-2].tasks[0].rows_in == 7
     assert world.heard[-1] == JobTerminated("etl", "etl-1", is_complete=False, error=None)
     assert world.node.view.status.message == "ended"
+
+
+def throttled(link: Link) -> bool:
+    """Whether the source was told to wait."""
+    commands = [told.command for told in link.sent if isinstance(told, msg.ToTask)]
+    return msg.Throttle(closed=True) in commands
+
+
+def test_a_job_settles_before_it_ends(world):
+    link = world.begin()
+    world.turn(events.StopAsked(settle_s=60.0))
+    assert throttled(link)
+    under_way = world.epoch(link)
+    world.epoch_is_complete()
+    assert world.node.phase is Phase.RUNNING, "its marker may have come before the last rows"
+    assert world.epoch(link) == under_way + 1, "the next one does not wait for its time"
+    world.epoch_is_complete()
+    world.turn()
+    assert world.node.phase is Phase.LEAVING
+    assert world.keeper.is_settled
+
+
+def test_a_job_does_not_settle_while_its_log_goes_on(world):
+    link = world.begin()
+    world.turn(events.StopAsked(settle_s=60.0))
+    world.epoch_is_complete()
+    record = encode_record([Timer(now_ms=0)])
+    life = world.node.coordinator.tasks[0].incarnation
+    world.keeper.append([msg.Run(0, life, 1, (record,))])
+    world.epoch_is_complete()  # of a layer at position 0
+    assert not world.keeper.is_settled
+    for _ in range(59):
+        world.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
+        assert world.node.phase is Phase.RUNNING
+    world.turn((1, Heartbeat("nonce", 0)), after_s=1.0)
+    assert world.node.phase is Phase.LEAVING
+    assert throttled(link)
+
+
+def test_who_does_not_want_to_wait_any_more_does_not(world):
+    world.begin()
+    world.turn(events.StopAsked(settle_s=60.0))
+    world.turn(events.StopAsked())
+    assert world.node.phase is Phase.LEAVING
 
 
 def test_slots_that_do_not_leave_are_cancelled(world):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from clonos.cluster.loop import DriverLoop
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
 from clonos.cluster.setup import DriverSetup
+from clonos.columns.durations import parse_duration
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
@@ -153,13 +155,40 @@ class RunningJob:
         setup = self._setup
         return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
 
-    def stop(self) -> None:
-        """End the job now; with a checkpoint directory it can be resumed later."""
-        self._setup.inbox.put(StopAsked())
-        if self._loop.over.wait(STOP_S):
+    def stop(self, *, settle: str | timedelta | None = None) -> bool:
+        """End the job; with a checkpoint directory it can be resumed later.
+
+        Parameters
+        ----------
+        settle
+            First let the job settle, for this long at most, such as ``"30 seconds"``: sources take
+            no more rows, what they have taken goes through to the sinks, and a last checkpoint is
+            made behind it. The next start then has nothing to replay, and functions may be changed.
+
+        Returns
+        -------
+        bool
+            Whether the next start has nothing to replay. Else it begins with steps that the log
+            knows, and needs the functions that took them.
+
+        Raises
+        ------
+        BadDuration
+            `settle` is no duration.
+
+        Examples
+        --------
+        >>> if not running.stop(settle="30 seconds"):  # doctest: +SKIP
+        ...     print("start it once more with the same functions, and stop it again")
+        """
+        settle_s = None if settle is None else parse_duration(settle) / 1000
+        self._setup.inbox.put(StopAsked(settle_s))
+        if self._loop.over.wait(STOP_S + (settle_s or 0.0)):
             self._setup.audience.join(LISTENERS_S)
         else:
             LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
+            return False
+        return self._setup.keeper.complete or self._setup.keeper.is_settled
 
     def add_listener(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""

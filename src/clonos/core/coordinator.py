@@ -83,6 +83,7 @@ class Coordinator:
         self.keeper = keeper
         self._bound = frozenset(bound)
         self.done = False
+        self._settles_at: int | None = None  # the epoch from which on floors may be the last
         self.roster = Roster(plan, keeper, address, term)
         self.standbys = Standbys(self.roster, standbys, self._bound)
         self.checkpoints = Checkpoints(self.roster, self.standbys)
@@ -226,7 +227,7 @@ class Coordinator:
         for slot in self.reach.due():
             self._expel(slot)
         self.checkpoints.tick()
-        self.throttle.hold(is_held=self.checkpoints.needs_rest)
+        self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
         self.standbys.tick()
         return self.roster.take_actions()
 
@@ -234,8 +235,21 @@ class Coordinator:
         """Inject a marker, unless one is under way or a recovery is. Without markers every task
         seals by itself, and is only told if that must not wait."""
         if not self.failed and not self.done:
-            self.checkpoints.begin(hurry=self.wants_floor)
+            is_hurried = self.wants_floor or self._settles_at is not None
+            self.checkpoints.begin(hurry=is_hurried)
         return self.roster.take_actions()
+
+    def settle(self) -> None:
+        """From the next tick on, sources take no more rows, and floors come to where logs end."""
+        self._settles_at = self.keeper.epoch
+        if self.checkpoints.markers is not None:  # one that begins when sources have heard of it
+            self._settles_at = self.checkpoints.markers.next_epoch + (self.pending_epoch > 0)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether logs and output end at the floors, and all that sources had taken is below."""
+        epoch = self._settles_at
+        return epoch is not None and self.keeper.epoch >= epoch and self.keeper.is_settled
 
     @property
     def wants_floor(self) -> bool:

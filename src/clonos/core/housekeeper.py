@@ -445,6 +445,17 @@ class HouseKeeper:
             depends_on_lost(task, incarnation, length, dep) for dep in self.world_dep.values()
         )
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether logs and output end at the floors: who starts from there has nothing to replay.
+
+        Then nothing is on its way between tasks either. An item that the floor of its sender has
+        sent, the floor of its receiver has taken; one that was sent later would be in a log.
+        """
+        return all(self.length(t) == position for t, position in self.positions.items()) and all(
+            self.needs[channel] == i.consumed for channel, i in self.inputs.items()
+        )
+
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
         """Floors have moved, of these tasks and channels; others stay where they are."""
         self._stand_on(epoch, self.generation, positions, layers, needs)

@@ -165,6 +165,7 @@ class DriverNode:
         self._looked_s = ports.clock.ticks_s()
         self._clock_s = 0.0  # for how long the driver has listened
         self._next_epoch_s = self._until_s = 0.0
+        self._settle_until_s: float | None = None
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
         self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
         self._hear = self._hearing()
@@ -211,7 +212,7 @@ class DriverNode:
             events.ArchiveFailed: self._on_archive_failed,
             TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
-            events.StopAsked: lambda _: self._leave(),
+            events.StopAsked: self._on_stop_asked,
         }
 
     # --- the loop -------------------------------------------------------------------------------
@@ -277,6 +278,10 @@ class DriverNode:
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         self._check_silence(now_s)
+        if self._settle_until_s is not None and (
+            self.coordinator.has_settled or now_s >= self._settle_until_s
+        ):
+            self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
             self._layers.clean(now_s)  # a task that restores reads what it was told to
         self._pending += self._history.tick(now_s, self._wall_ms(), may_delete=self.may_delete)
@@ -529,6 +534,13 @@ class DriverNode:
         """The job cannot go on; the first reason is the one that is told."""
         self.error = self.error or error
         self._leave()
+
+    def _on_stop_asked(self, event: events.StopAsked) -> None:
+        if event.settle_s is None:
+            self._leave()
+        elif self._settle_until_s is None:
+            self._settle_until_s, self._next_epoch_s = self._clock_s + event.settle_s, 0.0
+            self.coordinator.settle()
 
     def _leave(self) -> None:
         """Send the slots home."""

@@ -175,7 +175,9 @@ class OutsideFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The user wants the job to end where it is."""
+    """The user wants the job to end: where it is, or first to settle, for so long at most."""
+
+    settle_s: float | None = None
 
 
 DriverEvent = (
