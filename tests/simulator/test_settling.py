@@ -27,7 +27,9 @@ def is_at_rest(play):
     return all(
         machine is not None and machine.position == keeper.positions[task]
         for task, machine in machines.items()
-    ) and all(machines[c.sender].outputs[c.id].log.last == keeper.needs[c.id] for c in plan.channels)
+    ) and all(
+        machines[c.sender].outputs[c.id].log.last == keeper.needs[c.id] for c in plan.channels
+    )
 
 
 def is_durable(play):

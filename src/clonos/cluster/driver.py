@@ -188,7 +188,8 @@ class RunningJob:
         else:
             LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
             return False
-        return self._setup.keeper.complete or self._setup.keeper.is_settled
+        keeper = self._setup.keeper
+        return self._loop.error is None and (keeper.complete or keeper.is_settled)
 
     def add_listener(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""
