@@ -74,6 +74,14 @@ def test_a_cost_that_is_spent_refuses_the_next_call():
     assert known(harness).traffic["ask: micros"] == 6_000_000
 
 
+def test_with_a_fixed_price_no_open_call_exceeds_the_cost():
+    harness = StepHarness(program(cost=0.1, budget=clonos.Budget(cost=0.3), on_bad_record="drop"))
+    asked = harness.source([(n,) for n in range(5)], SCHEMA).asked
+    assert refusals(asked) == [False, False, False, True, True]
+    answer(harness, asked)
+    assert known(harness).traffic["ask: micros"] == 300_000
+
+
 def test_a_job_that_fails_says_what_was_spent_on_which_row():
     harness = StepHarness(program(budget=clonos.Budget(calls=1)))
     asked = harness.source([(1,), (7,)], SCHEMA).asked

@@ -21,8 +21,9 @@ class Budget:
     calls
         How many, at most.
     cost
-        How much they may cost, in the unit of ``cost=``. What a call costs is known only
-        afterwards, so those that are open when the budget is used up may exceed it.
+        How much they may cost, in the unit of ``cost=``. If that is a function of the answer, a
+        call's cost is known only afterwards, so calls that are open when the budget is used up
+        may exceed it.
 
     Examples
     --------

@@ -59,7 +59,7 @@ class Purse:
         if budget is None:
             return self._policy
         has_calls = budget.calls is None or self.calls + open_calls < budget.calls
-        if has_calls and (budget.cost is None or self.micros < budget.cost * MICROS):
+        if has_calls and (budget.cost is None or self._can_pay(open_calls, budget.cost)):
             return self._policy
         if self._refusing is None:
             spent = f"{budget.calls} calls" if not has_calls else f"a cost of {budget.cost:g}"
@@ -68,6 +68,13 @@ class Purse:
                 self._policy, fn=refuse, hedge_s=None, per_second=None, instead_of=self._policy
             )
         return self._refusing
+
+    def _can_pay(self, open_calls: int, limit: float) -> bool:
+        cost = self._policy.cost
+        if callable(cost):  # nobody knows what the open ones will cost
+            return self.micros < limit * MICROS
+        assert cost is not None
+        return self.micros + (open_calls + 1) * round(cost * MICROS) <= round(limit * MICROS)
 
     def pay(self, outcomes: Sequence[Outcome]) -> None:
         """These are in the log."""
