@@ -72,6 +72,20 @@ def test_chains_lie_behind_those_they_read():
     assert list(chains["payments"]["operators"]) == ["payments", "positive", "score"]
 
 
+def test_what_calls_have_cost_is_shown_where_there_were_any():
+    job = jobs.recovering()
+    assert "calls answered" not in picture(job)
+    job["bill"] = {"score": {"calls": 7_100, "cost": 14.2}, NASTY: {"calls": 3, "cost": 0.5}}
+    shown = Tags(picture(job))
+    assert "calls answered" in shown.texts
+    assert "7,103" in shown.texts
+    assert f"cost: score 14.20, {NASTY} 0.50" in shown.texts
+    assert "script" not in shown.seen
+    out = StringIO()
+    Console(file=out, width=400).print(terminal(job))
+    assert "7,103 calls answered, cost: score 14.20" in out.getvalue()
+
+
 def test_parts_of_a_recovery_add_up():
     finished, *_, going_on = jobs.recovering()["recoveries"]
     assert finished["is_over"]

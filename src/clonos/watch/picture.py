@@ -14,7 +14,7 @@ from clonos.nodes.views import PARTS
 from clonos.watch.drawing import drawing, trend
 from clonos.watch.phases import KINDS, kind_of
 from clonos.watch.snapshot import Healing, Slot, Snapshot, Task
-from clonos.watch.words import count, duration, size
+from clonos.watch.words import costs, count, duration, size
 
 COLUMNS: Final = (
     "task", "phase", "rows/s", "rows in", "rows out", "latency", "backlog", "logs", "in memory",
@@ -89,6 +89,10 @@ def _facts(job: Snapshot) -> str:
         (size(held), "logs and sent rows", "in memory, for recoveries"),
         (str(job["recovered"]), "recoveries", f"{dropped} rows dropped" if dropped else ""),
     ]
+    if job["bill"]:
+        calls = sum(spent["calls"] for spent in job["bill"].values())
+        paid = costs({name: spent["cost"] for name, spent in job["bill"].items()})
+        facts.append((count(calls), "calls answered", text(paid)))
     return (
         '<div class="facts">'
         + "".join(

@@ -75,6 +75,13 @@ class Checkpoint(TypedDict):
     state_bytes: int
 
 
+class Bill(TypedDict):
+    """What calls of an operator have cost, in the unit of ``cost=``."""
+
+    calls: int
+    cost: float
+
+
 class Snapshot(TypedDict):
     """A job."""
 
@@ -93,6 +100,7 @@ class Snapshot(TypedDict):
     checkpoint: Checkpoint
     delivered: Mapping[str, int]
     dropped: Mapping[str, int]
+    bill: Mapping[str, Bill]
     rates: Sequence[float]
     generation: int
     warnings: Sequence[str]
@@ -139,6 +147,7 @@ def snapshot(
         checkpoint=_checkpoint(newest),
         delivered=view.delivered,
         dropped=view.dropped,
+        bill={name: Bill(calls=one.calls, cost=one.cost) for name, one in view.bill.items()},
         rates=[_rate(progress, sources) for progress in view.recent],
         generation=newest.generation if newest else 0,
         warnings=list(warnings[-WARNINGS_MAX:]),

@@ -8,7 +8,7 @@ from clonos.extras import imported
 from clonos.nodes.views import PARTS
 from clonos.watch.phases import kind_of
 from clonos.watch.snapshot import Healing, Snapshot, Task
-from clonos.watch.words import count, duration, size
+from clonos.watch.words import costs, count, duration, size
 
 STYLES: Final = {"live": "green", "finished": "bright_black", "busy": "yellow", "away": "red"}
 COLOURS: Final = {
@@ -47,6 +47,10 @@ def _head(job: Snapshot, text: Any) -> Any:
         f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
         f"{job['recovered']} recoveries",
     ]
+    if job["bill"]:
+        calls = sum(spent["calls"] for spent in job["bill"].values())
+        paid = costs({name: spent["cost"] for name, spent in job["bill"].items()})
+        facts.append(f"{count(calls)} calls answered{', ' * bool(paid)}{paid}")
     style = "yellow" if job["is_recovering"] else "green" if job["is_running"] else "bright_black"
     return text.assemble(
         (job["name"], "bold"), "  ", (job["status"], style), "\n", " · ".join(facts)

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+
+
+def costs(by_operator: Mapping[str, float]) -> str:
+    """What calls have cost.
+
+    Examples
+    --------
+    >>> costs({"ask": 14.2, "find": 0.0})
+    'cost: ask 14.20'
+    >>> costs({"find": 0.0})
+    ''
+    """
+    paid = [f"{name} {cost:,.2f}" for name, cost in by_operator.items() if cost > 0]
+    return f"cost: {', '.join(paid)}" if paid else ""
 
 
 def size(nbytes: float) -> str:
