@@ -131,6 +131,10 @@ class OtherExecution(ClonosError):
     """A checkpoint belongs to another execution: tasks, or Spark's streaming queries."""
 
 
+class OtherJob(ClonosError):
+    """A checkpoint was written by a job with another graph."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but no session is there that could read it."""
 

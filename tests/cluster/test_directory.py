@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 import clonos
-from clonos.cluster.directory import JobDirectory, describe, differences
-from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.cluster.directory import JobDirectory
+from clonos.cluster.errors import BadDirectory, UnreadableCheckpoint
 from clonos.columns.formula import Column, Constant, apply
+from clonos.errors import OtherJob
 from clonos.graph.compile import CompiledJob
+from clonos.graph.description import describe, differences
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Project, Where
 from clonos.storage.terms import OtherJournal

@@ -17,8 +17,9 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos import errors
-from clonos.cluster.errors import BadDirectory, OtherJob
+from clonos.cluster.errors import BadDirectory
 from clonos.core.layer import UnreadableLayer
+from clonos.errors import OtherJob
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal

@@ -27,6 +27,7 @@ from clonos.errors import (
     NotInSpark,
     OperatorError,
     OtherExecution,
+    OtherJob,
     Unbounded,
     WrongType,
 )
@@ -416,6 +417,12 @@ class TestWithSpark:
         again = counts._job.start(spark, execution="spark", available_now=True)
         again.wait(100)
         assert not found
+        longer = self.streaming(spark, tmp_path / "more", checkpoint_dir=folder)
+        longer = longer.filter(lambda row: row.n != 4).key_by("k")
+        longer = longer.window(clonos.session("4 s", on="t")).agg(s=clonos.sum("n"))
+        longer.sink(clonos.sinks.callback(found.append), name="sums")
+        with pytest.raises(OtherJob, match=r"another graph: operators.*3000, is 4000"):
+            longer._job.start(spark, execution="spark")
         with pytest.raises(OtherExecution, match="streaming queries"):
             JobDirectory(folder, None, on_one_machine=True).check(self.stream_of_tasks())
         still = self.stream()

@@ -23,7 +23,6 @@ import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +30,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from clonos.cluster.errors import BadDirectory, OtherJob, UnreadableCheckpoint
+from clonos.cluster.errors import BadDirectory, UnreadableCheckpoint
 from clonos.errors import OtherExecution, masked
-from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.sources.files_reader import FileList
+from clonos.graph.compile import CompiledJob
+from clonos.graph.description import describe, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
@@ -227,13 +226,7 @@ class JobDirectory:
                 remedy="let the clonos that wrote it end the job, or start the job afresh in "
                 "another checkpoint_dir",
             )
-        now = json.loads(json.dumps(describe(compiled)))
-        for where, was, became in differences(before, now):
-            raise OtherJob(
-                f"the checkpoint was written by another graph: {where} was {was}, is {became}",
-                where=self._folder.path(OF_TASKS),
-                remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
-            )
+        require_same(before, describe(compiled), self._folder.path(OF_TASKS))
 
     @property
     def task_names(self) -> list[str]:
@@ -301,84 +294,3 @@ def _local(base: str) -> Path | None:
         return Path(base).absolute()
     parts = urlsplit(base)
     return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
-
-
-# --- the graph, as far as a checkpoint depends on it ---------------------------------------------
-
-
-def describe(compiled: CompiledJob) -> dict[str, Any]:
-    """A graph as plain data: what must be equal for a journal and layers to fit.
-
-    The users' functions are no part of it: a bug in one may be corrected between two runs.
-    """
-    plan = compiled.plan
-    tasks = {code.task.name: _task(code) for code in compiled.codes}
-    names = {code.task.id: code.task.name for code in compiled.codes}
-    return {
-        "job": compiled.name,
-        "sharing_depth": plan.sharing_depth,
-        "causal_log": plan.causal_log,
-        "has_markers": plan.has_markers,
-        "seed": plan.job_seed,
-        "lineage": compiled.options.lineage,
-        "tasks": tasks,
-        "channels": [
-            [names[c.sender], names.get(c.receiver, "house-keeper"), c.port] for c in plan.channels
-        ],
-    }
-
-
-def _task(code: TaskCode) -> dict[str, Any]:
-    task = code.task
-    return {
-        "parallelism": code.parallelism,
-        "inputs": task.inputs,
-        "outputs": task.outputs,
-        "flags": [
-            task.is_source,
-            task.is_sink,
-            task.is_gated,
-            task.writes_itself,
-            task.has_effects,
-        ],
-        "bad_records": code.on_bad_record,
-        "operators": [
-            [name, type(operation).__name__, *operation.settings]
-            for name, operation in code.operators
-        ],
-        "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
-        "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
-        "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
-    }
-
-
-def _files(factory: Any) -> list[Any]:
-    """The files of a source: other files have other rows at the same numbers."""
-    found = [a for a in getattr(factory, "args", ()) if isinstance(a, FileList)]
-    return [[list(files.paths), list(files.sizes)] for files in found]
-
-
-def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, str, str]]:
-    """Where two pieces of plain data differ, the innermost places first.
-
-    Examples
-    --------
-    >>> list(differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}))
-    [('a.1.b', '2', '3')]
-    """
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in [*before, *(k for k in now if k not in before)]:
-            place = f"{where}.{key}" if where else str(key)
-            yield from differences(before.get(key), now.get(key), place)
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for number, pair in enumerate(zip(before, now, strict=True)):
-            yield from differences(*pair, f"{where}.{number}")
-    elif before != now:
-        yield where, _short(before), _short(now)
-
-
-def _short(value: Any) -> str:
-    if value is None or isinstance(value, dict):
-        return "nothing" if value is None else "{...}"
-    text = json.dumps(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

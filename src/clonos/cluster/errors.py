@@ -9,9 +9,5 @@ class BadDirectory(DefinitionError):
     """A job's folders are missing, not local, or cannot be written."""
 
 
-class OtherJob(ClonosError):
-    """A checkpoint was written by a job with another graph."""
-
-
 class UnreadableCheckpoint(ClonosError):
     """A checkpoint's description of its job cannot be read."""

@@ -23,6 +23,7 @@ from clonos.errors import (
     WrongType,
 )
 from clonos.graph.compile import compile_graph
+from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.outputs import hand_over, write_with_spark
 from clonos.sinks.spec import SinkSpec
@@ -191,7 +192,7 @@ def start_plans(
     begun = [(vertex.name, _begun(vertex, sink, plans.dataframe(vertex))) for vertex, sink in sinks]
     folder = graph.options.checkpoint_dir
     if folder is not None:
-        _claim(folder)
+        _claim(folder, graph)
     queries: dict[str, StreamingQuery] = {}
     for name, writer in begun:
         writer.queryName(f"{graph.name}: {name}")
@@ -270,8 +271,8 @@ def _handed_over(vertex: Vertex, sink: SinkSpec, frame: Any) -> None:
         hand_over(vertex.name, sink, batch)
 
 
-def _claim(folder: str) -> None:
-    """Mark a checkpoint as that of streaming queries; tasks mark theirs with ``job.json``."""
+def _claim(folder: str, graph: LogicalGraph) -> None:
+    """Mark a checkpoint as that of these streaming queries, unless it is somebody else's."""
     files, path = files_of(folder)
     # The first is missing where the journal is elsewhere.
     if any(files.info(f"{path}/{name}") is not None for name in (OF_TASKS, TERMS)):
@@ -279,5 +280,9 @@ def _claim(folder: str) -> None:
             f"the checkpoint {folder} belongs to a job that ran in tasks",
             remedy="give another checkpoint_dir: positions and state mean different things",
         )
-    files.make_folder(f"{path}/{_QUERIES}")
-    Folder(files, path, "fsync").put(OF_QUERIES, json.dumps({"execution": "spark"}).encode())
+    place, now = Folder(files, path, "fsync"), describe_plans(graph)
+    if files.info(f"{path}/{_QUERIES}") is None:  # no query has begun
+        place.put(OF_QUERIES, json.dumps({"graph": now}, indent=1).encode())
+    else:
+        before = json.loads(place.read(OF_QUERIES).to_pybytes())
+        require_same(before["graph"], now, place.path(OF_QUERIES))

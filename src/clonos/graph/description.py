@@ -1,0 +1,127 @@
+"""A graph as plain data, which a checkpoint keeps: another graph cannot go on with its state.
+
+The users' functions are no part of it: a bug in one may be corrected between two runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from clonos.errors import OtherJob
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.sources.files_reader import FileList
+
+
+def describe(compiled: CompiledJob) -> dict[str, Any]:
+    """The graph of a job that runs in tasks: what must be equal for a journal and layers to fit."""
+    plan = compiled.plan
+    tasks = {code.task.name: _task(code) for code in compiled.codes}
+    names = {code.task.id: code.task.name for code in compiled.codes}
+    return {
+        "job": compiled.name,
+        "sharing_depth": plan.sharing_depth,
+        "causal_log": plan.causal_log,
+        "has_markers": plan.has_markers,
+        "seed": plan.job_seed,
+        "lineage": compiled.options.lineage,
+        "tasks": tasks,
+        "channels": [
+            [names[c.sender], names.get(c.receiver, "house-keeper"), c.port] for c in plan.channels
+        ],
+    }
+
+
+def _task(code: TaskCode) -> dict[str, Any]:
+    task = code.task
+    return {
+        "parallelism": code.parallelism,
+        "inputs": task.inputs,
+        "outputs": task.outputs,
+        "flags": [
+            task.is_source,
+            task.is_sink,
+            task.is_gated,
+            task.writes_itself,
+            task.has_effects,
+        ],
+        "bad_records": code.on_bad_record,
+        "operators": [
+            [name, type(operation).__name__, *operation.settings]
+            for name, operation in code.operators
+        ],
+        "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
+        "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
+        "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
+    }
+
+
+def _files(factory: Any) -> list[Any]:
+    """The files of a source: other files have other rows at the same numbers."""
+    found = [a for a in getattr(factory, "args", ()) if isinstance(a, FileList)]
+    return [[list(files.paths), list(files.sizes)] for files in found]
+
+
+def describe_plans(graph: LogicalGraph) -> dict[str, Any]:
+    """The graph of a job that runs as Spark's streaming queries, for the state that they keep."""
+    return {
+        "job": graph.name,
+        "bad_records": graph.on_bad_record,
+        "operators": {vertex.name: _vertex(vertex) for vertex in graph.vertices},
+    }
+
+
+def _vertex(vertex: Vertex) -> dict[str, Any]:
+    return {
+        "operation": [type(vertex.operation).__name__, *vertex.operation.settings],
+        "reads": [[edge.vertex.name, list(edge.keys)] for edge in vertex.edges],
+        "schema": str(vertex.schema),
+        "source": None if vertex.source is None else vertex.source.kind,
+        "sink": None if vertex.sink is None else [vertex.sink.kind, vertex.sink.path],
+    }
+
+
+def require_same(before: Any, now: Any, where: str) -> None:
+    """Raise `OtherJob` if a graph is not the one that a checkpoint describes.
+
+    Parameters
+    ----------
+    before
+        What the checkpoint says, as JSON has it.
+    where
+        The file that says so.
+    """
+    for place, was, became in differences(before, json.loads(json.dumps(now))):
+        raise OtherJob(
+            f"the checkpoint was written by another graph: {place} was {was}, is {became}",
+            where=where,
+            remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
+        )
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, str, str]]:
+    """Where two pieces of plain data differ, the innermost places first.
+
+    Examples
+    --------
+    >>> list(differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}))
+    [('a.1.b', '2', '3')]
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*before, *(k for k in now if k not in before)]:
+            place = f"{where}.{key}" if where else str(key)
+            yield from differences(before.get(key), now.get(key), place)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, pair in enumerate(zip(before, now, strict=True)):
+            yield from differences(*pair, f"{where}.{number}")
+    elif before != now:
+        yield where, _short(before), _short(now)
+
+
+def _short(value: Any) -> str:
+    if value is None or isinstance(value, dict):
+        return "nothing" if value is None else "{...}"
+    text = json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
