@@ -1,0 +1,203 @@
+"""What the agents have delivered and spent, against the journal of the world outside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rich.table import Table
+
+from examples.agent.agent import price
+
+TOLD: Final = ("model", "tool", "bank")
+"""Whose answers are part of a conversation."""
+
+
+class Kill(NamedTuple):
+    """A process that was killed, and when (s since the epoch)."""
+
+    pid: int
+    at: float
+
+
+class Line(NamedTuple):
+    """A line of the verdict. Without `wanted` it is a measurement, and judges nothing."""
+
+    what: str
+    found: Any
+    wanted: Any = None
+
+    @property
+    def ok(self) -> bool:
+        return self.wanted is None or bool(self.found == self.wanted)
+
+
+class Call(NamedTuple):
+    """What was asked, whoever asked it, and however often."""
+
+    path: str
+    body: str
+
+
+def call(path: str, body: dict[str, Any]) -> Call:
+    """... with its body as text, which two equal ones share."""
+    return Call(path, json.dumps(body, sort_keys=True))
+
+
+class Journal:
+    """What the world outside has seen.
+
+    Parameters
+    ----------
+    kills
+        In their order.
+    """
+
+    def __init__(self, path: Path, kills: Sequence[Kill]) -> None:
+        self.killed = {kill.pid: (life, kill.at) for life, kill in enumerate(kills)}
+        self.asked: dict[Call, list[dict[str, Any]]] = defaultdict(list)
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.made: Counter[Call] = Counter()
+        self.decided: set[tuple[int, str]] = set()
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["kind"] == "asked":
+                self.asked[call(entry["path"], entry["body"])].append(entry)
+            elif entry["kind"] == "answered":
+                self.answers[entry["number"]] = entry
+            elif entry["kind"] == "made":
+                self.made[call(entry["path"], entry["body"])] += 1
+            else:
+                self.decided.add((entry["request"], entry["text"]))
+        for requests in self.asked.values():  # a killed process may be heard late
+            requests.sort(key=lambda entry: (self._life(entry), entry["number"]))
+
+    def _life(self, asked: dict[str, Any]) -> int:
+        return self.killed.get(asked["agent"], (len(self.killed), 0.0))[0]
+
+    def again(self) -> list[dict[str, Any]]:
+        """Requests that were made once more by a later one."""
+        return [asked for requests in self.asked.values() for asked in requests[:-1]]
+
+    def unheard_s(self, asked: dict[str, Any]) -> float:
+        """How long before its asker was killed a request was answered: negative, if it was still
+        open then."""
+        answered = self.answers.get(asked["number"])
+        _, killed_at = self.killed[asked["agent"]]
+        return -1.0 if answered is None else killed_at - answered["at"]
+
+    def is_unexcused(self, asked: dict[str, Any], newer: dict[str, Any]) -> bool:
+        """It was made again, and not because its process was killed in between."""
+        return asked["agent"] not in self.killed or self._life(newer) == self._life(asked)
+
+    def cents(self, requests: Sequence[dict[str, Any]]) -> float:
+        """What the model charges for those it has answered."""
+        answers = (self.answers.get(entry["number"]) for entry in requests)
+        thoughts = (found["answer"] for found in answers if found is not None)
+        return sum(price(thought) for thought in thoughts if "tokens" in thought)
+
+
+def calls_of(talk_id: int, talk: Sequence[dict[str, Any]]) -> Iterator[tuple[Call, dict[str, Any]]]:
+    """The calls that a conversation consists of, each with the message that came of it."""
+    thought: dict[str, Any] = {}
+    for index, message in enumerate(talk):
+        request = thought.get("request")
+        if message["who"] == "model":
+            thought = message
+            yield call("/model", {"id": talk_id, "talk": talk[:index]}), message
+        elif message["who"] == "tool":
+            yield call(f"/{message['what']}", {"id": talk_id, "request": request}), message
+        elif message["who"] != "customer":
+            path = "/refund" if message["who"] == "bank" else "/desk"
+            body = {"id": talk_id, "request": request, "cents": thought["cents"]}
+            yield call(path, body), message
+
+
+def is_told_truly(journal: Journal, made: Call, message: dict[str, Any]) -> bool:
+    """A message is what was answered to the newest request of this call."""
+    requests = journal.asked.get(made)
+    if not requests:
+        return False
+    if message["who"] == "human":
+        return (json.loads(made.body)["request"], message["text"]) in journal.decided
+    if message["who"] not in TOLD:
+        return True  # the clock
+    answered = journal.answers.get(requests[-1]["number"])
+    return answered is not None and message == {"who": message["who"], **answered["answer"]}
+
+
+def judge(
+    path: Path, kills: Sequence[Kill], talks: int, rows: Sequence[dict[str, Any]], bill: Any
+) -> list[Line]:
+    """Every line of the verdict.
+
+    Parameters
+    ----------
+    rows
+        What was delivered.
+    bill
+        What the job says that it has spent.
+    """
+    journal = Journal(path, kills)
+    told = {row["id"]: list(calls_of(row["id"], json.loads(row["talk"]))) for row in rows}
+    calls = [(made, message) for told_calls in told.values() for made, message in told_calls]
+    true = sum(all(is_told_truly(journal, *each) for each in said) for said in told.values())
+    again = journal.again()
+    pairs = [(a, b) for r in journal.asked.values() for a, b in pairwise(r)]
+    unheard = [journal.unheard_s(asked) for asked in again if asked["agent"] in journal.killed]
+    on_the_way = [seconds for seconds in unheard if seconds >= 0]
+    stale = sum(
+        journal.asked[made][-1]["number"] != message["request"]
+        for made, message in calls
+        if message["who"] in TOLD and made in journal.asked
+    )
+    charged, in_vain = journal.cents(list(chain(*journal.asked.values()))), journal.cents(again)
+    whos = Counter(message["who"] for _, message in calls)
+    refunds = sum(made.path == "/refund" for made, _ in calls)
+    wishes = sum(made.path == "/desk" for made, _ in calls)
+    made = Counter(each.path for each in journal.made.elements())
+    return [
+        Line("processes killed", len(kills)),
+        Line("conversations delivered", len(rows), talks),
+        Line("... each question with one result", len(told), talks),
+        Line("... as the journal has them, word for word", true, talks),
+        Line("calls made", len(journal.asked)),
+        Line(
+            "... that no conversation knows of",
+            len(journal.asked.keys() - {c for c, _ in calls}),
+            0,
+        ),
+        Line("asked again, though the answer was used", stale, 0),
+        Line(
+            "asked again, though nobody was killed",
+            sum(journal.is_unexcused(*p) for p in pairs),
+            0,
+        ),
+        Line("asked again, open at a kill", len(unheard) - len(on_the_way)),
+        Line("asked again, answer on its way at a kill", len(on_the_way)),
+        Line("... sent at most so many ms before", round(1000 * max(on_the_way, default=0))),
+        Line("calls on the job's bill", bill.calls, len(journal.asked)),
+        Line("cents that the model charged", round(charged, 3)),
+        Line("... for calls asked again", round(in_vain, 3)),
+        Line("cents on the job's bill", round(bill.cost, 3), round(charged - in_vain, 3)),
+        Line("refunds made", made["/refund"], refunds),
+        Line("humans asked", made["/desk"], wishes),
+        Line("... who did not decide in time", whos["clock"]),
+        Line("effects made twice", sum(n > 1 for n in journal.made.values()), 0),
+        Line("effects asked for again, by the same key", sum(bool(a["key"]) for a in again)),
+    ]
+
+
+def table(lines: Sequence[Line]) -> Table:
+    """For the terminal."""
+    made = Table("what", "found", "must be", "")
+    for line in lines:
+        judged = "" if line.wanted is None else "ok" if line.ok else "FAULT"
+        made.add_row(
+            line.what, str(line.found), "" if line.wanted is None else str(line.wanted), judged
+        )
+    return made
