@@ -87,10 +87,9 @@ def kill_workers(running: clonos.RunningJob, journal: Path, options: Options) ->
             break
         os.kill(pids[0], signal.SIGKILL)
         kills.append(Kill(pids[0], time.time()))
-        done = running.delivered["done"]
+        over = running.delivered["done"]
         print(
-            f"kill -9 {pids[0]} while {path} is being asked; {done} conversations are done",
-            flush=True,
+            f"kill -9 {pids[0]}: {path} is being asked, {over} conversations are over", flush=True
         )
         await_worker(pids)
     return kills

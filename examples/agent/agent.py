@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import clonos
@@ -19,7 +19,7 @@ CENTS_PER_TOKEN: Final = 0.002
 BUDGET: Final = clonos.Budget(calls=100_000, cost=10_000.0)
 LARGE_CENTS: Final = 5_000
 """A refund of more needs a human."""
-TURNS_MAX: Final = 20
+MESSAGES_MAX: Final = 40
 ROWS: Final = "id long, request long, text string"
 """A customer's question (without `request`), or what a human says of the model's request."""
 TALKS: Final = "id long, talk string"
@@ -93,28 +93,27 @@ class RefundAgent(clonos.Process):
         self.bank.ask(ctx.key, wish["request"], wish["cents"], then="on_paid")
         return None
 
-    def on_timer(self, key: int, due: int, ctx: clonos.ProcessContext) -> Iterable[Any]:
+    def on_timer(self, key: int, due: int, ctx: clonos.ProcessContext) -> Iterable[Any] | None:
         self.wish.clear()
         return self.say(ctx, {"who": "clock", "text": "nobody has approved that in time"})
 
-    def say(self, ctx: clonos.ProcessContext, message: dict[str, Any]) -> Iterator[Any]:
+    def say(self, ctx: clonos.ProcessContext, message: dict[str, Any]) -> Iterable[Any] | None:
         """Add to what was said, and ask the model what to do, unless that goes on for ever."""
         talk = [*self.talk.get([]), message]
+        if len(talk) >= MESSAGES_MAX:
+            return self.end(ctx, talk)
         self.talk.set(talk)
-        if len(talk) < 2 * TURNS_MAX:
-            self.model.ask(ctx.key, talk, then="on_thought")
-        else:
-            yield ctx.key, json.dumps(talk)
+        self.model.ask(ctx.key, talk, then="on_thought")
+        return None
 
-    def on_thought(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterator[Any]:
+    def on_thought(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterable[Any] | None:
         thought = reply.get()  # raises what the call has raised: the job would fail and say so
         talk = [*self.talk.get(), {"who": "model", **thought}]
-        self.talk.set(talk)
         request, act = thought["request"], thought["act"]
         if act == "goodbye":
-            self.talk.clear()
-            yield ctx.key, json.dumps(talk)
-        elif act != "refund":
+            return self.end(ctx, talk)
+        self.talk.set(talk)
+        if act != "refund":
             self.tool.ask(act, ctx.key, request, then="on_tool")
         elif thought["cents"] <= LARGE_CENTS:
             self.bank.ask(ctx.key, request, thought["cents"], then="on_paid")
@@ -123,14 +122,20 @@ class RefundAgent(clonos.Process):
             self.wish.set({"request": request, "cents": thought["cents"], "until": until})
             ctx.timers.processing_time(until)
             self.human.ask(ctx.key, request, thought["cents"], then="on_asked")
+        return None
 
-    def on_tool(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterable[Any]:
+    def end(self, ctx: clonos.ProcessContext, talk: list[dict[str, Any]]) -> Iterable[Any]:
+        """The conversation is over: a row."""
+        self.talk.clear()
+        return [(ctx.key, json.dumps(talk))]
+
+    def on_tool(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterable[Any] | None:
         return self.say(ctx, {"who": "tool", **reply.get()})
 
     def on_asked(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> None:
         reply.get()  # the answer comes as a row
 
-    def on_paid(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterable[Any]:
+    def on_paid(self, reply: clonos.Reply, ctx: clonos.ProcessContext) -> Iterable[Any] | None:
         return self.say(ctx, {"who": "bank", **reply.get()})
 
 

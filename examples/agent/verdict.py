@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
-from examples.agent.agent import price
+from examples.agent.agent import LARGE_CENTS, price
 
 TOLD: Final = ("model", "tool", "bank")
 """Whose answers are part of a conversation."""
@@ -79,6 +79,11 @@ class Journal:
     def _life(self, asked: dict[str, Any]) -> int:
         return self.killed.get(asked["agent"], (len(self.killed), 0.0))[0]
 
+    def newest(self, made: Call) -> int | None:
+        """The number of the last request of a call."""
+        requests = self.asked.get(made)
+        return requests[-1]["number"] if requests else None
+
     def again(self) -> list[dict[str, Any]]:
         """Requests that were made once more by a later one."""
         return [asked for requests in self.asked.values() for asked in requests[:-1]]
@@ -94,7 +99,7 @@ class Journal:
         """It was made again, and not because its process was killed in between."""
         return asked["agent"] not in self.killed or self._life(newer) == self._life(asked)
 
-    def cents(self, requests: Sequence[dict[str, Any]]) -> float:
+    def cents(self, requests: Iterable[dict[str, Any]]) -> float:
         """What the model charges for those it has answered."""
         answers = (self.answers.get(entry["number"]) for entry in requests)
         thoughts = (found["answer"] for found in answers if found is not None)
@@ -117,16 +122,25 @@ def calls_of(talk_id: int, talk: Sequence[dict[str, Any]]) -> Iterator[tuple[Cal
             yield call(path, body), message
 
 
+def unapproved(talk: Sequence[dict[str, Any]]) -> int:
+    """Refunds that were neither small nor approved just before."""
+    before = [said for said, then in pairwise(talk) if then["who"] == "bank"]
+    return sum(
+        said["cents"] > LARGE_CENTS if said["who"] == "model" else said["text"] != "approved"
+        for said in before
+    )
+
+
 def is_told_truly(journal: Journal, made: Call, message: dict[str, Any]) -> bool:
     """A message is what was answered to the newest request of this call."""
-    requests = journal.asked.get(made)
-    if not requests:
+    newest = journal.newest(made)
+    if newest is None:
         return False
     if message["who"] == "human":
         return (json.loads(made.body)["request"], message["text"]) in journal.decided
     if message["who"] not in TOLD:
         return True  # the clock
-    answered = journal.answers.get(requests[-1]["number"])
+    answered = journal.answers.get(newest)
     return answered is not None and message == {"who": message["who"], **answered["answer"]}
 
 
@@ -143,22 +157,19 @@ def judge(
         What the job says that it has spent.
     """
     journal = Journal(path, kills)
-    told = {row["id"]: list(calls_of(row["id"], json.loads(row["talk"]))) for row in rows}
-    calls = [(made, message) for told_calls in told.values() for made, message in told_calls]
+    talks_told = {row["id"]: json.loads(row["talk"]) for row in rows}
+    told = {talk_id: list(calls_of(talk_id, talk)) for talk_id, talk in talks_told.items()}
+    calls = list(chain(*told.values()))
+    unknown = journal.asked.keys() - {made for made, _ in calls}
     true = sum(all(is_told_truly(journal, *each) for each in said) for said in told.values())
+    used = [(made, said["request"]) for made, said in calls if said["who"] in TOLD]
+    stale = sum(journal.newest(made) != request for made, request in used)
     again = journal.again()
-    pairs = [(a, b) for r in journal.asked.values() for a, b in pairwise(r)]
+    pairs = chain(*(pairwise(requests) for requests in journal.asked.values()))
     unheard = [journal.unheard_s(asked) for asked in again if asked["agent"] in journal.killed]
     on_the_way = [seconds for seconds in unheard if seconds >= 0]
-    stale = sum(
-        journal.asked[made][-1]["number"] != message["request"]
-        for made, message in calls
-        if message["who"] in TOLD and made in journal.asked
-    )
-    charged, in_vain = journal.cents(list(chain(*journal.asked.values()))), journal.cents(again)
-    whos = Counter(message["who"] for _, message in calls)
-    refunds = sum(made.path == "/refund" for made, _ in calls)
-    wishes = sum(made.path == "/desk" for made, _ in calls)
+    charged, in_vain = journal.cents(chain(*journal.asked.values())), journal.cents(again)
+    whos = Counter(said["who"] for _, said in calls)
     made = Counter(each.path for each in journal.made.elements())
     return [
         Line("processes killed", len(kills)),
@@ -166,17 +177,9 @@ def judge(
         Line("... each question with one result", len(told), talks),
         Line("... as the journal has them, word for word", true, talks),
         Line("calls made", len(journal.asked)),
-        Line(
-            "... that no conversation knows of",
-            len(journal.asked.keys() - {c for c, _ in calls}),
-            0,
-        ),
+        Line("... that no conversation knows of", len(unknown), 0),
         Line("asked again, though the answer was used", stale, 0),
-        Line(
-            "asked again, though nobody was killed",
-            sum(journal.is_unexcused(*p) for p in pairs),
-            0,
-        ),
+        Line("asked again, though not killed", sum(starmap(journal.is_unexcused, pairs)), 0),
         Line("asked again, open at a kill", len(unheard) - len(on_the_way)),
         Line("asked again, answer on its way at a kill", len(on_the_way)),
         Line("... sent at most so many ms before", round(1000 * max(on_the_way, default=0))),
@@ -184,9 +187,10 @@ def judge(
         Line("cents that the model charged", round(charged, 3)),
         Line("... for calls asked again", round(in_vain, 3)),
         Line("cents on the job's bill", round(bill.cost, 3), round(charged - in_vain, 3)),
-        Line("refunds made", made["/refund"], refunds),
-        Line("humans asked", made["/desk"], wishes),
+        Line("humans asked", made["/desk"], whos["human"] + whos["clock"]),
         Line("... who did not decide in time", whos["clock"]),
+        Line("refunds made", made["/refund"], whos["bank"]),
+        Line("... large ones without approval", sum(map(unapproved, talks_told.values())), 0),
         Line("effects made twice", sum(n > 1 for n in journal.made.values()), 0),
         Line("effects asked for again, by the same key", sum(bool(a["key"]) for a in again)),
     ]
@@ -196,8 +200,6 @@ def table(lines: Sequence[Line]) -> Table:
     """For the terminal."""
     made = Table("what", "found", "must be", "")
     for line in lines:
-        judged = "" if line.wanted is None else "ok" if line.ok else "FAULT"
-        made.add_row(
-            line.what, str(line.found), "" if line.wanted is None else str(line.wanted), judged
-        )
+        judged = ("", "") if line.wanted is None else (line.wanted, "ok" if line.ok else "FAULT")
+        made.add_row(line.what, str(line.found), *map(str, judged))
     return made

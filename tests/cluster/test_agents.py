@@ -9,24 +9,36 @@ import pytest
 
 from clonos.nodes.views import Spent
 from examples.agent.__main__ import Options, run
-from examples.agent.verdict import Kill, judge
+from examples.agent.verdict import Kill, judge, unapproved
 
 QUESTION = {"who": "customer", "text": "?"}
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("new_jvm")
-def test_agents_are_killed_and_nothing_is_lost_repeated_or_changed():
-    from clonos.spark.session import get_or_create
-
+def test_agents_are_killed_and_nothing_is_lost_repeated_or_changed(spark):
     options = Options(talks=12, latency_ms=40.0, patience_ms=300)
-    rows, lines = run(get_or_create("local[4]"), options)
+    rows, lines = run(spark, options)
     found = {line.what: line.found for line in lines}
     assert not [line for line in lines if not line.ok]
     assert len(rows) == options.talks
     assert found["processes killed"] >= 1
     assert found["asked again, open at a kill"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("who", "said", "cents", "is_wrong"),
+    [
+        ("model", {"act": "refund"}, 5_000, False),
+        ("model", {"act": "refund"}, 5_001, True),
+        ("human", {"text": "approved"}, 5_001, False),
+        ("human", {"text": "declined"}, 5_001, True),
+        ("clock", {"text": "nobody"}, 5_001, True),
+    ],
+)
+def test_the_verdict_sees_a_refund_without_approval(who, said, cents, is_wrong):
+    before = {"who": who, **said, **({"cents": cents} if who == "model" else {})}
+    assert unapproved([QUESTION, before, {"who": "bank"}]) == is_wrong
 
 
 class World:
@@ -72,7 +84,7 @@ def test_the_verdict_sees_what_went_wrong(tmp_path):
         "... as the journal has them, word for word",
         "asked again, though the answer was used",
     }
-    assert "asked again, though nobody was killed" in world.faults(tmp_path, thought, Spent(1, 0.2))
+    assert "asked again, though not killed" in world.faults(tmp_path, thought, Spent(1, 0.2))
     for key in ("one", "another"):
         body = {"id": 0, "request": 1, "cents": 7}
         world.entries.append({"kind": "made", "path": "/refund", "body": body, "key": key})
