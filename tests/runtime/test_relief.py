@@ -98,6 +98,7 @@ class Slot:
             SlotPorts(
                 self, Ticks(), self.track, unused, unused,
                 programs, lambda *_: world, lambda *_: None, SimpleNamespace(withdraw=id),
+                SimpleNamespace(withdraw=id),
             ),
             share_s=LIMIT_S,
             seal_s=LIMIT_S,

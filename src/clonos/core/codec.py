@@ -425,6 +425,7 @@ CODEC: Final = Codec(
         41: m.Announced,
         42: m.Survived,
         43: m.LastWords,
+        44: m.Unreadable,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -113,6 +113,7 @@ class Coordinator:
             msg.TaskError: self._on_task_error,
             msg.Followed: self.standbys.followed,
             msg.Unreachable: self.reach.complained,
+            msg.Unreadable: self.recoveries.unreadable,
         }
 
     @property

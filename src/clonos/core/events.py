@@ -112,6 +112,29 @@ class CallsOver:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """The process keeps too much for its receivers in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A file of batches was written, or cannot be."""
+
+    channel: int
+    number: int
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """The batches of a file; None: it cannot be read."""
+
+    channel: int
+    number: int
+    batches: tuple[Batch, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Some time has passed (linger of log entries that no batch has taken along)."""
 
@@ -204,11 +227,52 @@ class MakeCalls:
     calls: tuple[tuple[CallId, Request], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Write these batches to the local disk, then say :class:`Spilled`."""
+
+    channel: int
+    number: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpilled:
+    """Read a file of batches again, then say :class:`ReadBack`."""
+
+    channel: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSpilled:
+    """Nobody will ask for this file again."""
+
+    channel: int
+    number: int
+
+
 ChannelEvent = Opened | Received | InputClosed | Answered | OutputClosed
 """What happens at either end of a channel."""
 
-Event = ChannelEvent | SourceRows | SourceEnded | LayerStored | Written | CallsOver | Tick
-Action = Dial | Hang | Send | Reply | Refuse | Tell | StoreLayer | Release | NeedRows | MakeCalls
+Disk = MakeRoom | Spilled | ReadBack
+"""What concerns items that are kept on the local disk."""
+Event = ChannelEvent | SourceRows | SourceEnded | LayerStored | Written | CallsOver | Disk | Tick
+Action = (
+    Dial
+    | Hang
+    | Send
+    | Reply
+    | Refuse
+    | Tell
+    | StoreLayer
+    | Release
+    | NeedRows
+    | MakeCalls
+    | Spill
+    | ReadSpilled
+    | DropSpilled
+)
 
 
 class Trial(Enum):

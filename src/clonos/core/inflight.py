@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from clonos.core.digest import chain
 from clonos.core.messages import Dependencies, Item, Kind
 from clonos.core.program import Batch
+from clonos.core.spilled import FILE_BYTES, KEPT_BYTES, ON_DISK, Spilled
 from clonos.errors import Divergence, ProtocolError
 
 
@@ -26,6 +28,8 @@ class InFlightLog:
     processed
         The receiver is done with items up to this one (it may still ask for them again, until
         its floor passes them).
+    spilled
+        Those of its items, the oldest, whose batches are on the disk.
     """
 
     __slots__ = (
@@ -38,6 +42,7 @@ class InFlightLog:
         "cursor",
         "last",
         "processed",
+        "spilled",
     )
 
     def __init__(self, last: int = 0, last_chain: int = 0) -> None:
@@ -50,6 +55,7 @@ class InFlightLog:
         self._sizes = 0
         self._nbytes = 0  # of the items not yet processed
         self._expected: tuple[int, int] | None = None
+        self.spilled = Spilled()
 
     @property
     def first(self) -> int:
@@ -64,6 +70,13 @@ class InFlightLog:
     def nbytes(self) -> int:
         """Bytes of all items kept."""
         return self._sizes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of those in memory."""
+        files = self.spilled.files
+        of_items = KEPT_BYTES * (files[-1].last + 1 - self.first) if files else 0
+        return self._sizes - self.spilled.nbytes + max(of_items, 0)
 
     @property
     def is_verified(self) -> bool:
@@ -112,6 +125,7 @@ class InFlightLog:
                 f"item {next_seq} was asked for, but only {self.first} and later are kept"
             )
         self.cursor = next_seq
+        self.spilled.rewind()
         self._expected = (next_seq - 1, known_chain)
         if next_seq == self.first:
             self._verify(self._base_chain)
@@ -151,12 +165,70 @@ class InFlightLog:
     def renumber(self, last: int) -> None:
         """Availability: the receiver continues behind item `last`, whatever it had."""
         self.cursor = last + 1
+        self.spilled.rewind()
         self._expected = None
         self.processed = last
         self._nbytes = sum(i.batch.nbytes for i in self._items if i.batch and i.seq > last)
 
-    def truncate(self, seq: int) -> None:
-        """The receiver's floor has passed item `seq`."""
+    # --- on the disk --------------------------------------------------------------------------
+
+    def spill(self, upto: int) -> tuple[int, list[Batch]] | None:
+        """The batches of the oldest items in memory, up to item `upto`, are to be written to a
+        file: its number, and what it shall have. None: there is nothing to write."""
+        spilled = self.spilled
+        if spilled.is_writing:
+            return None
+        since = max(spilled.files[-1].last + 1 if spilled.files else 1, self.first)
+        items, batches, size = list[Item](), list[Batch](), 0
+        for seq in range(since, min(upto, self.last) + 1):
+            item = self.item(seq)
+            if item.batch is not None:
+                size += item.batch.nbytes
+                if batches and size > FILE_BYTES:
+                    break
+                batches.append(item.batch)
+            items.append(item)
+        return (spilled.begin(items), batches) if batches else None
+
+    def wrote(self, number: int, *, is_written: bool) -> bool:
+        """A file is there, or could not be written. False: nobody needs it any more."""
+        file = self.spilled.find(number)
+        assert file is not None
+        if not is_written or file.last < self.first:
+            self.spilled.files.remove(file)
+            return False
+        file.is_written = True
+        for seq in range(max(file.first, self.first), file.last + 1):
+            item = self.item(seq)
+            if item.batch is not None:
+                self.spilled.nbytes += item.batch.nbytes
+                self._items[seq - self.first] = replace(
+                    item, batch=item.batch._replace(payload=ON_DISK)
+                )
+        return True
+
+    def read_back(self, number: int, batches: list[Batch]) -> bool:
+        """The batches of a file. False: they are not those that were written."""
+        file = self.spilled.find(number)
+        if file is None:
+            return True  # the floor has passed it
+        first = max(file.first, self.first)
+        kept = [i for i in (self.item(s) for s in range(first, file.last + 1)) if i.batch]
+        came = batches[len(batches) - len(kept) :]
+        if [i.batch.digest for i in kept if i.batch] != [batch.digest for batch in came]:
+            return False
+        self.spilled.came(number, {i.seq: b for i, b in zip(kept, came, strict=True)}, self.cursor)
+        return True
+
+    def complete(self, item: Item) -> Item | None:
+        """The item as it is to be sent; None: it has to be read back first."""
+        if item.batch is None or item.batch.payload is not ON_DISK:
+            return item
+        batch = self.spilled.loaded.pop(item.seq, None)
+        return None if batch is None else replace(item, batch=batch)
+
+    def truncate(self, seq: int) -> list[int]:
+        """The receiver's floor has passed item `seq`. Files that are of no use any more."""
         while self._items and self._items[0].seq <= seq:
             item = self._items.popleft()
             self._base_chain = item.chain
@@ -164,6 +236,9 @@ class InFlightLog:
             self._sizes -= size
             if item.seq > self.processed:
                 self._nbytes -= size
+            if item.batch and item.batch.payload is ON_DISK:
+                self.spilled.nbytes -= size
+        return self.spilled.truncate(seq) if self.spilled.files else []
 
     def check(self) -> None:
         """Assertions over the whole state."""
@@ -172,3 +247,5 @@ class InFlightLog:
         assert self._nbytes == sum(size for is_backlog, size in sizes if is_backlog)
         assert self.chain == (self._items[-1].chain if self._items else self._base_chain)
         assert self._expected is None or self._expected[0] > self.last
+        on_disk = [i.batch.nbytes for i in self._items if i.batch and i.batch.payload is ON_DISK]
+        assert self.spilled.nbytes == sum(on_disk)

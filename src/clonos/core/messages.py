@@ -478,6 +478,16 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What `task` has kept on its disk for the receiver of `channel` cannot be read again: only
+    the task itself can make it once more."""
+
+    task: int
+    incarnation: Incarnation
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Followed:
     """The standby of `task` holds everything up to `epoch`."""
 
@@ -499,6 +509,7 @@ Report = (
     | LastWords
     | Followed
     | Unreachable
+    | Unreadable
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import log as causal_log
@@ -160,6 +161,60 @@ class Outbounds:
                 return True
         return False
 
+    # --- items on the disk --------------------------------------------------------------------
+
+    @property
+    def on_disk(self) -> dict[type[Any], Callable[[Any], None]]:
+        """What it hears about the local disk."""
+        return {
+            ev.MakeRoom: lambda _: self._make_room(),
+            ev.Spilled: self._spilled,
+            ev.ReadBack: self._read_back,
+        }
+
+    def _make_room(self) -> None:
+        """Have the oldest of what is kept written to the disk, of each channel a file at a time.
+
+        What a receiver is about to be sent stays in memory, unless it is away or busy with a
+        replay."""
+        for end in self._item_ends:
+            if end.to_world:
+                continue
+            log = end.log
+            if work := log.spill(log.last if end.relaxed else min(log.processed, log.cursor - 1)):
+                number, batches = work
+                self._do(ev.Spill(end.spec.id, number, tuple(batches)))
+
+    def _spilled(self, event: ev.Spilled) -> None:
+        """A file is there, or could not be written: then all of it stays in memory."""
+        end = self.ends[event.channel]
+        if not end.log.wrote(event.number, is_written=event.is_written) and event.is_written:
+            self._do(ev.DropSpilled(event.channel, event.number))
+        self.pump(end)
+
+    def _read_back(self, event: ev.ReadBack) -> None:
+        """Send on with what was read; if it cannot be, we have to make it again."""
+        end = self.ends[event.channel]
+        if event.batches is None or not end.log.read_back(event.number, list(event.batches)):
+            if end.log.spilled.find(event.number) is not None:
+                life = self._life
+                self._do(ev.Tell(msg.Unreadable(life.id, life.incarnation, event.channel)))
+            return
+        self.pump(end)
+
+    def _complete(self, end: Outbound, item: Item) -> Item | None:
+        log = end.log
+        whole = log.complete(item)
+        if whole is not item and item.seq + 1 not in log.spilled.loaded:
+            for number in log.spilled.to_load(item.seq):
+                self._do(ev.ReadSpilled(end.spec.id, number))
+        return whole
+
+    def truncate(self, channel: int, seq: int) -> None:
+        """The receiver's floor has passed item `seq`."""
+        for number in self.ends[channel].log.truncate(seq):
+            self._do(ev.DropSpilled(channel, number))
+
     def pump(self, end: Outbound) -> None:
         """Send what may be sent, each item with what its receiver lacks of the logs."""
         log = end.log
@@ -169,6 +224,11 @@ class Outbounds:
             item = log.item(log.cursor)
             if self._gate_closed(end, item):
                 break
+            if log.spilled.files:
+                whole = self._complete(end, item)
+                if whole is None:
+                    break
+                item = whole
             log.cursor += 1
             self._send(end, item)
 
@@ -251,6 +311,16 @@ class Outbounds:
                 self._dial(end)
         self._share(self.ends.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept for receivers in memory."""
+        return sum(end.log.held_bytes for end in self._item_ends)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """What is kept for them on the disk."""
+        return sum(end.log.spilled.nbytes for end in self._item_ends)
+
     def statistics(self) -> dict[str, int]:
         """Counters for the progress display."""
         logs = [end.log for end in self.ends.values()]
@@ -258,7 +328,8 @@ class Outbounds:
             "blocked": int(self.blocked()),
             "backlog_items": sum(log.last - log.processed for log in logs),
             "backlog_bytes": sum(log.backlog_bytes for log in logs),
-            "inflight_bytes": sum(log.nbytes for log in logs),
+            "inflight_bytes": self.held_bytes,
+            "spilled_bytes": self.spilled_bytes,
             "items_out": sum(log.last for log in logs),
             "shared_bytes": self.shared_bytes,
         }

@@ -103,6 +103,15 @@ class Recoveries:
                 self._begin(task)
         self._advance()
 
+    def unreadable(self, slot: int, report: msg.Unreadable) -> None:
+        """A task lives, and cannot send again what it has sent: like an orphan, it makes that once
+        more from its own log, which is intact."""
+        task = self._tasks[report.task]
+        if report.incarnation == task.incarnation and task.phase in ACTIVE:
+            self._do(Note("unreadable", task.id, task.incarnation, report.channel))
+            self._begin(task)
+            self._advance()
+
     def _begin(self, task: TaskState) -> None:
         """Fence the dead life everywhere; each holder answers how much of its log it has."""
         self._do(Note("detected", task.id, task.incarnation))

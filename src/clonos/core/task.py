@@ -149,6 +149,7 @@ class TaskMachine:
             ev.LayerStored: self._on_layer_stored,
             ev.Written: self.outbounds.written,
             ev.CallsOver: lambda event: self.calls.heard(event.outcomes),
+            **self.outbounds.on_disk,
             ev.Tick: lambda _: self.outbounds.tick(),
             msg.Fence: self._on_fence,
             msg.Resolve: self._on_resolve,
@@ -373,7 +374,7 @@ class TaskMachine:
             self.seals.floor(command.positions[self.id])
         self.holder.truncate(command.positions, {self.id, *self.plan.distances[self.id]})
         for channel in command.needs.keys() & self.outputs.keys():
-            self.outputs[channel].log.truncate(command.needs[channel])
+            self.outbounds.truncate(channel, command.needs[channel])
 
     def _on_seal_now(self, _: msg.SealNow) -> None:
         self.seals.is_due = True

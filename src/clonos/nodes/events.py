@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from clonos.core import events as ev
 from clonos.core.calls import Outcome
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
@@ -76,6 +77,14 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskAnswered:
+    """What has come of writing a life's items to the local disk, or of reading them back."""
+
+    life: int
+    outcome: ev.Spilled | ev.ReadBack
+
+
+@dataclass(frozen=True, slots=True)
 class RowsReady:
     """A source has rows (or its end, or an error) for the task that reads it."""
 
@@ -91,6 +100,7 @@ Event = (
     | CallsOver
     | WorkFailed
     | Ran
+    | DiskAnswered
     | RowsReady
 )
 """What a slot's node receives, besides messages."""

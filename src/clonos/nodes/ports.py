@@ -18,7 +18,16 @@ from typing import Protocol
 
 from clonos.core.calls import CallId, Request
 from clonos.core.decisions import Note
-from clonos.core.events import Release, SourceEnded, SourceRows, StoreLayer, World
+from clonos.core.events import (
+    DropSpilled,
+    ReadSpilled,
+    Release,
+    SourceEnded,
+    SourceRows,
+    Spill,
+    StoreLayer,
+    World,
+)
 from clonos.core.history import Chains
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import LayerRef
@@ -145,6 +154,23 @@ class Calls(Protocol):
         """That life is over: cancel what can be cancelled, begin no attempt any more."""
 
 
+class Scratch(Protocol):
+    """Space on the local disk, for as long as the process lives."""
+
+    def write(self, life: int, spill: Spill) -> None:
+        """Write batches to a file. Answered by ``DiskAnswered`` with ``Spilled``."""
+
+    def read(self, life: int, spilled: ReadSpilled) -> None:
+        """Read a file. Answered by ``DiskAnswered`` with ``ReadBack``: batches whose digests say
+        what was read, or None."""
+
+    def drop(self, life: int, spilled: DropSpilled) -> None:
+        """This file is of no use any more."""
+
+    def withdraw(self, life: int) -> None:
+        """That life is over: none of its files is of use."""
+
+
 class Writer(Protocol):
     """A sink that puts its output into the world itself, where it runs."""
 
@@ -178,6 +204,7 @@ class SlotPorts:
     worlds: Callable[[int, Incarnation], World]
     writers: Callable[[int, Incarnation], Writer | None]
     calls: Calls
+    scratch: Scratch
 
 
 # --- of the driver ----------------------------------------------------------------------------

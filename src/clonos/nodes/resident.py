@@ -128,6 +128,9 @@ class Resident:
             ev.Release: self._release,
             ev.NeedRows: self._need_rows,
             ev.MakeCalls: self._make_calls,
+            ev.Spill: lambda action: self._ports.scratch.write(number, action),
+            ev.ReadSpilled: lambda action: self._ports.scratch.read(number, action),
+            ev.DropSpilled: lambda action: self._ports.scratch.drop(number, action),
         }
 
     @property
@@ -177,6 +180,7 @@ class Resident:
         if self.machine is not None:
             self.machine.abandon()
         self._ports.calls.withdraw(self.number)
+        self._ports.scratch.withdraw(self.number)
         self._close_source()
         self._home.links.reset({*self.spec.inputs, *self.spec.outputs})
 

@@ -40,6 +40,15 @@ SLICE_S: Final = 0.002
 QUEUE_MAX: Final = 16
 """A source waits while a task of its slot has more items of it to take: what they need is time, and
 batches of a backlog are larger."""
+MEMORY_BYTES: Final = 256 << 20
+"""A slot that keeps more for receivers in memory writes the oldest of it to its local disk. It is
+half of what makes sources wait (:data:`~clonos.core.throttle.INFLIGHT_BYTES_HIGH`)."""
+DISK_BYTES: Final = 4 << 30
+"""With more than this on its disk it writes no more, and sources wait in the end."""
+ROOM_S: Final = 0.02
+"""How often a slot looks whether it keeps too much."""
+DISK_RETRY_S: Final = 1.0
+"""After a write that has failed (the disk is full, say) it looks again only after this time."""
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 _NOBODY_ELSE_KNOWS: Final = (CannotConnect, AuthenticationFailed)
@@ -63,6 +72,8 @@ class SlotNode:
         How long a task tries to connect to a peer before it complains to the coordinator.
     steps_per_turn
         See :data:`STEPS_PER_TURN`.
+    memory_bytes, disk_bytes
+        See :data:`MEMORY_BYTES`, :data:`DISK_BYTES`.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
 
@@ -84,11 +95,15 @@ class SlotNode:
         unreachable_s: float,
         steps_per_turn: int = STEPS_PER_TURN,
         machines: Callable[..., TaskMachine] = TaskMachine,
+        memory_bytes: int = MEMORY_BYTES,
+        disk_bytes: int = DISK_BYTES,
     ) -> None:
         self.is_over = False
         self.lost: ClonosError | None = None
         self._plan, self._ports = plan, ports
         self._steps_per_turn = steps_per_turn
+        self._memory_bytes, self._disk_bytes = memory_bytes, disk_bytes
+        self._room_at = 0.0
         self._control: Connection | None = None
         self._came: deque[Heard] = deque()
         self._layers: list[Heard] = []  # for which the track was not free
@@ -112,6 +127,7 @@ class SlotNode:
             node_events.CallsOver: self._on_calls_over,
             node_events.WorkFailed: self._on_work_failed,
             node_events.Ran: self._on_ran,
+            node_events.DiskAnswered: self._on_disk_answered,
             node_events.RowsReady: self._on_rows_ready,
         }
         self._on_command: dict[type[Any], Callable[[Any], None]] = {
@@ -161,6 +177,7 @@ class SlotNode:
             self._let(resident, self._run, resident)
             has_news |= bool(self._came)
             self._hear_all()
+        self._make_room()
         if self._ports.track.is_free:
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
         if has_news:
@@ -190,6 +207,18 @@ class SlotNode:
             if machine is not None and len(machine.inputs[channel].queue) > QUEUE_MAX:
                 return False
         return True
+
+    def _make_room(self) -> None:
+        now = self._ports.clock.ticks_s()
+        if now < self._room_at:
+            return
+        self._room_at = now + ROOM_S
+        ends = [machine.outbounds for machine in self.machines]
+        if sum(end.held_bytes for end in ends) <= self._memory_bytes:
+            return
+        if sum(end.spilled_bytes for end in ends) < self._disk_bytes:
+            for resident in list(self._residents.values()):
+                self._let(resident, resident.hear, ev.MakeRoom())
 
     def close(self) -> None:
         """The process ends: stop reading."""
@@ -294,6 +323,13 @@ class SlotNode:
     def _on_ran(self, event: node_events.Ran) -> None:
         if (resident := self._of(event.life)) is not None:
             self._let(resident, resident.ran, event.error)
+
+    def _on_disk_answered(self, event: node_events.DiskAnswered) -> None:
+        outcome = event.outcome
+        if isinstance(outcome, ev.Spilled) and not outcome.is_written:
+            self._room_at = self._ports.clock.ticks_s() + DISK_RETRY_S
+        if (resident := self._of(event.life)) is not None:
+            self._let(resident, resident.hear, outcome)
 
     def _on_rows_ready(self, event: node_events.RowsReady) -> None:
         """Nothing to do: every turn checks for rows."""

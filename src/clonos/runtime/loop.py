@@ -24,6 +24,7 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.slot import SlotNode
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
+from clonos.runtime.scratch import LocalScratch
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.runtime.writers import Writers
@@ -145,6 +146,7 @@ class SlotLoop:
         self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
         self._writers = Writers(shipment, inbox)
         self._calls = CallRunner(inbox.put)
+        self._scratch = LocalScratch(inbox.put, digests=shipment.plan.causal_log)
         ports = SlotPorts(
             network=self._plane,
             clock=Ticks(),
@@ -155,6 +157,7 @@ class SlotLoop:
             worlds=self._world_of,
             writers=self._writers.of,
             calls=self._calls,
+            scratch=self._scratch,
         )
         self._node = SlotNode(
             shipment.plan,
@@ -195,6 +198,7 @@ class SlotLoop:
             self._layers.close()
             self._writers.close()
             self._calls.close()
+            self._scratch.close()
             plane.shutdown()
         if node.lost is not None:
             raise node.lost

@@ -15,6 +15,7 @@ from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.watch import DEATHS
 from clonos.errors import ClonosError
+from clonos.nodes.slot import MEMORY_BYTES
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import Disks, Rot
@@ -86,6 +87,10 @@ class Options:
     """How often a launched process starts late, twice, or never."""
     hanging_calls: float = 0.1
     """How often a call is not answered before all faults have healed."""
+    memory_bytes: int = MEMORY_BYTES
+    """A process that keeps more for receivers in memory writes it to its local disk ..."""
+    scratch_faults: float = 0.0
+    """... which fails so often, while there are faults."""
     long_jobs: float = 0.0
     """How often user code takes longer, and its slot hears what comes meanwhile."""
 
@@ -124,6 +129,10 @@ class Cluster:
         """For how long jobs take: whatever that is, all else is drawn as before."""
         self.call_random = Random(0)
         """For how long calls take."""
+        self.scratch_random = Random(0)
+        """How local disks fare."""
+        self.spilled = self.read_back = self.rotten = 0
+        """Files of items: written, read again, read in vain."""
         self.scheduler = Scheduler()
         self.network = Network(self.scheduler, random)
         self.network.latency_ms = options.latency_ms

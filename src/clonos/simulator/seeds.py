@@ -245,6 +245,8 @@ def simulate(
     if availability is not None and not is_poisoned:
         options.availability = availability
     options.long_jobs = _long_jobs(seed)
+    if seed % 9 in (4, 7):
+        options.memory_bytes, options.scratch_faults = 0, (0.0, 0.2)[seed % 2]
     if history and job.plan.causal_log:
         options.keep, options.availability = keep_of(seed), False
     if disk is None:

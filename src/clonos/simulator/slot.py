@@ -28,6 +28,7 @@ from clonos.simulator.invariants import (
     timer_in_time,
 )
 from clonos.simulator.network import Stream
+from clonos.simulator.scratch import SlotScratch
 from clonos.simulator.watched import WatchedMachine
 from clonos.simulator.world import EPOCH_MS, Poisoned, TaskWorld
 from clonos.transport.errors import CannotConnect, PeerUnreachable
@@ -117,12 +118,14 @@ class Slot:
                 worlds=self._world,
                 writers=self._writer,
                 calls=SlotCalls(self),
+                scratch=SlotScratch(self),
             ),
             share_s=SHARE_MS / 1000,
             seal_s=cluster.options.epoch_ms / 1000,
             unreachable_s=UNREACHABLE_S,
             steps_per_turn=cluster.options.steps_per_turn,
             machines=partial(WatchedMachine, cluster.recorder),
+            memory_bytes=cluster.options.memory_bytes,
         )
         self.node.random = cluster.random
         self.node.join(ControlEnd(self))
