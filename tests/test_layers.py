@@ -101,8 +101,8 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset(
-        {f"clonos.simulator.{one}" for one in ("calls", "cluster", "driver", "durable", "slot",
-            "spark")}
+        {f"clonos.simulator.{one}" for one in ("calls", "cluster", "driver", "durable", "scratch",
+            "slot", "spark")}
     ):
         "processes of the simulated cluster know it, and it makes them",
 }  # fmt: skip

@@ -72,7 +72,7 @@ class Note:
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
-        "generation", "standby", "unreachable",
+        "generation", "standby", "unreachable", "unreadable",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY

@@ -165,7 +165,7 @@ class Scratch(Protocol):
         what was read, or None."""
 
     def drop(self, life: int, spilled: DropSpilled) -> None:
-        """This file is of no use any more."""
+        """Nobody will ask for this file again."""
 
     def withdraw(self, life: int) -> None:
         """That life is over: none of its files is of use."""

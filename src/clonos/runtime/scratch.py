@@ -31,13 +31,14 @@ class LocalScratch:
         self._answer, self._digests = answer, digests
         self._files: dict[tuple[int, int, int], IO[bytes]] = {}  # touched by the thread only
         self._over = set[int]()
+        self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clonos-scratch")
 
     def write(self, life: int, spill: ev.Spill) -> None:
         self._thread.submit(self._write, life, spill)
 
     def _write(self, life: int, spill: ev.Spill) -> None:
-        if life in self._over:
+        if self._is_closed or life in self._over:
             return
         try:
             file = self._written(spill)
@@ -66,7 +67,7 @@ class LocalScratch:
         self._thread.submit(self._read, life, spilled)
 
     def _read(self, life: int, spilled: ev.ReadSpilled) -> None:
-        if life in self._over:
+        if self._is_closed or life in self._over:
             return
         key = life, spilled.channel, spilled.number
         try:
@@ -94,4 +95,10 @@ class LocalScratch:
 
     def close(self) -> None:
         """The slot ends."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        self._thread.submit(self._close)
+        self._thread.shutdown(wait=False)
+
+    def _close(self) -> None:
+        for key in list(self._files):
+            self._drop(key)

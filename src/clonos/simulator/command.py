@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history", action="store_true", help="jobs keep their past, and somebody reads it"
     )
     parser.add_argument(
+        "--spill", action="store_true", help="retained output goes to local disks, which fail"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -137,7 +140,15 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(args.harsh, args.availability, args.edge, args.disk, args.overlap, args.history)
+        kind = Kind(
+            args.harsh,
+            args.availability,
+            args.edge,
+            args.disk,
+            args.overlap,
+            args.history,
+            args.spill,
+        )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:

@@ -57,6 +57,7 @@ class Kind(NamedTuple):
     disk: bool | None = None
     overlap: bool = False
     history: bool = False
+    spill: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -200,6 +201,7 @@ def simulate(
     disk: bool | None = None,
     overlap: bool = False,
     history: bool = False,
+    spill: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -214,6 +216,7 @@ def simulate(
     `edge`: a chain whose links to the house-keeper are slow, and break.
     `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
     `history`: the job keeps its past, unless it has no logs, and somebody reads it.
+    `spill`: all that is kept for receivers goes to local disks, which fail at times.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
@@ -245,8 +248,8 @@ def simulate(
     if availability is not None and not is_poisoned:
         options.availability = availability
     options.long_jobs = _long_jobs(seed)
-    if seed % 9 in (4, 7):
-        options.memory_bytes, options.scratch_faults = 0, (0.0, 0.2)[seed % 2]
+    if spill:
+        options.memory_bytes, options.scratch_faults = 0, (0.0, 0.3)[seed % 2]
     if history and job.plan.causal_log:
         options.keep, options.availability = keep_of(seed), False
     if disk is None:
