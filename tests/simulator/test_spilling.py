@@ -53,14 +53,14 @@ def kept(cluster: Cluster) -> tuple[int, int]:
 def finish(cluster: Cluster) -> None:
     cluster.options.rows_ms = 1.0
     cluster.heals_at = cluster.scheduler.now
-    outcome = cluster.run(cluster.scheduler.now + 10 * MINUTES)
+    outcome = cluster.run(cluster.scheduler.now + 100 * MINUTES)
     assert outcome.state == "done", outcome
     cluster.recorder.check_end(cluster.service)
 
 
 def leave(cluster: Cluster, minutes: float) -> None:
     """The receiver is away for so long, while the source goes on."""
-    cluster.options.relaunch_ms = minutes * MINUTES
+    cluster.options.relaunch_ms = 2 * minutes * MINUTES  # on average
     cluster.options.rows_ms = minutes * MINUTES / 300
     slot = cluster.slot_of(AWAY)
     assert slot is not None
