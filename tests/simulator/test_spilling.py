@@ -50,6 +50,11 @@ def kept(cluster: Cluster) -> tuple[int, int]:
     return log.nbytes, log.nbytes - log.spilled.nbytes
 
 
+def incarnation(cluster: Cluster, task: int) -> int:
+    """How often it has failed."""
+    return cluster.driver.coordinator.tasks[task].incarnation.n
+
+
 def finish(cluster: Cluster) -> None:
     cluster.options.rows_ms = 1.0
     cluster.heals_at = cluster.scheduler.now
@@ -59,49 +64,67 @@ def finish(cluster: Cluster) -> None:
 
 
 def leave(cluster: Cluster, minutes: float) -> None:
-    """The receiver is away for so long, while the source goes on."""
-    cluster.options.relaunch_ms = 2 * minutes * MINUTES  # on average
+    """The receiver is away for so long, while the source goes on; nor does it come back yet."""
+    cluster.held_starts = []
     cluster.options.rows_ms = minutes * MINUTES / 300
     slot = cluster.slot_of(AWAY)
     assert slot is not None
     cluster.kill(slot, "killed")
     since = cluster.scheduler.now
-    cluster.run_until(lambda: cluster.scheduler.now - since > 0.9 * minutes * MINUTES, FOR_EVER)
+    cluster.run_until(lambda: cluster.scheduler.now - since > minutes * MINUTES, FOR_EVER)
+    assert machine(cluster, AWAY) is None
 
 
-@pytest.mark.parametrize("minutes", [0.5, pytest.param(10, marks=pytest.mark.soak)])
+def come_back(cluster: Cluster) -> None:
+    held, cluster.held_starts = cluster.held_starts, None
+    assert held
+    for start in held:
+        start()
+
+
+@pytest.mark.parametrize("minutes", [0.2, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_receiver_is_away_for_long_and_nobody_waits(minutes: float) -> None:
     cluster = cluster_of(1)
     beside = machine(cluster, 4).position
     leave(cluster, minutes)
-    assert machine(cluster, AWAY) is None
     assert machine(cluster, 4).position > beside + 100
     everything, in_memory = kept(cluster)
     assert everything > 5000
     assert in_memory < everything / 20
+    come_back(cluster)
     finish(cluster)
     assert cluster.read_back > 0
+    assert incarnation(cluster, 0) == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_task_makes_again_what_its_disk_has_lost(seed: int) -> None:
-    cluster = cluster_of(seed)
-    notes: list[str] = []
-    cluster.on_note.append(lambda note: notes.append(note.what))
-    leave(cluster, 0.2)
+    """Half of the time the file cannot be read, and half of the time it has something else."""
+    cluster = cluster_of(1)
+    cluster.scratch_random = Random(seed)
+    leave(cluster, 0.05)
+    unreadable: list[int] = []
+    cluster.on_note.append(lambda n: unreadable.append(n.task) if n.what == "unreadable" else None)
     cluster.options.scratch_faults = 1.0
-    cluster.run_until(lambda: "unreadable" in notes, FOR_EVER)
+    come_back(cluster)
+    cluster.run_until(lambda: unreadable, FOR_EVER)
     cluster.options.scratch_faults = 0.0
     finish(cluster)
+    assert unreadable == [0]
+    assert cluster.rotten > 0
+    assert incarnation(cluster, 0) == 1
+    assert incarnation(cluster, 4) == 0
 
 
 def test_all_is_kept_in_memory_while_the_disk_takes_nothing() -> None:
     cluster = cluster_of(1, scratch_faults=1.0)
-    leave(cluster, 0.2)
+    leave(cluster, 0.05)
     everything, in_memory = kept(cluster)
     assert in_memory == everything > 0
     assert not cluster.spilled
+    come_back(cluster)
     finish(cluster)
+    assert not cluster.read_back
 
 
 @pytest.mark.parametrize("harsh", [False, True])

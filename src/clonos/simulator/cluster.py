@@ -148,6 +148,8 @@ class Cluster:
         self.slow: dict[int, float] = {}
         self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
         """By executor: each is a machine."""
+        self.held_starts: list[Callable[[], None]] | None = None
+        """Processes that Spark has no room for, as long as a script says so."""
         self.deaths = 0
         self.poisonings = 0
         self.trials = Trials(job.wrap, Random(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clonos.errors import ClonosError
@@ -60,7 +61,9 @@ class Spark:
 
     def _start(self, number: int) -> None:
         attempt = self._attempts[number]
-        if self._driver.alive and not attempt.is_over:
+        if self._cluster.held_starts is not None:
+            self._cluster.held_starts.append(partial(self._start, number))
+        elif self._driver.alive and not attempt.is_over:
             bound = self._bound[attempt.place]
             attempt.process = self._cluster.start_slot(self._driver, attempt.place, number, bound)
 
