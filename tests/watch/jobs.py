@@ -55,7 +55,7 @@ def view(job: Any, *, away: dict[int, str] | None = None, recoveries: tuple[Reco
         told.append(
             TaskProgress(
                 task.name, phase, "1.1", slot, "driver", 4100 + task.index, 3_600_000 + task.id,
-                3_500_000, 120_000, 118_000, rate, 6 + task.id % 5, 12_000, 410_000, 96_000, 1.7,
+                3_500_000, 120_000, 118_000, rate, 6 + task.id % 5, 12_000, 410_000, 0, 96_000, 1.7,
                 240, 5_300_000 + 1_000 * task.id, 1, (),
             )
         )  # fmt: skip

@@ -66,6 +66,12 @@ class Job:
         is deleted. Rows that sources have spooled do not count.
     history_interval
         Time between two points of the history.
+    inflight
+        Tasks keep their output until the receivers' checkpoints have passed it. "spill": what is
+        too much for the memory of a slot goes to its local disk; "memory": nothing does.
+    inflight_bytes
+        How much of it a slot keeps in memory, such as ``"1 GB"``. At twice as much, because the
+        disk is full or nothing is spilled, sources wait.
     seed
         Of ``ctx.random``.
     lineage
@@ -101,6 +107,8 @@ class Job:
         history: str | timedelta | None = None,
         history_bytes: str | int | None = None,
         history_interval: str | timedelta = "1 minute",
+        inflight: Literal["spill", "memory"] = "spill",
+        inflight_bytes: str | int = "256 MiB",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
@@ -124,6 +132,7 @@ class Job:
                 remedy="after a loss that is forgiven the parts of the past do not fit together: "
                 "use one or the other",
             )
+        _one_of("inflight", inflight, "spill", "memory")
         _one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
         self.parallelism = _number("parallelism", parallelism, 1)
@@ -144,6 +153,8 @@ class Job:
                 on_orphan=on_orphan,
                 lineage=None if lineage is None else _name("lineage", lineage),
                 keep=keep,
+                inflight=inflight,
+                inflight_bytes=parse_size(inflight_bytes),
             ),
         )
 

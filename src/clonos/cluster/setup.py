@@ -205,6 +205,7 @@ class DriverSetup:
             silence_s=silence_s,
             answer_s=answer_s,
             progress_s=progress_s,
+            inflight_bytes=options.inflight_bytes,
             versions=installed(),
             interruptions=(JobCancelled, SparkStopped),
         )

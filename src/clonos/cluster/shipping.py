@@ -60,6 +60,8 @@ def ship(
         layers_uri=layers_uri,
         layers_durability=layers_durability,
         seal_ms=compiled.options.checkpoint_interval_ms,
+        inflight_bytes=compiled.options.inflight_bytes,
+        spills=compiled.options.inflight == "spill",
         **settings,
     )
 

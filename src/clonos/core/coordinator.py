@@ -34,7 +34,7 @@ from clonos.core.reach import GATHER_MS, Reach
 from clonos.core.recovery import PATIENCE_MS, Recoveries
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
-from clonos.core.throttle import Throttle
+from clonos.core.throttle import INFLIGHT_BYTES, Throttle
 from clonos.errors import ProtocolError
 
 __all__ = [
@@ -61,6 +61,8 @@ class Coordinator:
         For how long a recovery waits for one answer.
     gather_ms
         How long complaints about slots that cannot be reached are gathered.
+    inflight_bytes
+        What a process may keep in memory for its receivers.
     term
         This driver's, if it has claimed one: one that died before its first record has used up a
         term that the journal does not know.
@@ -77,6 +79,7 @@ class Coordinator:
         bound: Collection[int] = (),
         patience_ms: int = PATIENCE_MS,
         gather_ms: int = GATHER_MS,
+        inflight_bytes: int = INFLIGHT_BYTES,
         term: int | None = None,
     ) -> None:
         self.plan = plan
@@ -87,7 +90,7 @@ class Coordinator:
         self.roster = Roster(plan, keeper, address, term)
         self.standbys = Standbys(self.roster, standbys, self._bound)
         self.checkpoints = Checkpoints(self.roster, self.standbys)
-        self.throttle = Throttle(self.roster)
+        self.throttle = Throttle(self.roster, inflight_bytes)
         self.reach = Reach(self.roster, gather_ms)
         self.blame = Blame(self.roster)
         self.recoveries = Recoveries(

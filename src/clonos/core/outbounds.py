@@ -49,6 +49,7 @@ class Outbounds:
         self.ends = {end.spec.id: end for end in ends}
         self._shares_soon = False
         self.shared_bytes = 0  # log entries sent along with items, as often as they were sent
+        self._refused_files = 0
         self._life = life
         self._book = holder.book
         self._holder = holder
@@ -188,6 +189,7 @@ class Outbounds:
     def _spilled(self, event: ev.Spilled) -> None:
         """A file is there, or could not be written: then all of it stays in memory."""
         end = self.ends[event.channel]
+        self._refused_files += not event.is_written
         if not end.log.wrote(event.number, is_written=event.is_written) and event.is_written:
             self._do(ev.DropSpilled(event.channel, event.number))
         self.pump(end)
@@ -330,6 +332,7 @@ class Outbounds:
             "backlog_bytes": sum(log.backlog_bytes for log in logs),
             "inflight_bytes": self.held_bytes,
             "spilled_bytes": self.spilled_bytes,
+            "refused_files": self._refused_files,
             "items_out": sum(log.last for log in logs),
             "shared_bytes": self.shared_bytes,
         }

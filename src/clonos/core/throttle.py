@@ -8,8 +8,10 @@ from typing import Final
 from clonos.core import messages as msg
 from clonos.core.roster import Roster, TaskState
 
-INFLIGHT_BYTES_HIGH: Final = 512 << 20
-"""Sources wait while a process keeps more than this for its receivers (one is away, or replays)."""
+INFLIGHT_BYTES: Final = 256 << 20
+"""A process that keeps more than this in memory for its receivers (one is away, or replays) writes
+the oldest of it to its local disk; sources wait while it keeps twice as much."""
+INFLIGHT_BYTES_HIGH: Final = 2 * INFLIGHT_BYTES
 LOG_BYTES_HIGH: Final = 256 << 20
 """Sources wait while a process holds more of the logs: only a floor takes log entries away."""
 KEEPER_BYTES_HIGH: Final = 1 << 30
@@ -22,8 +24,9 @@ requested, whatever the checkpoint interval."""
 class Throttle:
     """Whether sources wait, and who makes them."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, inflight_bytes: int = INFLIGHT_BYTES) -> None:
         self._roster = roster
+        self._limit = 2 * inflight_bytes
         self._inflight_bytes: dict[int, int] = {}  # by task
         self._log_bytes: dict[int, int] = {}
         self._is_closed = self._is_held = False
@@ -34,7 +37,7 @@ class Throttle:
 
     @property
     def _inflight_fullness(self) -> float:
-        return self._most(self._inflight_bytes) / INFLIGHT_BYTES_HIGH
+        return self._most(self._inflight_bytes) / self._limit
 
     @property
     def _log_fullness(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from clonos.core.history import Keep
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.operators.base import OnBadRecord
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Operation, Project
@@ -72,6 +73,8 @@ class JobOptions:
     on_orphan: str = "consistency"
     lineage: str | None = None
     keep: Keep | None = None
+    inflight: str = "spill"
+    inflight_bytes: int = INFLIGHT_BYTES
 
 
 @dataclass

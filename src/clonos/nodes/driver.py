@@ -128,6 +128,7 @@ class DriverNode:
             bound=bound,
             patience_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
+            inflight_bytes=settings.inflight_bytes,
             term=settings.term,
         )
         self.places = Places(
@@ -340,7 +341,8 @@ class DriverNode:
     def _on_statistics(self, slot: int, said: TaskStatistics) -> None:
         is_current = self.coordinator.tasks[said.task].slot == slot  # else it is an earlier life's
         sample = Sample(said.now_ms / 1000, said.task, said.counters)
-        self._chronicle.heard(sample, is_current=is_current)
+        if warning := self._chronicle.heard(sample, is_current=is_current):
+            self._warn(warning)
         kept = {k: v for k, v in said.counters.items() if not k.endswith(TRAFFIC)}
         self._ports.audience.sampled(Sample(sample.at_s, said.task, kept))
         self._has_rates = True
@@ -401,8 +403,7 @@ class DriverNode:
         self._pending.append(self._history.surveyed(event, self._ports.clock.wall_s()))
 
     def _on_archive_failed(self, event: events.ArchiveFailed) -> None:
-        warning = self._history.failed(event, self._clock_s)
-        if warning is not None:
+        if (warning := self._history.failed(event, self._clock_s)) is not None:
             self._warn(warning)
 
     def _on_merge_failed(self, event: events.MergeFailed) -> None:

@@ -103,18 +103,27 @@ class Chronicle:
         self._reports = self._number = 0
         self._recent: deque[JobProgress] = deque(maxlen=RECENT_MAX)
         self._recoveries: list[Recovery] = []
+        self._refused = set[int]()  # tasks of which a warning was given
         self._open: dict[int, int] = {}  # by task: which of them is its newest
         self._floor = self._generation = self._orphans = 0
 
     # --- what the driver tells ------------------------------------------------------------------
 
-    def heard(self, sample: Sample, *, is_current: bool) -> None:
-        """A task (or an earlier life of it) has sent its statistics."""
+    def heard(self, sample: Sample, *, is_current: bool) -> str | None:
+        """A task (or an earlier life of it) has sent its statistics; a warning, once each."""
         counted = self._tasks[sample.task]
         if is_current:
             self._reports += 1
             counted.take(sample.counters)
         counted.samples = (counted.samples[1] if counted.samples else sample, sample)
+        if not sample.counters.get("refused_files", 0) or sample.task in self._refused:
+            return None
+        self._refused.add(sample.task)
+        return (
+            f"{self._names[sample.task]}: its local disk takes no files; what it keeps for "
+            "receivers stays in memory, and sources wait if that becomes too much. Is the disk "
+            "full? SPARK_LOCAL_DIRS says where it is"
+        )
 
     def epoch_began(self, now_s: float) -> None:
         self._began_s = now_s
@@ -214,6 +223,7 @@ class Chronicle:
             latency_ms=latency_ms or None,
             backlog_bytes=now.get("backlog_bytes", 0),
             in_flight_bytes=now.get("inflight_bytes", 0),
+            spilled_bytes=now.get("spilled_bytes", 0),
             log_bytes=now.get("log_bytes", 0),
             log_bytes_per_row=entry_bytes / rows if rows else None,
             steps_to_replay=max(now.get("position", 0) - floor, 0),

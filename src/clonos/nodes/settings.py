@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from clonos import errors
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.nodes import commits
 from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.places import PACE, Pace
@@ -37,6 +38,8 @@ class DriverSettings:
         How long the driver may go on without having looked for a later term.
     grace_s
         How long layers stay that nobody refers to any more.
+    inflight_bytes
+        What a slot may keep in memory for receivers: at twice as much, sources wait.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -61,3 +64,4 @@ class DriverSettings:
     rotate_bytes: int = commits.ROTATE_BYTES
     grace_s: float = GARBAGE_S
     pace: Pace = PACE
+    inflight_bytes: int = INFLIGHT_BYTES

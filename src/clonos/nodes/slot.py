@@ -20,6 +20,7 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard
@@ -40,9 +41,6 @@ SLICE_S: Final = 0.002
 QUEUE_MAX: Final = 16
 """A source waits while a task of its slot has more items of it to take: what they need is time, and
 batches of a backlog are larger."""
-MEMORY_BYTES: Final = 256 << 20
-"""A slot that keeps more for receivers in memory writes the oldest of it to its local disk. It is
-half of what makes sources wait (:data:`~clonos.core.throttle.INFLIGHT_BYTES_HIGH`)."""
 DISK_BYTES: Final = 4 << 30
 """With more than this on its disk it writes no more, and sources wait in the end."""
 ROOM_S: Final = 0.02
@@ -73,7 +71,7 @@ class SlotNode:
     steps_per_turn
         See :data:`STEPS_PER_TURN`.
     memory_bytes, disk_bytes
-        See :data:`MEMORY_BYTES`, :data:`DISK_BYTES`.
+        See :data:`~clonos.core.throttle.INFLIGHT_BYTES`, :data:`DISK_BYTES`.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
 
@@ -95,7 +93,7 @@ class SlotNode:
         unreachable_s: float,
         steps_per_turn: int = STEPS_PER_TURN,
         machines: Callable[..., TaskMachine] = TaskMachine,
-        memory_bytes: int = MEMORY_BYTES,
+        memory_bytes: int = INFLIGHT_BYTES,
         disk_bytes: int = DISK_BYTES,
     ) -> None:
         self.is_over = False

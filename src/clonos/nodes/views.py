@@ -80,7 +80,9 @@ class TaskProgress(Told):
     backlog_bytes
         What its receivers have not taken yet.
     in_flight_bytes
-        What it keeps in case its receivers need it again.
+        What it keeps in memory in case its receivers need it again.
+    spilled_bytes
+        What it keeps on its local disk for them.
     log_bytes
         Entries of all logs that it holds, its own and others'.
     log_bytes_per_row
@@ -107,6 +109,7 @@ class TaskProgress(Told):
     latency_ms: int | None
     backlog_bytes: int
     in_flight_bytes: int
+    spilled_bytes: int
     log_bytes: int
     log_bytes_per_row: float | None
     steps_to_replay: int

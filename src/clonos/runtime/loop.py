@@ -21,7 +21,7 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.errors import SlotBroken
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
 from clonos.nodes.ports import SlotPorts
-from clonos.nodes.slot import SlotNode
+from clonos.nodes.slot import DISK_BYTES, SlotNode
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.scratch import LocalScratch
@@ -165,6 +165,8 @@ class SlotLoop:
             share_s=shipment.share_ms / 1000,
             seal_s=shipment.seal_ms / 1000,
             unreachable_s=shipment.unreachable_s,
+            memory_bytes=shipment.inflight_bytes,
+            disk_bytes=DISK_BYTES if shipment.spills else 0,
         )
 
     def _world_of(self, task: int, incarnation: Incarnation) -> RealWorld:

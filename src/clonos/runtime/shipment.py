@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from clonos.core.plan import Plan
 from clonos.core.program import Program
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.sinks.lanes import OutputWriter
 from clonos.sources.readers import Reader
 from clonos.storage.files import Durability
@@ -47,6 +48,8 @@ class Shipment:
         Log entries that no batch has carried for this long travel by themselves.
     seal_ms
         Without markers: how often a task that has done something seals a layer.
+    inflight_bytes, spills
+        What a slot may keep in memory for receivers, and whether it writes more to its disk.
     """
 
     job_id: str
@@ -68,4 +71,6 @@ class Shipment:
     linger_ms: float = 10.0
     share_ms: float = 50.0
     seal_ms: float = 1000.0
+    inflight_bytes: int = INFLIGHT_BYTES
+    spills: bool = True
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

@@ -13,9 +13,9 @@ from clonos.core import messages as msg
 from clonos.core.history import Keep
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.core.watch import DEATHS
 from clonos.errors import ClonosError
-from clonos.nodes.slot import MEMORY_BYTES
 from clonos.nodes.versions import HASH_SEED
 from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import Disks, Rot
@@ -87,7 +87,7 @@ class Options:
     """How often a launched process starts late, twice, or never."""
     hanging_calls: float = 0.1
     """How often a call is not answered before all faults have healed."""
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = INFLIGHT_BYTES
     """A process that keeps more for receivers in memory writes it to its local disk ..."""
     scratch_faults: float = 0.0
     """... which fails so often, while there are faults."""

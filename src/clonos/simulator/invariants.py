@@ -77,6 +77,11 @@ def log_before_effects(machine: TaskMachine, asked_at: int, durable: dict[int, i
     )
 
 
+def spilled_is_kept(file: object, files: Collection[object]) -> None:
+    """Invariant 8 for items on a local disk: a file is there as long as it may be asked for."""
+    require(file in files, "no early truncation", f"file {file} was dropped")
+
+
 def log_leaves(machine: TaskMachine) -> None:
     """Invariant 1 in time: what a live task has written down is on its way after each tick."""
     for channel, output in machine.outputs.items():

@@ -58,6 +58,7 @@ from clonos.simulator import mistakes as wrong
 from clonos.simulator import wrong_effects
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_past as past
+from clonos.simulator import wrong_spilling as spilling
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy, Waiting
@@ -102,6 +103,7 @@ DISK = Kind(disk=True)
 OVERLAP = Kind(overlap=True)
 HISTORY = Kind(history=True)
 LOST_HISTORY = Kind(history=True, disk=True)
+SPILL = Kind(spill=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -456,6 +458,15 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "sources that wait are forgotten": mutation(
         "liveness", (Intake, "throttle", wrong.never_opened)
+    ),
+    "what a local disk says is believed": mutation(
+        "equivalence", (InFlightLog, "read_back", spilling.believed), kind=SPILL
+    ),
+    "a spilled file goes when its items are processed": mutation(
+        "no early truncation", (Outbounds, "truncate", spilling.until_taken), kind=SPILL
+    ),
+    "nobody hears that a local disk has rotted": mutation(
+        "liveness", (Recoveries, "unreadable", constant(None)), kind=SPILL
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

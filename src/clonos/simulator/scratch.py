@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from clonos.core import events as ev
 from clonos.core.program import Batch
 from clonos.nodes.events import DiskAnswered
+from clonos.simulator.invariants import spilled_is_kept
 
 if TYPE_CHECKING:
     from clonos.simulator.slot import Slot
@@ -39,17 +40,19 @@ class SlotScratch:
         self._later(life, ev.Spilled(spill.channel, spill.number, is_written))
 
     def read(self, life: int, spilled: ev.ReadSpilled) -> None:
-        batches: tuple[Batch, ...] | None = self._files[life, spilled.channel, spilled.number]
+        key = life, spilled.channel, spilled.number
+        spilled_is_kept(key, self._files)
+        batches: tuple[Batch, ...] | None = self._files[key]
         cluster = self._slot.cluster
         if batches and self._fails():
-            last = batches[-1]._replace(digest=batches[-1].digest ^ 1)
+            last = cluster.job.wrap(batches[-1].payload[:0])
             batches = None if cluster.scratch_random.random() < 0.5 else (*batches[:-1], last)
             cluster.rotten += 1
         cluster.read_back += 1
         self._later(life, ev.ReadBack(spilled.channel, spilled.number, batches))
 
     def drop(self, life: int, spilled: ev.DropSpilled) -> None:
-        del self._files[life, spilled.channel, spilled.number]
+        self._files.pop((life, spilled.channel, spilled.number), None)
 
     def withdraw(self, life: int) -> None:
         for key in [key for key in self._files if key[0] == life]:
