@@ -24,6 +24,7 @@ from clonos.errors import Divergence
 from clonos.simulator.invariants import same_content
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.violations import Violation, require
+from clonos.simulator.world import Poisoned
 from clonos.simulator.world import NoWorld
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def equivalence(job: AnyJob, recorder: Recorder) -> None:
     histories = {task.id: recorder.history(task.id) for task in job.plan.tasks}
     try:
         machines = rerun(job, histories)
-    except Divergence as error:
-        raise Violation("equivalence", f"a failure-free run: {error}") from error
+    except (Divergence, Poisoned) as error:
+        raise Violation("equivalence", f"a failure-free run: {error!r}") from error
     for task in job.plan.tasks:
         if not task.is_sink:
             continue
