@@ -169,3 +169,13 @@ def test_dropped_rows_are_added_up(job):
     for task, at_s, count in ((0, 1.0, 1), (0, 2.0, 3), (1, 1.0, 4)):
         job.heard(task, {"a: bad_records": count, "rows": 9}, at_s)
     assert job.chronicle.view(is_running=True).dropped == {"a: bad_records": 7}
+
+
+def test_a_disk_that_takes_nothing_is_told_once(job):
+    def heard(refused: int) -> str | None:
+        sample = Sample(0.0, 0, report(1, refused_files=refused))
+        return job.chronicle.heard(sample, is_current=True)
+
+    assert heard(0) is None
+    assert "local disk takes no files" in (heard(1) or "")
+    assert heard(2) is None

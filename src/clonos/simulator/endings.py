@@ -24,8 +24,7 @@ from clonos.errors import Divergence
 from clonos.simulator.invariants import same_content
 from clonos.simulator.programs import AnyJob
 from clonos.simulator.violations import Violation, require
-from clonos.simulator.world import Poisoned
-from clonos.simulator.world import NoWorld
+from clonos.simulator.world import NoWorld, Poisoned
 
 if TYPE_CHECKING:
     from clonos.simulator.recorder import Recorder
