@@ -15,10 +15,10 @@ KEPT = 10_000
 
 
 def test_a_receiver_dies_whose_input_is_on_the_disk(kit, spark, tmp_path):
-    """There is no checkpoint: all that it has taken is sent again."""
-    rows = 2_500
-    settings = {"checkpoint_interval": "1 hour", "inflight_bytes": "1 kB", "standbys": 0}
-    job = kit.build(kit.gated(tmp_path, rows), **settings).start(spark, progress_s=0.05)
+    """There is no checkpoint but the first: all that it has taken since is sent again."""
+    rows = 20_000
+    settings = {"checkpoint_interval": "1 hour", "inflight_bytes": "200 kB", "standbys": 0}
+    job = kit.build(kit.gated(tmp_path, rows), rate=8_000, **settings).start(spark, progress_s=0.05)
 
     def spilled() -> int:
         return job.last_progress.tasks[0].spilled_bytes if job.last_progress else 0
