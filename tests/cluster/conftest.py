@@ -128,11 +128,17 @@ class Kit:
         path.write_text("at,key,n\n" + "".join(lines))
         return str(path)
 
-    def gated(self, folder: Path, rows: int) -> Any:
-        """A source of so many rows, the last fifth of which comes after :meth:`open_tap`."""
+    def gated(self, folder: Path, rows: int, *, begins: bool = True) -> Any:
+        """A source of so many rows, the last fifth of which comes after :meth:`open_tap`, and all
+        but a few after :meth:`begin`, unless it `begins` by itself."""
         source = clonos.sources.files(self.write_input(folder / "in.csv", rows), "csv", self.SCHEMA)
         factory = partial(gated, source.factory, rows * 4 // 5, folder / "tap")
+        if not begins:
+            factory = partial(gated, factory, rows // 20, folder / "begin")
         return replace(source, factory=factory)
+
+    def begin(self, folder: Path) -> None:
+        (folder / "begin").touch()
 
     def hold_dataframe(self, monkeypatch: Any, folder: Path, rows: int) -> None:
         """The same for a DataFrame, whose reader a slot makes."""

@@ -70,8 +70,8 @@ class Job:
         Tasks keep their output until the receivers' checkpoints have passed it. "spill": what is
         too much for the memory of a slot goes to its local disk; "memory": nothing does.
     inflight_bytes
-        How much of it a slot keeps in memory, such as ``"1 GB"``. At twice as much, because the
-        disk is full or nothing is spilled, sources wait.
+        How much of it a slot keeps in memory, 1 MiB or more, such as ``"1 GB"``. At twice as much,
+        because the disk is full or nothing is spilled, sources wait.
     seed
         Of ``ctx.random``.
     lineage
@@ -154,7 +154,7 @@ class Job:
                 lineage=None if lineage is None else _name("lineage", lineage),
                 keep=keep,
                 inflight=inflight,
-                inflight_bytes=parse_size(inflight_bytes),
+                inflight_bytes=_inflight_bytes(inflight_bytes),
             ),
         )
 
@@ -505,6 +505,17 @@ def _keep(
         return None
     limit = None if nbytes is None else parse_size(nbytes)
     return Keep(parse_duration(history), limit, parse_duration(interval))
+
+
+def _inflight_bytes(size: str | int) -> int:
+    nbytes = parse_size(size)
+    if nbytes < 1 << 20:
+        raise WrongType(
+            f"inflight_bytes={size!r} is less than 1 MiB",
+            remedy="give more: receivers only say every 256 KiB what they have processed, and "
+            "until then it stays in memory",
+        )
+    return nbytes
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:
