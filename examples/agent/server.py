@@ -137,7 +137,12 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        length = int(self.headers.get("Content-Length", -1))
+        said = self.rfile.read(length)
+        if not 0 <= length <= len(said):
+            self.close_connection = True  # who asks was killed while asking: nothing was asked
+            return
+        body = json.loads(said)
         agent, key = int(self.headers["Agent"]), self.headers["Idempotency-Key"]
         self._send(self.server.world.answer(self.path, body, agent, key))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from typing import Any
 
 import pytest
 
 from clonos.nodes.views import Spent
+from examples.agent import server
 from examples.agent.__main__ import Options, run
 from examples.agent.verdict import Kill, judge, unapproved
 
@@ -39,6 +42,25 @@ def test_agents_are_killed_and_nothing_is_lost_repeated_or_changed(spark):
 def test_the_verdict_sees_a_refund_without_approval(who, said, cents, is_wrong):
     before = {"who": who, **said, **({"cents": cents} if who == "model" else {})}
     assert unapproved([QUESTION, before, {"who": "bank"}]) == is_wrong
+
+
+@pytest.mark.parametrize(
+    "headers", ["", "Content-Length: 9\r\n", "Content-Length: 9\r\nAgent: 1\r\n\r\n{"]
+)
+def test_a_request_that_was_cut_off_is_none(headers, tmp_path, capfd):
+    world = server.World(tmp_path / "journal", 0.0, 0.0)
+    http = server.Server(world)
+    served = threading.Thread(target=http.handle_request)
+    served.start()
+    with socket.create_connection(("127.0.0.1", http.server_port)) as client:
+        client.sendall(f"POST /model HTTP/1.0\r\n{headers}".encode())
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(100) == b""
+    served.join()
+    http.server_close()
+    world.close()
+    assert not (tmp_path / "journal").read_text()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 class World:
