@@ -101,13 +101,14 @@ def read(
 
 
 def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past:
-    keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
+    directory.check(compiled)
+    keeper, store = _keeper(compiled.plan, directory), LayerStore(directory.layers_uri)
     pin = None
     if at is not None:
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper = _keeper(compiled, directory)  # only now it says what stays
+            keeper = _keeper(compiled.plan, directory)  # only now it says what stays
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
@@ -130,10 +131,9 @@ def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past
     )
 
 
-def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
-    keeper = house_keeper(compiled.plan)
+def _keeper(plan: Plan, directory: JobDirectory) -> HouseKeeper:
+    keeper = house_keeper(plan)
     with copied_journal(directory) as journal:
-        directory.check(compiled)
         keeper.recover(journal.replay())
     return keeper
 
