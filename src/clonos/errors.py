@@ -212,6 +212,10 @@ class TaskFailed(ClonosError):
     """A task cannot go on, for a reason that has no error type of its own."""
 
 
+class LoopIsOver(ClonosError):
+    """An operator gives out rows within a loop at its end, when nobody takes them any more."""
+
+
 class PoisonRecord(ClonosError):
     """A record kills every process that takes it; the job stops before every standby is lost."""
 

@@ -8,7 +8,7 @@ receiver thereby asks for replay; a recovered sender learns what to recompute wi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from clonos.core.inflight import InFlightLog
@@ -350,12 +350,22 @@ class Outbound:
         World channels: outputs up to this one may take effect; have their effect, durably.
     """
 
-    def __init__(self, plan: Plan, spec: ChannelSpec, last: int, chain: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ChannelSpec,
+        last: int,
+        chain: int,
+        *,
+        carried: tuple[int, Sequence[Item]] = (0, ()),
+    ) -> None:
         self.spec = spec
         self.logs = plan.forwarded_logs(spec)
         self.to_world = spec.receiver == HOUSE_KEEPER
         self.carries_items = not self.to_world or plan.tasks[spec.sender].is_sink
         self.log = InFlightLog(last, chain)
+        if carried[1]:
+            self.log.restore(*carried)
         self.call = OUTBOUND.machine(f"channel {spec.id}, sending")
         self.attempt = 0
         self.address = ""

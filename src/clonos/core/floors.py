@@ -5,7 +5,7 @@ between. So each task seals when it likes, nobody waits for a marker, and what f
 found out afterwards. A layer may become its task's floor if
 
 * what the task had sent by then, the floors of its receivers have taken: a task restored there
-  makes again all that anybody may ask for (a layer does not carry items itself);
+  makes again all that anybody may ask for (a layer carries no items but feedback, and that all);
 * all log entries on which it depends are stable, or below the floor of the task that wrote them:
   a floor is never an orphan;
 * it is of the newest generation, and so are all others: channels may have started over in between.
@@ -61,7 +61,9 @@ def newest_fitting(
 
     def fits(layer: LayerAck) -> bool:
         return all(
-            plan.channels[channel].receiver == HOUSE_KEEPER or sent <= need(channel)
+            plan.channels[channel].receiver == HOUSE_KEEPER
+            or plan.channels[channel].is_feedback
+            or sent <= need(channel)
             for channel, sent in layer.outs.items()
         ) and all(
             task == layer.task or entry.position <= max(stable[task], position(task))

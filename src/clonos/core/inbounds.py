@@ -6,7 +6,7 @@ credit and what they do with what came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
@@ -43,7 +43,8 @@ class Inbounds:
         self, ends: Iterable[Inbound], holder: Holder, do: Callable[[ev.Action], None]
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
-        self._in_turn = list(self.ends.values())
+        self._forward = [end for end in self.ends.values() if not end.spec.is_feedback]
+        self._in_turn = [end for end in self.ends.values() if self._may_be_taken(end)]
         self._book = holder.book
         self._fences = holder.fences
         self._holder = holder
@@ -107,11 +108,12 @@ class Inbounds:
                 break  # rows that follow a watermark may be late by it
         return count
 
-    def choose(self) -> tuple[Order | None, list[Item]]:
-        """Take what there is on the next channel that has something; each has its turn."""
+    def choose(self, held: Collection[int] = ()) -> tuple[Order | None, list[Item]]:
+        """Take what there is on the next channel that has something; each has its turn, but for
+        those `held`."""
         ends = self._in_turn
         for i, end in enumerate(ends, 1):
-            count = self.available(end)
+            count = self.available(end) if end.spec.id not in held else 0
             if count:
                 self._in_turn = [*ends[i:], *ends[:i]]
                 items = end.consume(count)
@@ -141,6 +143,30 @@ class Inbounds:
         """Whether the END of each was taken."""
         return all(end.ended for end in self.ends.values())
 
+    @property
+    def forward_have_ended(self) -> bool:
+        """The same of those that come to an end by themselves: markers wait for no other."""
+        return all(end.ended for end in self._forward)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Those of which the END was taken."""
+        return tuple(channel for channel, end in self.ends.items() if end.ended)
+
+    def end_feedback(self) -> tuple[int, ...]:
+        """The loop is over: nothing but probes and markers may follow, which nobody needs. Which of
+        its channels have not ended before."""
+        now = [end for end in self.ends.values() if end.spec.is_feedback and not end.ended]
+        for end in now:
+            end.end()
+            end.aligned = False
+        self._in_turn = [end for end in self._in_turn if self._may_be_taken(end)]
+        return tuple(end.spec.id for end in now)
+
+    @staticmethod
+    def _may_be_taken(end: Inbound) -> bool:
+        return not (end.spec.is_feedback and end.ended)
+
     def next_epoch(self) -> None:
         """The epoch is sealed: what came behind its markers may be taken."""
         for end in self.ends.values():
@@ -148,7 +174,7 @@ class Inbounds:
 
     def aligned_epoch(self, epoch: int) -> int:
         """`epoch` if its marker (or END) has come on every input, else 0."""
-        ends = self.ends.values()
+        ends = self._forward
         some = any(end.aligned for end in ends)
         return epoch if some and all(end.aligned or end.ended for end in ends) else 0
 

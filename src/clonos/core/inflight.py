@@ -8,7 +8,7 @@ ever dropped but what the floor has passed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from clonos.core.digest import chain
@@ -56,6 +56,19 @@ class InFlightLog:
         self._nbytes = 0  # of the items not yet processed
         self._expected: tuple[int, int] | None = None
         self.spilled = Spilled()
+
+    def restore(self, base_chain: int, items: Sequence[Item]) -> None:
+        """Begin with items that a layer carries: the receiver's floor may lack them."""
+        self._items.extend(items)
+        self._base_chain = base_chain
+        self._sizes = self._nbytes = sum(item.batch.nbytes for item in items if item.batch)
+        self.cursor = self.first
+        self.processed = self.first - 1
+
+    @property
+    def carried(self) -> tuple[int, tuple[Item, ...]]:
+        """What :meth:`restore` needs."""
+        return self._base_chain, tuple(self._items)
 
     @property
     def first(self) -> int:

@@ -2,10 +2,10 @@
 
 Layout, little-endian::
 
-    magic "CLAY" | version u16 | bytes of header u32 | header | delta | xxh3_64 u64
+    magic "CLAY" | version u16 | bytes of header, of rows u32 | header | rows | delta | xxh3_64 u64
 
 The header is the :class:`~clonos.core.messages.Layer` without its delta, which stays beside it: a
-delta may be far larger than any message. The checksum covers everything before it: a layer goes
+delta may be far larger than any message. The rows are those of carried items. The checksum covers everything before it: a layer goes
 through stores and networks that may hand back something else than they were given, and a wrong
 state is worse than none.
 """
@@ -16,17 +16,18 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from clonos.core.canonical import decode, encode
 from clonos.core.codec import CODEC
 from clonos.core.digest import content_digest
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.messages import Item, Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
 _MAGIC: Final = b"CLAY"
-_VERSION: Final = 3
-_HEAD: Final = struct.Struct("<4sHI")
+_VERSION: Final = 4
+_HEAD: Final = struct.Struct("<4sHII")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PATH: Final = re.compile(
     r"(\d+)/\.?(\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
@@ -144,10 +145,13 @@ def encode_layer(layer: Layer) -> bytes:
         ins=dict(sorted(layer.ins.items())),
         outs=dict(sorted(layer.outs.items())),
         dep=dict(sorted(layer.dep.items())),
+        carried=dict(sorted(layer.carried.items())),
         delta=b"",
     )
     header = CODEC.encode(ordered)
-    body = b"".join((_HEAD.pack(_MAGIC, _VERSION, len(header)), header, layer.delta))
+    rows = encode(_rows_of(ordered)) if layer.carried else b""
+    head = _HEAD.pack(_MAGIC, _VERSION, len(header), len(rows))
+    body = b"".join((head, header, rows, layer.delta))
     return body + _CHECKSUM.pack(content_digest(body))
 
 
@@ -170,7 +174,7 @@ def decode_layer(data: bytes, *, where: str = "") -> Layer:
     end = len(view) - _CHECKSUM.size
     if end < _HEAD.size:
         raise _damaged(where, f"{len(view)} bytes are too few for a layer")
-    magic, version, header_bytes = _HEAD.unpack_from(view)
+    magic, version, header_bytes, row_bytes = _HEAD.unpack_from(view)
     if magic != _MAGIC:
         raise _damaged(where, "it is not a layer")
     if version != _VERSION:
@@ -181,16 +185,40 @@ def decode_layer(data: bytes, *, where: str = "") -> Layer:
         )
     if content_digest(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
         raise _damaged(where, "its checksum is wrong")
-    split = _HEAD.size + header_bytes
-    if split > end:
+    rows = _HEAD.size + header_bytes
+    delta = rows + row_bytes
+    if delta > end:
         raise _damaged(where, "its header is longer than itself")
     try:
-        layer = CODEC.decode(view[_HEAD.size : split])
+        layer = CODEC.decode(view[_HEAD.size : rows])
     except MalformedMessage as error:
         raise _damaged(where, error.what) from error
     if not isinstance(layer, Layer):
         raise _damaged(where, f"its header is a {type(layer).__name__}")
-    return replace(layer, delta=bytes(view[split:end]))
+    if layer.carried:
+        layer = replace(layer, carried=_with_rows(layer, bytes(view[rows:delta]), where))
+    return replace(layer, delta=bytes(view[delta:end]))
+
+
+def _rows_of(layer: Layer) -> list[Any]:
+    """What the header lacks of the carried items."""
+    items = (item for _, items in layer.carried.values() for item in items)
+    return [item.batch.payload for item in items if item.batch is not None]
+
+
+def _with_rows(layer: Layer, rows: bytes, where: str) -> dict[int, tuple[int, tuple[Item, ...]]]:
+    """The carried items, with their rows."""
+
+    def whole(item: Item) -> Item:
+        if item.batch is None:
+            return item
+        return replace(item, batch=item.batch._replace(payload=next(payloads)))
+
+    try:
+        payloads = iter(decode(rows))
+        return {c: (chain, tuple(map(whole, i))) for c, (chain, i) in layer.carried.items()}
+    except Exception as error:
+        raise _damaged(where, f"its rows are not what was written: {error}") from error
 
 
 def refer_to(layer: Layer, content: bytes, path: str, nbytes: int) -> LayerRef:

@@ -22,6 +22,7 @@ class Kind(IntEnum):
     MARKER = 1
     WATERMARK = 2
     END = 3
+    PROBE = 4
 
 
 class Dependency(NamedTuple):
@@ -39,8 +40,8 @@ Dependencies = dict[int, Dependency]
 class Item:
     """One numbered element of a channel.
 
-    ``value`` is the epoch of a marker or the time of a watermark in ms; ``chain`` the running
-    digest of the channel up to and including this item; ``dep`` what this item depends on, the
+    ``value`` is the epoch of a marker, the time of a watermark in ms, or for how many rounds a loop
+    has been quiet (:mod:`clonos.core.loops`); ``chain`` the running digest of the channel up to and including this item; ``dep`` what this item depends on, the
     sender's own log included. ``born_ms``: when its oldest row was read from the source; for
     display only, no part of the digest. ``watermark``: of a batch, the watermark that follows it;
     an item of its own only if there is no batch.
@@ -517,6 +518,15 @@ ChannelMessage = Data | Hello | Welcome | Credit
 # --- between the automaton and its runtime ----------------------------------------------------
 
 
+class RoundsState(NamedTuple):
+    """Where a task is in the probes of its loop: see :class:`clonos.core.loops.Rounds`."""
+
+    sent: int
+    quiet: int
+    was_busy: bool
+    came: dict[int, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A task's state changes since the layer before, and where the task stood when it was sealed.
@@ -524,7 +534,9 @@ class Layer:
     ``epoch``: its number; without markers each task counts for itself.
     ``ins`` and ``outs``: per channel, number and running digest of the last item consumed or
     produced. ``ended``: the inputs that have; ``end_is_out``: all had, once (availability: one may
-    have begun again). ``generation``: that was known then. ``delta`` is the program's.
+    have begun again). ``generation``: that was known then. ``delta`` is the program's. ``carried``:
+    of each feedback channel, the running digest before its first item that the receiver's floor may
+    lack, and the items from there on. ``rounds``: where a task is in the probes of its loop.
     """
 
     task: int
@@ -543,3 +555,5 @@ class Layer:
     end_is_out: bool = False
     generation: int = 0
     source_cut: bytes = b""
+    carried: dict[int, tuple[int, tuple[Item, ...]]] = field(default_factory=dict)
+    rounds: RoundsState | None = None

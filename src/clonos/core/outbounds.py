@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from clonos.core import events as ev
@@ -155,12 +155,20 @@ class Outbounds:
     def blocked(self) -> bool:
         """Whether a live receiver is too far behind for the task to go on."""
         for end in self._item_ends:
-            if end.relaxed:
+            if end.relaxed or end.spec.is_feedback:  # a loop that waits for itself never goes on
                 continue
             log = end.log
             if log.backlog_bytes > BACKLOG_BYTES or log.last - log.processed > BACKLOG_ITEMS:
                 return True
         return False
+
+    def feedback_is_full(self, waiting: Iterable[Collection[Item]]) -> bool:
+        """Whether so much goes round that nothing more should come into the loop: of what was sent
+        from here, or of what is `waiting` here, channel by channel."""
+        logs = [end.log for end in self._item_ends if end.spec.is_feedback]
+        sent = [(log.last - log.processed, log.backlog_bytes) for log in logs]
+        came = [(len(q), sum(item.batch.nbytes for item in q if item.batch)) for q in waiting]
+        return any(n > BACKLOG_ITEMS or size > BACKLOG_BYTES for n, size in (*sent, *came))
 
     # --- items on the disk --------------------------------------------------------------------
 
@@ -177,9 +185,9 @@ class Outbounds:
         """Have the oldest of what is kept written to the disk, of each channel a file at a time.
 
         What a receiver is about to be sent stays in memory, unless it is away or busy with a
-        replay."""
+        replay; so does feedback, which layers carry."""
         for end in self._item_ends:
-            if end.to_world:
+            if end.to_world or end.spec.is_feedback:
                 continue
             log = end.log
             if work := log.spill(log.last if end.relaxed else min(log.processed, log.cursor - 1)):
@@ -264,15 +272,21 @@ class Outbounds:
         born_ms: int,
         *,
         ends: bool,
+        probes: Sequence[int] = (),
     ) -> None:
-        """What a step has emitted becomes items; behind it a marker (0: none), or the END."""
+        """What a step has emitted becomes items; behind it the probes of a loop, a marker (0:
+        none), or the END. No watermark goes back."""
         for end in self._item_ends:
             batch = step.emitted.get(end.spec.id)
-            watermark = None if end.to_world else step.watermarks.get(end.spec.id)
+            is_last = end.to_world or end.spec.is_feedback
+            watermark = None if is_last else step.watermarks.get(end.spec.id)
             if batch is not None:
                 end.log.append(Kind.BATCH, epoch, 0, batch, dep, born_ms, watermark)
             elif watermark is not None:
                 end.log.append(Kind.WATERMARK, epoch, watermark, None, dep, born_ms)
+            if probes and self._life.plan.is_within_loop(end.spec.id):
+                for value in probes:
+                    end.log.append(Kind.PROBE, epoch, value, None, dep, born_ms)
             if ends:  # stands for every later marker as well
                 end.log.append(Kind.END, epoch, 0, None, dep, born_ms)
             elif marker and not end.to_world:

@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Final, NamedTuple, TypeVar
+
+from clonos.errors import BadGraph
 
 HOUSE_KEEPER: Final = -1
 """The receiver of every channel that leads out of the job (see :mod:`clonos.core.housekeeper`)."""
@@ -66,12 +69,16 @@ Cell = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:
-    """FIFO from one task to one downstream task (or to the house-keeper)."""
+    """FIFO from one task to one downstream task (or to the house-keeper).
+
+    ``is_feedback``: it leads back, and so closes a loop (:mod:`clonos.core.loops`).
+    """
 
     id: int
     sender: int
     receiver: int
     port: int = 0
+    is_feedback: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,29 @@ class Plan:
     causal_log: bool = True
     job_seed: int = 0
     has_markers: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise `BadGraph` if the plan has loops that cannot be run."""
+        require_sound(self)
+
+    @cached_property
+    def loops(self) -> dict[int, frozenset[int]]:
+        """Of each task in a loop: all tasks that it reaches and that reach it."""
+        if not any(channel.is_feedback for channel in self.channels):
+            return {}
+        reach = self.distances
+        circular = {task for task, near in self._downstream.items() if task in near}
+        result = {}
+        for task in reach:
+            loop = frozenset(other for other in reach[task] if task in reach[other])
+            if len(loop) > 1 or task in circular:
+                result[task] = loop
+        return result
+
+    def is_within_loop(self, channel: int) -> bool:
+        """Whether both ends of a channel are in one loop."""
+        spec = self.channels[channel]
+        return spec.receiver in self.loops.get(spec.sender, ())
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -157,13 +187,55 @@ class Plan:
         if not self.causal_log:
             return ()
         held = self._carried(channel.sender)
-        if channel.receiver != HOUSE_KEEPER:
-            return tuple(t for t, hops in held.items() if hops < self.sharing_depth)
+        if channel.receiver != HOUSE_KEEPER:  # a log never comes back to the task that writes it
+            near = (t for t, hops in held.items() if hops < self.sharing_depth)
+            return tuple(t for t in near if t != channel.receiver)
         sender = self.tasks[channel.sender]
         if sender.is_sink or sender.has_effects:
             return tuple(held)
         boundary = tuple(t for t, hops in held.items() if hops == self.sharing_depth)
         return tuple(sorted({*boundary, sender.id} if sender.is_gated else boundary))
+
+
+def require_sound(plan: Plan) -> None:
+    """Raise `BadGraph` unless each cycle has a feedback channel, and each feedback channel is in a
+    cycle that rows enter from outside.
+    """
+    before: dict[int, set[int]] = {task.id: set() for task in plan.tasks}
+    for channel in plan.channels:
+        if not channel.is_feedback and channel.receiver != HOUSE_KEEPER:
+            before[channel.receiver].add(channel.sender)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        raise BadGraph(
+            f"{_names(plan, error.args[1])} are in a cycle that has no feedback edge",
+            remedy="close the loop with job.feedback(...)",
+        ) from None
+    feedback = [channel for channel in plan.channels if channel.is_feedback]
+    for channel in feedback:
+        ends = _names(plan, (channel.sender, channel.receiver))
+        loop = plan.loops.get(channel.sender, frozenset())
+        if channel.receiver not in loop:
+            raise BadGraph(
+                f"the feedback edge between {ends} closes no loop",
+                remedy="feed rows back that come of the stream itself, or use union()",
+            )
+        if not any(plan.channels[c].sender not in loop for t in loop for c in plan.tasks[t].inputs):
+            raise BadGraph(
+                f"nothing comes into the loop of {_names(plan, sorted(loop))}",
+                remedy="unite its feedback with a stream that has a source",
+            )
+    if feedback and not plan.causal_log:
+        raise BadGraph(
+            "a loop needs the causal log",
+            where=_names(plan, (feedback[0].sender,)),
+            remedy="leave guarantee at 'exactly_once'",
+        )
+
+
+def _names(plan: Plan, tasks: Iterable[int]) -> str:
+    return ", ".join(dict.fromkeys(repr(plan.tasks[task].operator) for task in tasks))
 
 
 Node = TypeVar("Node", bound=Hashable)

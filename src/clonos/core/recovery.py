@@ -227,9 +227,17 @@ class Recoveries:
         return [task for task in ready if not self._awaits_cuts(task)]
 
     def _awaits_cuts(self, task: TaskState) -> bool:
-        """Whether some ancestor's log, cut, may void entries of this one."""
-        ancestors = self._plan.distances[task.id]
-        return any(self._tasks[a].phase in UNRESOLVED for a in ancestors if a != task.id)
+        """Whether some ancestor's log, cut, may void entries of this one. Those of one loop, each an
+        ancestor of the others, are cut together."""
+        loop = self._plan.loops.get(task.id, frozenset())
+        return any(
+            other.phase is not TaskPhase.READY or other.id not in loop
+            for other in self._unresolved_above(task)
+        )
+
+    def _unresolved_above(self, task: TaskState) -> list[TaskState]:
+        ancestors = (self._tasks[a] for a in self._plan.distances[task.id] if a != task.id)
+        return [other for other in ancestors if other.phase in UNRESOLVED]
 
     def _resolve(self, ready: list[TaskState]) -> None:
         """Cut the logs of these tasks. Who depends on more is fenced before anybody hears of it."""
@@ -337,7 +345,7 @@ class Recoveries:
         """
         if self._availability:
             return not any(t.phase in UNRESOLVED for t in self._tasks.values())
-        return not self._awaits_cuts(task)
+        return not self._unresolved_above(task)
 
     def _activate(self, task: TaskState, slot_id: int) -> None:
         keeper, roster, slot = self._keeper, self._roster, self._roster.slots[slot_id]

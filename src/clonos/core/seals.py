@@ -10,6 +10,7 @@ from clonos.core.channels import Inbound, Outbound
 from clonos.core.events import StoreLayer
 from clonos.core.intake import Intake
 from clonos.core.life import Life
+from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
 from clonos.core.messages import Dependencies, Layer, LayerAck, LayerRef
 from clonos.core.outbounds import Outbounds
@@ -55,6 +56,7 @@ class Task(Protocol):
     wake_ms: int | None
     intake: Intake
     end_is_out: bool
+    rounds: Rounds | None
 
     @property
     def inputs(self) -> Mapping[int, Inbound]: ...
@@ -142,6 +144,8 @@ class Seals:
             delta=b"",
             end_is_out=task.end_is_out,
             generation=task.life.generation,
+            carried={c: o.log.carried for c, o in task.outputs.items() if o.spec.is_feedback},
+            rounds=task.rounds.state if task.rounds is not None else None,
         )
         self._seals[epoch] = self._open[epoch] = Seal(layer)
         return StoreLayer(layer, task.program.delta())

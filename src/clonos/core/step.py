@@ -12,6 +12,7 @@ from clonos.core.determinants import (
     Call,
     Clock,
     Determinant,
+    Marker,
     Order,
     Outcomes,
     Source,
@@ -57,9 +58,15 @@ def nothing() -> None:
     """Do the job of a step that user code hears nothing of."""
 
 
+def end_all(program: Program, step: Step, ended: Sequence[int]) -> None:
+    """These inputs end with this step: all feedback ends at once."""
+    for channel in ended:
+        program.on_end(step, channel)
+
+
 def job_of(
     program: Program,
-    step: Step,
+    step: RunningStep,
     cause: Determinant,
     items: Sequence[Item],
     batches: Sequence[Batch],
@@ -84,7 +91,9 @@ def job_of(
                 case Kind.WATERMARK:
                     return partial(program.on_watermark, step, channel, items[0].value)
                 case Kind.END:
-                    return partial(program.on_end, step, channel)
+                    return partial(end_all, program, step, step.ended or (channel,))
+                case Kind.PROBE if step.ended:
+                    return partial(end_all, program, step, step.ended)
     return nothing
 
 
@@ -134,8 +143,10 @@ class RunningStep:
 
     Attributes
     ----------
-    marker, ends
-        It takes the marker of this epoch (0: none); it takes an END.
+    marker, ends, ended
+        It takes the marker of this epoch (0: none); something ends with it; these inputs do.
+    is_quiet
+        It takes nothing that could make a loop go on.
     is_abandoned
         Its life is over: whatever it still calls returns by raising :class:`Abandoned`.
     """
@@ -161,6 +172,8 @@ class RunningStep:
         self.floor_clock_ms = clock_ms if now_ms is None else now_ms  # time never goes back
         self._now_ms = now_ms
         self.marker = 0
+        self.ended: tuple[int, ...] = ()
+        self.is_quiet = isinstance(cause, Marker)
         self.ends = self.is_abandoned = False
         self.is_live = logged is None
         self._world, self._time = world, time

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spill", action="store_true", help="retained output goes to local disks, which fail"
     )
+    parser.add_argument("--loops", action="store_true", help="rows go round in loops")
     parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
@@ -148,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
             args.overlap,
             args.history,
             args.spill,
+            args.loops,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

@@ -26,8 +26,9 @@ def knows_where_it_is(machine: TaskMachine) -> None:
 
 def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
     """The layers of a floor fit together: what one has sent, the other has taken."""
+    carried_feedback(plan, layers, may_be_ahead=False)
     for channel in plan.channels:
-        if channel.receiver != HOUSE_KEEPER:
+        if channel.receiver != HOUSE_KEEPER and not channel.is_feedback:
             sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
             sent = sender.outs[channel.id] if sender else (0, 0)
             taken = receiver.ins[channel.id] if receiver else (0, 0)
@@ -41,8 +42,9 @@ def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
 def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
     """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
     nobody is asked for what it cannot make again. Both count the items of one generation."""
+    carried_feedback(plan, layers, may_be_ahead=True)
     for channel in plan.channels:
-        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers:
+        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers or channel.is_feedback:
             continue
         sent = layers[channel.sender].outs[channel.id]
         receiver = layers.get(channel.receiver)
@@ -57,6 +59,33 @@ def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
             sent[0] < taken[0] or sent == taken,
             "fitting floors",
             f"channel {channel.id}: its sender's floor is at {sent}, its receiver's at {taken}",
+        )
+
+
+def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: bool) -> None:
+    """What goes round is in the floor: all that the receiver's layer lacks, the sender's carries.
+
+    Where markers flow, the receiver's has taken nothing that the sender made behind its marker.
+    """
+    for channel in plan.channels:
+        sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
+        if not channel.is_feedback or sender is None:
+            continue
+        taken, taken_chain = receiver.ins[channel.id] if receiver else (0, 0)
+        last, last_chain = sender.outs[channel.id]
+        before, items = sender.carried[channel.id]
+        chains = {last - len(items): before, **{item.seq: item.chain for item in items}}
+        has_all = list(chains) == list(range(last - len(items), last + 1))
+        require(
+            has_all and chains[last] == last_chain and (taken in chains or (may_be_ahead and taken > last)),
+            "carried feedback",
+            f"the receiver of channel {channel.id} is at {taken}, its sender carries {list(chains)}"
+            f" of {last}",
+        )
+        require(
+            taken > last or chains[taken] == taken_chain,
+            "carried feedback",
+            f"item {taken} of channel {channel.id} has two digests",
         )
 
 

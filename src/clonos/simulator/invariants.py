@@ -98,6 +98,8 @@ def shared_logs(plan: Plan) -> dict[int, set[int]]:
     Those from which, on each way to it, fewer other cells lie before it than the depth: what is in
     the cell where a log comes from dies with it.
     """
+    if plan.loops:
+        return _shared_in_loops(plan)
     passed: dict[int, dict[int, int]] = {task.id: {task.id: 0} for task in plan.tasks}
     shared: dict[int, set[int]] = {}
     for task in plan.tasks:  # numbered from the sources to the sinks
@@ -110,6 +112,28 @@ def shared_logs(plan: Plan) -> dict[int, set[int]]:
                 passed[task.id][origin] = max(passed[task.id].get(origin, 0), here)
         shared[task.id] = {origin for origin, cells in before.items() if cells < plan.sharing_depth}
     return shared
+
+
+def _shared_in_loops(plan: Plan) -> dict[int, set[int]]:
+    """The same by walking every way that meets no task twice: who is met again holds it already."""
+    most: dict[int, dict[int, int]] = {task.id: {} for task in plan.tasks}
+
+    def walk(origin: int, way: tuple[int, ...], cells: int) -> None:
+        sender = way[-1]
+        for channel in plan.tasks[sender].outputs:
+            task = plan.channels[channel].receiver
+            if task == HOUSE_KEEPER or task in way:
+                continue
+            most[task][origin] = max(most[task].get(origin, 0), cells)
+            homes = plan.cell_of[origin], plan.cell_of[sender]
+            walk(origin, (*way, task), cells + (plan.cell_of[task] not in homes))
+
+    for task in plan.tasks:
+        walk(task.id, (task.id,), 0)
+    return {
+        task: {origin for origin, cells in of_task.items() if cells < plan.sharing_depth}
+        for task, of_task in most.items()
+    }
 
 
 def log_before_output(keeper: ClosedKeeper, deliver: Deliver) -> None:
@@ -235,7 +259,7 @@ def backlogs(machine: TaskMachine) -> dict[int, int]:
     return {
         channel: output.log.last - output.log.processed
         for channel, output in machine.outputs.items()
-        if output.carries_items and not output.relaxed
+        if output.carries_items and not output.relaxed and not output.spec.is_feedback
     }
 
 

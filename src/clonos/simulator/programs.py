@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from random import Random
 from typing import Any, Protocol
@@ -108,6 +108,10 @@ class Toy:
     ----------
     edges
         For every downstream stage, the channels to its tasks: a row goes to one task of each.
+    back
+        The same for stages in a loop with this one: a row goes round some times before it goes on.
+    feedback
+        Those of the inputs that bring back what has gone round.
     """
 
     def __init__(
@@ -116,10 +120,14 @@ class Toy:
         inputs: tuple[int, ...],
         edges: tuple[tuple[int, ...], ...],
         behaviour: Behaviour,
+        back: tuple[tuple[int, ...], ...] = (),
+        feedback: tuple[int, ...] = (),
     ) -> None:
         self.task = task
         self.inputs = inputs
         self.edges = edges
+        self.back, self.feedback = back, feedback
+        self.visits: dict[int, int] = {}
         self.behaviour = behaviour
         self.count = 0
         self.table: dict[int, int] = {}
@@ -190,11 +198,13 @@ class Toy:
         calls = self.waiting
         waiting = [calls.came, calls.asked, calls.rows, calls.answers, calls.marks]
         state = (self.count, table, self.held, self.watermarks, self.ended, waiting)
+        if self.back:
+            state = (*state, self.visits)
         packed: bytes = msgpack.packb(state)
         return packed
 
     def apply(self, delta: bytes) -> None:
-        self.count, table, held, watermarks, ended, waiting = msgpack.unpackb(
+        self.count, table, held, watermarks, ended, waiting, *visits = msgpack.unpackb(
             delta, strict_map_key=False
         )
         calls = self.waiting
@@ -204,11 +214,12 @@ class Toy:
         self.table.update(table)
         self.held = [(row[0], row[1]) for row in held]
         self.watermarks, self.ended = watermarks, ended
+        self.visits = visits[0] if visits else {}
 
     # --- what it does -----------------------------------------------------------------------------
 
     def _watermark(self) -> int:
-        running = [c for c in self.inputs if c not in self.ended]
+        running = [c for c in self.inputs if c not in self.ended and c not in self.feedback]
         return min((self.watermarks.get(c, 0) for c in running), default=0)
 
     def _advance(self, step: Step, watermark: int) -> None:
@@ -259,7 +270,25 @@ class Toy:
             self._emit(step, [(row_id, (value + salt) & MASK) for row_id, value in rows])
 
     def _emit(self, step: Step, rows: list[tuple[int, int]]) -> None:
-        for channels in self.edges:
+        if self.back:
+            again = [row for row in rows if self._goes_round(row[0])]
+            self._emit_on(step, self.back, again)
+            rows = [row for row in rows if row not in again]
+        self._emit_on(step, self.edges, rows)
+
+    def _goes_round(self, row_id: int) -> bool:
+        """Rows go round none to three times, each stage has its own mind."""
+        visits = self.visits.get(row_id, 0)
+        if visits >= (row_id * 31 + self.inputs[0] * 17) % 4:
+            return False
+        self.visits[row_id] = visits + 1
+        return True
+
+    @staticmethod
+    def _emit_on(
+        step: Step, edges: tuple[tuple[int, ...], ...], rows: list[tuple[int, int]]
+    ) -> None:
+        for channels in edges if rows else ():
             if len(channels) == 1:
                 step.emit(channels[0], batch_of(tuple(rows)))
                 continue
@@ -285,6 +314,8 @@ class Stage:
     is_sink: bool = False
     is_gated: bool = False
     writes_itself: bool = False
+    back_to: int = -1
+    """The stage to which rows go back, some times, before they go on."""
 
 
 class Rows(Protocol):
@@ -320,10 +351,14 @@ class Job:
     edges: dict[int, tuple[tuple[int, ...], ...]]
     stage_of: dict[int, int]
     sources: dict[int, SourceData]
+    back: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     def program(self, task: int) -> Toy:
         behaviour = self.stages[self.stage_of[task]].behaviour
-        return Toy(task, self.plan.tasks[task].inputs, self.edges[task], behaviour)
+        inputs = self.plan.tasks[task].inputs
+        feedback = tuple(c for c in inputs if self.plan.channels[c].is_feedback)
+        back = self.back.get(task, ())
+        return Toy(task, inputs, self.edges[task], behaviour, back, feedback)
 
     @staticmethod
     def encode(batch: Batch) -> bytes:
@@ -388,6 +423,13 @@ def build_job(
                 for receiver in tasks[number]:
                     channels.append(ChannelSpec(len(channels), sender, receiver, port))
                 edges[sender].append(tuple(range(first, len(channels))))
+    back: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for number, stage in enumerate(stages):
+        for sender in tasks[number] if stage.back_to >= 0 else ():
+            first = len(channels)
+            for receiver in tasks[stage.back_to]:
+                channels.append(ChannelSpec(len(channels), sender, receiver, 0, is_feedback=True))
+            back[sender] = (tuple(range(first, len(channels))),)
     for task, number in stage_of.items():
         channel = ChannelSpec(len(channels), task, HOUSE_KEEPER)
         channels.append(channel)
@@ -410,7 +452,8 @@ def build_job(
     )
     plan = Plan(specs, tuple(channels), sharing_depth, causal_log)
     sources = {task.id: SourceData(1 + 1000 * task.id, rows) for task in specs if task.is_source}
-    return Job(tuple(stages), plan, {t: tuple(e) for t, e in edges.items()}, stage_of, sources)
+    every = {task: tuple(of_task) for task, of_task in edges.items()}
+    return Job(tuple(stages), plan, every, stage_of, sources, back)
 
 
 def in_cells(job: Job, random: Random) -> Job:

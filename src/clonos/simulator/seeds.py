@@ -20,6 +20,7 @@ from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
+from clonos.simulator.loop_jobs import loop_job
 from clonos.simulator.past_reader import Reader, keep_of
 from clonos.simulator.programs import (
     AnyJob,
@@ -58,6 +59,7 @@ class Kind(NamedTuple):
     overlap: bool = False
     history: bool = False
     spill: bool = False
+    loops: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -157,7 +159,9 @@ def reads(job: Job) -> float:
     return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
 
 
-def _toy_job(random: Random, *, with_fused: bool) -> tuple[Job, bool]:
+def _toy_job(random: Random, *, with_fused: bool, loops: bool) -> tuple[Job, bool]:
+    if loops:
+        return loop_job(random), False
     job = random_job(random, with_fused=with_fused)
     if random.random() < 0.05:
         plan = job.plan
@@ -202,6 +206,7 @@ def simulate(
     overlap: bool = False,
     history: bool = False,
     spill: bool = False,
+    loops: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -217,6 +222,7 @@ def simulate(
     `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
     `history`: the job keeps its past, unless it has no logs, and somebody reads it.
     `spill`: all that is kept for receivers goes to local disks, which fail at times.
+    `loops`: rows go round.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
@@ -225,21 +231,21 @@ def simulate(
     if overlap:
         return _simulate_overlap(seed, availability=bool(availability), **judged)
     if arrow is None:
-        arrow = seed % 50 == 49
+        arrow = seed % 50 == 49 and not loops
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
     if arrow:
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
-        job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2)
+        job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2, loops=loops)
         job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
             plan = job.plan
             job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
         job = _in_its_way(job, seed)
     options = random_options(random, job)
-    if is_poisoned or harsh:
+    if is_poisoned or harsh or loops:
         options.availability = False
     if harsh:
         options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
