@@ -357,14 +357,14 @@ class Outbound:
         last: int,
         chain: int,
         *,
-        carried: tuple[int, Sequence[Item]] = (0, ()),
+        carried: tuple[int, Sequence[Item]] | None = None,
     ) -> None:
         self.spec = spec
         self.logs = plan.forwarded_logs(spec)
         self.to_world = spec.receiver == HOUSE_KEEPER
         self.carries_items = not self.to_world or plan.tasks[spec.sender].is_sink
         self.log = InFlightLog(last, chain)
-        if carried[1]:
+        if carried is not None:
             self.log.restore(*carried)
         self.call = OUTBOUND.machine(f"channel {spec.id}, sending")
         self.attempt = 0

@@ -15,7 +15,7 @@ from clonos.core.determinants import Order
 from clonos.core.fences import Trust, depends_on_lost
 from clonos.core.holder import Holder
 from clonos.core.messages import Item, Kind
-from clonos.core.plan import Incarnation
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.errors import Divergence
 
 COALESCE_BATCHES = 64
@@ -49,6 +49,26 @@ class Inbounds:
         self._fences = holder.fences
         self._holder = holder
         self._do = do
+
+    @classmethod
+    def restored(
+        cls,
+        plan: Plan,
+        spec: TaskSpec,
+        floor: msg.Layer | None,
+        holder: Holder,
+        do: Callable[[ev.Action], None],
+    ) -> Inbounds:
+        """Those of a task that begins with the layer `floor`."""
+        ins, ended = (floor.ins, floor.ended) if floor is not None else ({}, ())
+        return cls(
+            (
+                Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
+                for c in spec.inputs
+            ),
+            holder,
+            do,
+        )
 
     def opened(self, event: ev.Opened) -> bool:
         """A sender connects: whether it may. A fenced life may not."""

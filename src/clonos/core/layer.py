@@ -4,10 +4,10 @@ Layout, little-endian::
 
     magic "CLAY" | version u16 | bytes of header, of rows u32 | header | rows | delta | xxh3_64 u64
 
-The header is the :class:`~clonos.core.messages.Layer` without its delta, which stays beside it: a
-delta may be far larger than any message. The rows are those of carried items. The checksum covers everything before it: a layer goes
-through stores and networks that may hand back something else than they were given, and a wrong
-state is worse than none.
+The header is the :class:`~clonos.core.messages.Layer` without its delta and the rows of the items
+that it carries, which stay beside it: a delta may be far larger than any message. The checksum
+covers everything before it: a layer goes through stores and networks that may hand back something
+else than they were given, and a wrong state is worse than none.
 """
 
 from __future__ import annotations

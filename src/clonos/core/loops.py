@@ -20,10 +20,13 @@ log, and so a replay, an orphan or a digest needs no other rule.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 
+from clonos.core.inbounds import Inbounds
 from clonos.core.messages import Item, Kind, Layer, RoundsState
+from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan, TaskSpec
+from clonos.core.step import RunningStep
+from clonos.errors import LoopIsOver
 
 
 class Rounds:
@@ -39,9 +42,17 @@ class Rounds:
         The other inputs.
     """
 
-    def __init__(self, plan: Plan, spec: TaskSpec, floor: Layer | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        spec: TaskSpec,
+        floor: Layer | None,
+        inbounds: Inbounds,
+        outbounds: Outbounds,
+    ) -> None:
+        self._name, self._inbounds, self._outbounds = spec.name, inbounds, outbounds
         self.inputs = tuple(filter(plan.is_within_loop, spec.inputs))
-        self.outputs = tuple(filter(plan.is_within_loop, spec.outputs))
+        self.outputs = frozenset(filter(plan.is_within_loop, spec.outputs))
         self.feedback = tuple(c for c in self.inputs if plan.channels[c].is_feedback)
         self.outside = tuple(c for c in spec.inputs if c not in self.inputs)
         self._enough = len(plan.loops[spec.id]) + 1
@@ -55,29 +66,39 @@ class Rounds:
         came = {channel: tuple(values) for channel, values in self._came.items() if values}
         return RoundsState(self._sent, self._quiet, self._was_busy, came)
 
-    def is_over(self, channel: int, item: Item, ended: Collection[int], *, may_send: bool) -> bool:
-        """Take a probe or an END: whether it shows that the feedback is over.
+    @property
+    def is_full(self) -> bool:
+        """Whether so much goes round that nothing more should come in."""
+        return self._outbounds.feedback_is_full(self._inbounds.ends[c].queue for c in self.feedback)
 
-        ``may_send``: see :meth:`probes`.
+    def take(self, step: RunningStep, channel: int, item: Item, *, is_idle: bool) -> None:
+        """A step takes `item`. If that shows that the loop is over, all its feedback ends.
+
+        ``is_idle``: the task has no timer and no open call.
         """
-        if item.kind is Kind.END:
-            return channel in self.feedback
-        self._came[channel].append(item.value)
-        is_enough = self._is_complete(ended) and self._next() >= self._enough
-        return may_send and is_enough and not set(self.feedback) <= set(ended)
+        step.is_quiet = item.kind in (Kind.PROBE, Kind.MARKER)
+        if item.kind is Kind.PROBE:
+            self._came[channel].append(item.value)
+            is_over = is_idle and self._hears_all and self._next() >= self._enough
+        else:
+            is_over = item.kind is Kind.END and channel in self.feedback
+        if is_over:
+            step.ended = (*step.ended, *self._inbounds.end_feedback())
 
-    def stepped(self, *, is_quiet: bool) -> None:
-        """A step is done; only probes and markers leave a task quiet."""
-        self._was_busy |= not is_quiet
+    def stepped(self, step: RunningStep, *, may_probe: bool) -> list[int]:
+        """A step is done: what the probes say that are to be sent now.
 
-    def probes(self, ended: Collection[int]) -> list[int]:
-        """What the probes say that are to be sent now. They may be if the task has not ended, all
-        that comes from outside has, and it holds nothing.
-
-        ``ended``: inputs that have; who has ended is quiet for good.
+        ``may_probe``: the task is idle, and has not ended.
         """
-        found = []
-        while self._sent == 0 or self._is_complete(ended):
+        self._was_busy |= not step.is_quiet
+        if any(self._has_ended(c) for c in self.inputs) and step.emitted.keys() & self.outputs:
+            raise LoopIsOver(
+                "rows were given out within a loop when it was over: nobody would take them",
+                where=self._name,
+                remedy="what gives out rows at the end of its input belongs behind the loop",
+            )
+        found: list[int] = []
+        while may_probe and (self._sent == 0 or self._hears_all) and self._is_closed:
             if self._sent:
                 self._quiet = self._next()
                 for values in filter(None, self._came.values()):
@@ -87,9 +108,19 @@ class Rounds:
             found.append(self._quiet)
         return found
 
-    def _is_complete(self, ended: Collection[int]) -> bool:
-        """Whether the last probe of each has come."""
-        return self._sent > 0 and all(values or c in ended for c, values in self._came.items())
+    def _has_ended(self, channel: int) -> bool:
+        return self._inbounds.ends[channel].ended
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether nothing more comes from outside."""
+        return all(map(self._has_ended, self.outside))
+
+    @property
+    def _hears_all(self) -> bool:
+        """Whether the last probe of each has come; who has ended is quiet for good."""
+        each = all(values or self._has_ended(c) for c, values in self._came.items())
+        return each and self._sent > 0
 
     def _next(self) -> int:
         if self._was_busy:

@@ -40,11 +40,11 @@ Dependencies = dict[int, Dependency]
 class Item:
     """One numbered element of a channel.
 
-    ``value`` is the epoch of a marker, the time of a watermark in ms, or for how many rounds a loop
-    has been quiet (:mod:`clonos.core.loops`); ``chain`` the running digest of the channel up to and including this item; ``dep`` what this item depends on, the
-    sender's own log included. ``born_ms``: when its oldest row was read from the source; for
-    display only, no part of the digest. ``watermark``: of a batch, the watermark that follows it;
-    an item of its own only if there is no batch.
+    ``value`` is the epoch of a marker, the time of a watermark in ms, or what a probe says
+    (:mod:`clonos.core.loops`); ``chain`` the running digest of the channel up to and including this
+    item; ``dep`` what this item depends on, the sender's own log included. ``born_ms``: when its
+    oldest row was read from the source; for display only, no part of the digest. ``watermark``: of
+    a batch, the watermark that follows it; an item of its own only if there is no batch.
     """
 
     seq: int

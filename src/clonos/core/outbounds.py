@@ -66,6 +66,23 @@ class Outbounds:
         ]
         self._sink_end = next((end for end in self._item_ends if end.to_world), None)
 
+    @classmethod
+    def restored(
+        cls,
+        life: Life,
+        floor: msg.Layer | None,
+        holder: Holder,
+        do: Callable[[ev.Action], None],
+        settled: Callable[[], None],
+    ) -> Outbounds:
+        """Those of a task that begins with the layer `floor`."""
+        outs, carried = (floor.outs, floor.carried) if floor is not None else ({}, {})
+        ends = (
+            Outbound(life.plan, life.plan.channels[c], *outs.get(c, (0, 0)), carried=carried.get(c))
+            for c in life.spec.outputs
+        )
+        return cls(life, ends, holder, do, settled)
+
     # --- streams ------------------------------------------------------------------------------
 
     def connect(self, peer: msg.Peer) -> None:
@@ -270,7 +287,6 @@ class Outbounds:
         marker: int,
         dep: msg.Dependencies,
         born_ms: int,
-        *,
         ends: bool,
         probes: Sequence[int] = (),
     ) -> None:

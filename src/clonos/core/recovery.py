@@ -227,8 +227,8 @@ class Recoveries:
         return [task for task in ready if not self._awaits_cuts(task)]
 
     def _awaits_cuts(self, task: TaskState) -> bool:
-        """Whether some ancestor's log, cut, may void entries of this one. Those of one loop, each an
-        ancestor of the others, are cut together."""
+        """Whether some ancestor's log, cut, may void entries of this one. Those of one loop are cut
+        together: each is an ancestor of the others."""
         loop = self._plan.loops.get(task.id, frozenset())
         return any(
             other.phase is not TaskPhase.READY or other.id not in loop

@@ -15,7 +15,7 @@ from typing import Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.calls import OUTCOMES_MAX, OpenCalls
-from clonos.core.channels import Inbound, Outbound
+from clonos.core.channels import Inbound
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
     Determinant,
@@ -44,7 +44,7 @@ from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
 from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of
 from clonos.core.watch import Watch
-from clonos.errors import LoopIsOver, ProtocolError
+from clonos.errors import ProtocolError
 
 Logged = list[Determinant] | None
 """What a step finds in the log; None: it is live."""
@@ -110,8 +110,13 @@ class TaskMachine:
         self.program = program
         self._actions: list[ev.Action] = []
         self._do = self._actions.append
-        self._make_ends(floor)
-        self.rounds = Rounds(plan, self.spec, floor) if self.id in plan.loops else None
+        self.inbounds = Inbounds.restored(plan, self.spec, floor, self.holder, self._do)
+        self.outbounds = Outbounds.restored(
+            self.life, floor, self.holder, self._do, self._on_settled
+        )
+        self.inputs, self.outputs = self.inbounds.ends, self.outbounds.ends
+        ends = self.inbounds, self.outbounds
+        self.rounds = Rounds(plan, self.spec, floor, *ends) if self.id in plan.loops else None
         for cut in activate.fences:
             # The house-keeper has cut our own log already: were it not so, replay has to find out.
             self.holder.resolve(cut, logs=cut.task != self.id)
@@ -163,30 +168,6 @@ class TaskMachine:
             msg.Throttle: self.intake.throttle,
         }
 
-    def _make_ends(self, floor: Layer | None) -> None:
-        plan, ins, outs = self.plan, floor.ins if floor else {}, floor.outs if floor else {}
-        ended, carried = (floor.ended, floor.carried) if floor else ((), {})
-        self.inbounds = Inbounds(
-            (
-                Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
-                for c in self.spec.inputs
-            ),
-            self.holder,
-            self._do,
-        )
-        self.outbounds = Outbounds(
-            self.life,
-            (
-                Outbound(plan, plan.channels[c], *outs.get(c, (0, 0)), carried=carried.get(c, (0, ())))
-                for c in self.spec.outputs
-            ),
-            self.holder,
-            self._do,
-            self._on_settled,
-        )
-        self.inputs = self.inbounds.ends
-        self.outputs = self.outbounds.ends
-
     # --- state ------------------------------------------------------------------------------
 
     @property
@@ -227,6 +208,11 @@ class TaskMachine:
         if self.wake_ms is None or self.phase is not Phase.LIVE or self.ended or self.under_way:
             return None
         return max(self.wake_ms - self.time.now_ms(), 0)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether it does nothing more by itself."""
+        return not self.calls and self.wake_ms is None
 
     @property
     def _inputs_are_over(self) -> bool:
@@ -462,9 +448,7 @@ class TaskMachine:
 
     def _choose(self) -> tuple[Determinant | None, list[Item]]:
         """The nondeterministic choice: what to do next. It becomes the record's first entry."""
-        if self.injected > self.epoch and (
-            self.spec.is_source or self.inbounds.forward_have_ended
-        ):
+        if self.injected > self.epoch and (self.spec.is_source or self.inbounds.forward_have_ended):
             return Marker(self.epoch + 1), []  # one after the other, should some be missing
         if self.calls.came:  # what goes on is no more than what waits for it here
             return Outcomes(self.calls.choose(1 if self.watch else OUTCOMES_MAX)), []
@@ -477,7 +461,7 @@ class TaskMachine:
             return None, []
         if self.spec.is_source:
             return self.intake.choose(), []
-        if self.rounds is not None and self._loop_is_full:
+        if self.rounds is not None and self.injected <= self.epoch and self.rounds.is_full:
             return self.inbounds.choose(self.rounds.outside)
         return self.inbounds.choose()
 
@@ -540,44 +524,9 @@ class TaskMachine:
             self.inputs[channel].end()
             step.ended = (channel,)
         if self.rounds is not None:
-            self._go_round(step, self.rounds, channel, first)
+            self.rounds.take(step, channel, first, is_idle=self._is_idle)
         step.ends = bool(step.ended)
         return [item.batch for item in items if item.batch is not None]
-
-    # --- loops --------------------------------------------------------------------------------
-
-    @property
-    def _may_probe(self) -> bool:
-        """Whether nothing but feedback can make its loop go on here."""
-        assert self.rounds is not None
-        is_closed = all(self.inputs[channel].ended for channel in self.rounds.outside)
-        return is_closed and not self.calls and self.wake_ms is None
-
-    @property
-    def _loop_is_full(self) -> bool:
-        """Whether so much goes round that nothing comes in. A marker waits for none of it."""
-        assert self.rounds is not None
-        waiting = (self.inputs[c].queue for c in self.rounds.feedback)
-        return self.injected <= self.epoch and self.outbounds.feedback_is_full(waiting)
-
-    def _go_round(self, step: RunningStep, rounds: Rounds, channel: int, item: Item) -> None:
-        """What is taken may show that the loop is over: then all its feedback ends."""
-        step.is_quiet = item.kind in (Kind.PROBE, Kind.MARKER)
-        is_end = item.kind in (Kind.PROBE, Kind.END)
-        may_send = self._may_probe
-        if is_end and rounds.is_over(channel, item, self.inbounds.ended, may_send=may_send):
-            step.ended = (*step.ended, *self.inbounds.end_feedback())
-
-    def _probes(self, step: RunningStep, rounds: Rounds) -> list[int]:
-        rounds.stepped(is_quiet=step.is_quiet)
-        ended = self.inbounds.ended
-        if set(rounds.inputs) & set(ended) and set(rounds.outputs) & step.emitted.keys():
-            raise LoopIsOver(
-                "rows were given out within a loop when it was over: nobody would take them",
-                where=self.spec.name,
-                remedy="what gives out rows at the end of its input belongs behind the loop",
-            )
-        return [] if self.ended or not self._may_probe else rounds.probes(ended)
 
     def _end(self, step: RunningStep) -> None:
         if not step.is_live:
@@ -603,10 +552,9 @@ class TaskMachine:
         if not self.end_is_out:  # what comes after an END, some input's sender has made again
             self.end_is_out = self.ended
             dep, born_ms = dict(self.dep), self.born_ms
-            probes = self._probes(step, self.rounds) if self.rounds is not None else ()
-            self.outbounds.put_out(
-                step, self.epoch, marker, dep, born_ms, ends=self.ended, probes=probes
-            )
+            may_probe = self._is_idle and not self.ended
+            probes = self.rounds.stepped(step, may_probe=may_probe) if self.rounds else ()
+            self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, self.ended, probes)
         if marker:
             self.inbounds.next_epoch()
             self._seal(marker)

@@ -27,8 +27,8 @@ from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
 from clonos.core.messages import CALLS, MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
 from clonos.core.plan import TaskSpec
-from clonos.core.program import Batch, Program, Step
-from clonos.core.step import job_of
+from clonos.core.program import Batch, Program
+from clonos.core.step import RunningStep, job_of
 from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4
@@ -49,7 +49,7 @@ class Task(Protocol):
     intake: Intake
     wake_ms: int | None
 
-    def new_step(self, cause: Determinant) -> Step:
+    def new_step(self, cause: Determinant) -> RunningStep:
         """A step that begins now."""
 
 

@@ -76,8 +76,9 @@ def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: b
         before, items = sender.carried[channel.id]
         chains = {last - len(items): before, **{item.seq: item.chain for item in items}}
         has_all = list(chains) == list(range(last - len(items), last + 1))
+        is_known = taken in chains or (may_be_ahead and taken > last)
         require(
-            has_all and chains[last] == last_chain and (taken in chains or (may_be_ahead and taken > last)),
+            has_all and chains[last] == last_chain and is_known,
             "carried feedback",
             f"the receiver of channel {channel.id} is at {taken}, its sender carries {list(chains)}"
             f" of {last}",

@@ -287,6 +287,26 @@ def bounded_memory(machine: TaskMachine, before: dict[int, int]) -> None:
         )
 
 
+def loop_is_full(machine: TaskMachine) -> bool:
+    """Whether so much goes round at a live task that nothing should come in from outside, and no
+    marker is on its way."""
+    if not machine.is_live or machine.rounds is None or machine.injected > machine.epoch:
+        return False
+    sent = (o.log for o in machine.outputs.values() if o.spec.is_feedback)
+    limit = outbounds_module.BACKLOG_ITEMS
+    came = (len(i.queue) for i in machine.inputs.values() if i.spec.is_feedback)
+    return any(log.last - log.processed > limit for log in sent) or any(n > limit for n in came)
+
+
+def bounded_loop(machine: TaskMachine, cause: Determinant, *, was_full: bool) -> None:
+    """Invariant 7: nothing comes into a loop while more goes round than the limit."""
+    require(
+        not was_full or not isinstance(cause, Order) or machine.plan.is_within_loop(cause.channel),
+        "bounded memory",
+        f"{machine.spec.name} takes more into its loop",
+    )
+
+
 def is_full(machine: TaskMachine) -> bool:
     """Whether a live task has as many calls open as it may, and no marker is on its way."""
     awaits_marker = machine.injected > machine.epoch

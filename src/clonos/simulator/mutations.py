@@ -35,6 +35,7 @@ from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
+from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
@@ -55,7 +56,7 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
-from clonos.simulator import wrong_effects
+from clonos.simulator import wrong_effects, wrong_loops
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_spilling as spilling
@@ -104,6 +105,7 @@ OVERLAP = Kind(overlap=True)
 HISTORY = Kind(history=True)
 LOST_HISTORY = Kind(history=True, disk=True)
 SPILL = Kind(spill=True)
+LOOPS = Kind(loops=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -467,6 +469,32 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "nobody hears that a local disk has rotted": mutation(
         "liveness", (Recoveries, "unreadable", constant(None)), kind=SPILL
+    ),
+    "feedback is in no layer": mutation(
+        "carried feedback", (InFlightLog, "carried", wrong_loops.nothing_carried), kind=LOOPS
+    ),
+    "markers on feedback hold nothing back": mutation(
+        "carried feedback",
+        (Inbounds, "available", wrong_loops.feedback_is_never_aligned),
+        kind=LOOPS,
+    ),
+    "a loop is over when one task is quiet": mutation(
+        "conservation", (Rounds, "_next", wrong_loops.one_quiet_round), kind=LOOPS
+    ),
+    "who takes rows is quiet": mutation(
+        "conservation", (Rounds, "stepped", wrong_loops.rows_are_quiet), kind=LOOPS
+    ),
+    "markers wait until they have come round": mutation(
+        "liveness", (Inbounds, "aligned_epoch", wrong_loops.markers_wait_for_feedback), kind=LOOPS
+    ),
+    "a task waits for its own feedback": mutation(
+        "liveness", (Outbounds, "blocked", wrong_loops.feedback_blocks), kind=LOOPS
+    ),
+    "failed tasks of a loop wait for each other": mutation(
+        "liveness", (Recoveries, "_awaits_cuts", wrong_loops.wait_for_each_other), kind=LOOPS
+    ),
+    "rows come in however many go round": mutation(
+        "bounded memory", (Rounds, "is_full", wrong_loops.never_full), kind=LOOPS
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -198,9 +198,7 @@ class Toy:
         calls = self.waiting
         waiting = [calls.came, calls.asked, calls.rows, calls.answers, calls.marks]
         state = (self.count, table, self.held, self.watermarks, self.ended, waiting)
-        if self.back:
-            state = (*state, self.visits)
-        packed: bytes = msgpack.packb(state)
+        packed: bytes = msgpack.packb((*state, self.visits) if self.back else state)
         return packed
 
     def apply(self, delta: bytes) -> None:

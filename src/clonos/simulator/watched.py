@@ -17,8 +17,10 @@ from clonos.core.task import TaskMachine
 from clonos.simulator import invariants
 from clonos.simulator.invariants import (
     bounded_calls,
+    bounded_loop,
     is_full,
     log_leaves,
+    loop_is_full,
     nothing_lost_held,
     promise_kept,
 )
@@ -40,7 +42,7 @@ class WatchedMachine(TaskMachine):
         super().__init__(plan, command, *args, **kwargs)
         self._recorder = recorder
         self._events = 0
-        self._was_full = self._has_answers = False
+        self._was_full = self._has_answers = self._loop_was_full = False
         self._cuts: dict[int, list[Cut]] = defaultdict(list)  # that it has heard of
         # After which step effects were asked; those that a layer has, before it.
         self._asked_at: defaultdict[CallId, int] = defaultdict(lambda at=self.position: at)  # type: ignore[misc]
@@ -93,6 +95,7 @@ class WatchedMachine(TaskMachine):
 
     def begin(self) -> Job | None:
         self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
+        self._loop_was_full = loop_is_full(self)
         return super().begin()
 
     def flush(self) -> list[ev.Action]:
@@ -111,6 +114,7 @@ class WatchedMachine(TaskMachine):
             self._asked_at.update((call, self.position) for call, _ in step.asked)
             self._has_answers |= isinstance(cause, Outcomes) and self.is_live
             bounded_calls(self, cause, was_full=self._was_full)
+            bounded_loop(self, cause, was_full=self._loop_was_full)
             self._recorder.stepped(self, self._backlogs)
             self._recorder.touched(self)
             if self._recorder.checks_state:

@@ -1,0 +1,82 @@
+"""Deliberate mistakes in loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clonos.core.inbounds import Inbounds
+from clonos.core.loops import Rounds
+from clonos.core.outbounds import Outbounds
+from clonos.core.roster import TaskState
+from clonos.core.step import RunningStep
+
+
+def nothing_carried(_: Any) -> Any:
+    """A layer has no items: what goes round is lost with its sender."""
+    return property(lambda self: (self.chain, ()))
+
+
+def one_quiet_round(_: Any) -> Any:
+    """A task that was quiet once believes that all are."""
+
+    def next_quiet(self: Rounds) -> int:
+        return 0 if self._was_busy else self._enough
+
+    return next_quiet
+
+
+def rows_are_quiet(original: Any) -> Any:
+    """Whoever takes rows between two probes does not say so."""
+
+    def stepped(self: Rounds, step: RunningStep, *, may_probe: bool) -> Any:
+        step.is_quiet = True
+        return original(self, step, may_probe=may_probe)
+
+    return stepped
+
+
+def feedback_is_never_aligned(original: Any) -> Any:
+    """What a sender makes behind its marker is taken before one's own layer is sealed."""
+
+    def available(self: Inbounds, end: Any) -> int:
+        if end.spec.is_feedback:
+            end.aligned = False
+        count: int = original(self, end)
+        return count
+
+    return available
+
+
+def markers_wait_for_feedback(_: Any) -> Any:
+    """A layer is sealed when markers have come round."""
+
+    def aligned_epoch(self: Inbounds, epoch: int) -> int:
+        ends = self.ends.values()
+        some = any(end.aligned for end in ends)
+        return epoch if some and all(end.aligned or end.ended for end in ends) else 0
+
+    return aligned_epoch
+
+
+def feedback_blocks(_: Any) -> Any:
+    """A task waits for what it sends back to itself."""
+
+    def blocked(self: Outbounds) -> bool:
+        ends = [end for end in self._item_ends if not end.relaxed]
+        return any(end.log.last - end.log.processed > 0 for end in ends if end.spec.is_feedback)
+
+    return blocked
+
+
+def wait_for_each_other(_: Any) -> Any:
+    """Failed tasks of a loop are cut one after the other."""
+
+    def awaits(self: Any, task: TaskState) -> bool:
+        return bool(self._unresolved_above(task))
+
+    return awaits
+
+
+def never_full(_: Any) -> Any:
+    """Rows come in, however many go round."""
+    return property(lambda _: False)
