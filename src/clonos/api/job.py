@@ -9,9 +9,11 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from clonos.api.feedback import Feedback
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
+from clonos.columns.schema import parse_schema
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
 from clonos.core.plan import FULL_DEPTH
@@ -214,6 +216,39 @@ class Job:
             source=source,
         )
         return Stream(self, vertex)
+
+    def feedback(
+        self, schema: Any, *, name: str | None = None, parallelism: int | None = None
+    ) -> Feedback:
+        """A stream whose rows come from further down: the beginning of a loop.
+
+        Close it with :meth:`Feedback.feed`. The job ends when its sources have ended, nothing goes
+        round any more, and no timer or call in the loop is open. Rows that come round have no event
+        time: watermarks are those of what comes from outside, so windows and joins belong before or
+        behind the loop.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job("countdown")
+        >>> numbers = job.source(clonos.sources.from_batches([[(3,), (1,)]], schema="n long"))
+        >>> again = job.feedback("n long")
+        >>> less = numbers.union(again).map(lambda row: row.n - 1, "n long")
+        >>> again.feed(less.filter(lambda row: row.n > 0))
+        >>> less.sink(clonos.sinks.collect())
+        >>> from clonos.testing import InMemoryRun
+        >>> sorted(InMemoryRun(job.compile()).run()["collect"].column("n").to_pylist())
+        [0, 0, 1, 2]
+        """
+        vertex = self.add_vertex(
+            "feedback",
+            name,
+            schema=parse_schema(schema),
+            parallelism=parallelism,
+            operation=PassOn(),
+        )
+        self._graph.feedback[vertex.id] = None
+        return Feedback(self, vertex)
 
     def add_vertex(
         self,

@@ -69,7 +69,7 @@ class Rounds:
     @property
     def is_full(self) -> bool:
         """Whether so much goes round that nothing more should come in."""
-        return self._outbounds.feedback_is_full(self._inbounds.ends[c].queue for c in self.feedback)
+        return self._outbounds.feedback_is_full(self._inbounds.ends[c].queue for c in self.inputs)
 
     def take(self, step: RunningStep, channel: int, item: Item, *, is_idle: bool) -> None:
         """A step takes `item`. If that shows that the loop is over, all its feedback ends.

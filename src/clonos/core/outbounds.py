@@ -181,10 +181,11 @@ class Outbounds:
 
     def feedback_is_full(self, waiting: Iterable[Collection[Item]]) -> bool:
         """Whether so much goes round that nothing more should come into the loop: of what was sent
-        from here, or of what is `waiting` here, channel by channel."""
+        from here, or of what is `waiting` here, channel by channel. Of that half is too much:
+        senders that may be blocked never send more than all."""
         logs = [end.log for end in self._item_ends if end.spec.is_feedback]
         sent = [(log.last - log.processed, log.backlog_bytes) for log in logs]
-        came = [(len(q), sum(item.batch.nbytes for item in q if item.batch)) for q in waiting]
+        came = [(2 * len(q), 2 * sum(i.batch.nbytes for i in q if i.batch)) for q in waiting]
         return any(n > BACKLOG_ITEMS or size > BACKLOG_BYTES for n, size in (*sent, *came))
 
     # --- items on the disk --------------------------------------------------------------------

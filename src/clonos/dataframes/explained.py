@@ -62,6 +62,7 @@ def _tasks(name: str, code: TaskCode, compiled: CompiledJob) -> tuple[str, str, 
     if name == code.operators[0][0]:
         logged += ["cuts of input"] if code.source is not None else []
         logged += ["order of inputs"] if len(code.task.inputs) > 1 else []
+        logged += ["what comes round"] if code.feedback else []
     told = ", ".join(filter(None, logged)) if compiled.plan.causal_log else ""
     return f"{count}{of}", cells, told or "-"
 

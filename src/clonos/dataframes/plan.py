@@ -71,6 +71,8 @@ class Plans:
         if self._graph.on_bad_record != "fail":
             how = self._graph.on_bad_record
             raise site.refusal(f"only tasks support on_bad_record={how!r}", "leave it out")
+        if vertex.id in self._graph.feedback:
+            raise site.refusal("only tasks run loops")
         site.require_distinct(vertex.schema)
         if vertex.source is not None:
             return self._checked(rows_of(vertex.source, site), site)

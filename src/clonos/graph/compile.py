@@ -11,6 +11,7 @@ Chains share slots: a *cell* has task i of every chain of one group.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
+from clonos.graph.cycles import feedback_of
 from clonos.graph.early import with_early_parts
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
@@ -42,7 +44,8 @@ class TaskCode:
 
     ``schemas`` gives the schema of each of the task's channels, as both ends must see it;
     ``ports`` says by which input channels come, where that is not the first; ``digests``, whether
-    what a task makes is ever compared with what it made before.
+    what a task makes is ever compared with what it made before; ``feedback``, which of its inputs
+    come round.
     """
 
     task: TaskSpec
@@ -58,6 +61,7 @@ class TaskCode:
     ports: Mapping[int, int] = field(default_factory=dict)
     digests: bool = True
     bad_records: Router | None = None
+    feedback: tuple[int, ...] = ()
 
     @property
     def source_name(self) -> str:
@@ -80,6 +84,7 @@ class TaskCode:
             self.ports,
             digests=self.digests,
             bad_records=self.bad_records,
+            feedback=self.feedback,
         )
 
     def _info(self, number: int, name: str, lineage: str, run: str) -> OperatorInfo:
@@ -157,23 +162,25 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
     BadGraph
         There is no sink, or two write to one folder.
     """
-    vertices = _needed(graph.vertices)
+    vertices = _needed(graph)
     if not vertices:
         raise BadGraph(
             f"job {graph.name!r} has no sink, so it would do nothing",
             remedy="end a stream with .sink(...)",
         )
     _require_effects_can_be_made(graph, vertices)
-    vertices = with_early_parts(vertices)
+    feedback = feedback_of(graph, vertices)
+    if not feedback:
+        vertices = with_early_parts(vertices)
     behind = _behind_bad_records(graph, vertices)
     vertices.sort(key=lambda vertex: vertex.id in behind)  # all others come before
     _require_own_places(vertices)
     _warn_of_upserts(vertices)
     groups = slot_groups(vertices)
-    if not behind:  # of a bad record that is kept all columns are wanted
+    if not behind and not feedback:  # of a bad record that is kept all columns are wanted
         vertices = without_unread_columns(vertices)
-    chains = fuse(vertices, groups, behind)
-    return _Wiring(graph, chains, cells(chains, groups), behind).compile()
+    chains = fuse(vertices, groups, behind, feedback)
+    return _Wiring(graph, chains, cells(chains, groups), behind, feedback).compile()
 
 
 def slot_groups(vertices: Sequence[Vertex]) -> dict[int, str]:
@@ -212,20 +219,21 @@ def fuse(
     vertices: Sequence[Vertex],
     groups: Mapping[int, str],
     behind_bad_records: Collection[int] = (),
+    feedback: Mapping[int, Edge] | None = None,
 ) -> list[Chain]:
     """Group vertices into chains, in the order of the vertices.
 
     If bad records are kept, sinks are chains of their own, but for those of the bad records.
     """
-    readers: dict[int, int] = {}
-    for vertex in vertices:
-        for edge in vertex.edges:
-            readers[edge.vertex.id] = readers.get(edge.vertex.id, 0) + 1
+    back = feedback or {}
+    readers = Counter(edge.vertex.id for vertex in vertices for edge in vertex.edges)
+    readers.update(edge.vertex.id for edge in back.values())
     chains: dict[int, list[Vertex]] = {}  # by the id of the chain's last vertex
-    for vertex in vertices:
+    for vertex in (vertex for vertex in vertices if vertex.id not in back):
         upstream = vertex.edges[0].vertex if len(vertex.edges) == 1 else None
         if (
             upstream is not None
+            and upstream.id not in back
             and vertex.edges[0].routing is Routing.FORWARD
             and vertex.edges[0].is_chained
             and upstream.parallelism == vertex.parallelism
@@ -241,14 +249,18 @@ def fuse(
     return sorted(made, key=lambda chain: order[chain.head.id])
 
 
-def _needed(vertices: Sequence[Vertex]) -> list[Vertex]:
+def _needed(graph: LogicalGraph) -> list[Vertex]:
     """The vertices that lead to a sink."""
     needed: set[int] = set()
-    for vertex in reversed(vertices):
-        if vertex.sink is not None or vertex.id in needed:
+    ahead = [vertex for vertex in graph.vertices if vertex.sink is not None]
+    while ahead:
+        vertex = ahead.pop()
+        if vertex.id not in needed:
             needed.add(vertex.id)
-            needed.update(edge.vertex.id for edge in vertex.edges)
-    return [vertex for vertex in vertices if vertex.id in needed]
+            back = graph.feedback.get(vertex.id)
+            edges = vertex.edges if back is None else (back,)
+            ahead += [edge.vertex for edge in edges]
+    return [vertex for vertex in graph.vertices if vertex.id in needed]
 
 
 def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[int]:
@@ -350,8 +362,10 @@ class _Wiring:
         chains: Sequence[Chain],
         cells: Mapping[Chain, int],
         behind_bad_records: Collection[int],
+        feedback: Mapping[int, Edge],
     ) -> None:
         self._graph = graph
+        self._feedback = feedback
         self._chains = chains
         self._cells = cells
         self._behind = behind_bad_records
@@ -370,9 +384,11 @@ class _Wiring:
         for sender in self._chains:
             for receiver in self._chains:
                 for port, edge in enumerate(receiver.head.edges):
-                    if edge.vertex is sender.tail:
-                        schema = sender.tail.schema
-                        for task, router in self._connect(sender, receiver, port, edge, schema):
+                    back = self._feedback.get(edge.vertex.id)
+                    if (back or edge).vertex is sender.tail:
+                        way = back if back and edge.routing is Routing.FORWARD else edge
+                        ends = sender, receiver, port, way, sender.tail.schema
+                        for task, router in self._connect(*ends, is_feedback=back is not None):
                             self._routers[task].append(router)
                 if receiver.head.takes_bad_records and self._keeps(sender):
                     edge, schema = Edge(sender.tail, Routing.ROUND_ROBIN), receiver.head.schema
@@ -387,7 +403,14 @@ class _Wiring:
         return CompiledJob(self._graph.name, plan, tuple(codes), self._graph.options)
 
     def _connect(
-        self, sender: Chain, receiver: Chain, port: int, edge: Edge, schema: pa.Schema
+        self,
+        sender: Chain,
+        receiver: Chain,
+        port: int,
+        edge: Edge,
+        schema: pa.Schema,
+        *,
+        is_feedback: bool = False,
     ) -> Iterator[tuple[int, Router]]:
         """The channels between two chains, and how each task of the sender shares its rows out."""
         routing = edge.routing
@@ -398,7 +421,10 @@ class _Wiring:
             receivers = [i] if routing is Routing.FORWARD else range(receiver.parallelism)
             task = self._first_task[sender] + i
             channels = tuple(
-                self._channel(task, self._first_task[receiver] + j, port, schema) for j in receivers
+                self._channel(
+                    task, self._first_task[receiver] + j, port, schema, is_feedback=is_feedback
+                )
+                for j in receivers
             )
             yield task, Router(routing, channels, edge.keys)
 
@@ -406,9 +432,17 @@ class _Wiring:
         """Whether what it cannot handle goes on: not what has already been found to be bad."""
         return bool(self._behind) and chain.head.id not in self._behind and chain.tail.sink is None
 
-    def _channel(self, sender: int, receiver: int, port: int, schema: pa.Schema) -> int:
+    def _channel(
+        self,
+        sender: int,
+        receiver: int,
+        port: int,
+        schema: pa.Schema,
+        *,
+        is_feedback: bool = False,
+    ) -> int:
         number = len(self._channels)
-        self._channels.append(ChannelSpec(number, sender, receiver, port))
+        self._channels.append(ChannelSpec(number, sender, receiver, port, is_feedback))
         self._schemas[number] = schema
         if receiver != HOUSE_KEEPER:
             self._inputs[receiver].append(number)
@@ -488,4 +522,5 @@ class _Wiring:
             ports={c: self._channels[c].port for c in task.inputs if self._channels[c].port},
             digests=self._graph.options.guarantee == "exactly_once",
             bad_records=bad_records,
+            feedback=tuple(c for c in task.inputs if self._channels[c].is_feedback),
         )

@@ -29,7 +29,9 @@ def describe(compiled: CompiledJob) -> dict[str, Any]:
         "lineage": compiled.options.lineage,
         "tasks": tasks,
         "channels": [
-            [names[c.sender], names.get(c.receiver, "house-keeper"), c.port] for c in plan.channels
+            [names[c.sender], names.get(c.receiver, "house-keeper"), c.port]
+            + ["feedback"] * c.is_feedback
+            for c in plan.channels
         ],
     }
 

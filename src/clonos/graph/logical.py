@@ -79,7 +79,11 @@ class JobOptions:
 
 @dataclass
 class LogicalGraph:
-    """All vertices of a job, every vertex after those it reads from."""
+    """All vertices of a job, every vertex after those it reads from.
+
+    ``feedback``: of each vertex that only stands for rows which come round, by its id, what feeds
+    it; None as long as nothing does. No task runs it: its readers read what feeds it.
+    """
 
     name: str
     sharing_depth: int = 1
@@ -87,3 +91,4 @@ class LogicalGraph:
     on_bad_record: OnBadRecord = "fail"
     options: JobOptions = field(default_factory=JobOptions)
     vertices: list[Vertex] = field(default_factory=list)
+    feedback: dict[int, Edge | None] = field(default_factory=dict)

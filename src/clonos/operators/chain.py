@@ -52,6 +52,8 @@ class ChainProgram:
         Whether what it makes will ever be compared with what it made before a failure.
     bad_records
         Where bad records go, if they are kept.
+    feedback
+        Inputs that come round: they have no watermarks, and event time does not wait for any.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class ChainProgram:
         *,
         digests: bool = True,
         bad_records: Router | None = None,
+        feedback: Sequence[int] = (),
     ) -> None:
         self._operators = [chained.operator for chained in operators]
         self._names = [chained.info.operator for chained in operators]
         self._inputs = tuple(inputs)
+        self._timed = tuple(c for c in inputs if c not in feedback)
         self._routers = tuple(routers)
         self._ports = dict(ports or {})
         self._seal = partial(seal, digests=digests)
@@ -278,7 +282,7 @@ class ChainProgram:
 
     def _advance_inputs(self) -> None:
         facts = self._facts
-        marks = [facts.get(f"watermark {c}") for c in self._inputs if not facts.get(f"ended {c}")]
+        marks = [facts.get(f"watermark {c}") for c in self._timed if not facts.get(f"ended {c}")]
         if not marks or None in marks:
             return
         active = [mark for mark in marks if mark != IDLE]

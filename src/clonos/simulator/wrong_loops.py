@@ -39,9 +39,9 @@ def feedback_is_never_aligned(original: Any) -> Any:
     """What a sender makes behind its marker is taken before one's own layer is sealed."""
 
     def available(self: Inbounds, end: Any) -> int:
-        if end.spec.is_feedback:
-            end.aligned = False
+        was, end.aligned = end.aligned, end.aligned and not end.spec.is_feedback
         count: int = original(self, end)
+        end.aligned = was
         return count
 
     return available

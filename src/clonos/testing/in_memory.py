@@ -92,7 +92,7 @@ class InMemoryRun:
 
     def run(self) -> dict[str, pa.Table]:
         """Run until all input has ended; the rows of each sink by its name."""
-        while runnable := self._runnable():
+        while runnable := self._runnable() or self._go_round():
             self._now_ms += self._step_ms * 2 * self._random.random()
             for task, harness in self._tasks.items():
                 self._take(task, Tick(int(self._now_ms)), harness)
@@ -122,6 +122,26 @@ class InMemoryRun:
             if task not in full:
                 found += [(task, channel) for channel in sorted(channels) if self._queues[channel]]
         return found
+
+    def _go_round(self) -> list[tuple[int, int | None]]:
+        """Nothing is on its way: time passes up to the next timer, or what goes round is over."""
+        plan = self._compiled.plan
+        back = [c for task in plan.loops for c in self._open[task] if plan.channels[c].is_feedback]
+        if not back:
+            return []
+        due = [h.wake_ms for t, h in self._tasks.items() if t in plan.loops and h.wake_ms]
+        if due:
+            self._now_ms = max(self._now_ms, float(min(due)))
+            return self._fired()
+        for channel in back:
+            self._queues[channel].append(End(channel))
+        return self._runnable()
+
+    def _fired(self) -> list[tuple[int, int | None]]:
+        """What the timers that are due have made."""
+        for task, harness in self._tasks.items():
+            self._take(task, Tick(int(self._now_ms)), harness)
+        return self._runnable() or self._go_round()
 
     def _next(self, task: int, channel: int | None) -> Event | None:
         if channel is None:
@@ -205,5 +225,6 @@ class InMemoryRun:
                 self._queues[channel].append(Watermark(channel, mark))
         if is_end:
             for channel in self._compiled.codes[task].task.outputs:
-                if channels[channel].receiver != HOUSE_KEEPER:
+                is_inner = channels[channel].receiver != HOUSE_KEEPER
+                if is_inner and not channels[channel].is_feedback:
                     self._queues[channel].append(End(channel))

@@ -98,6 +98,9 @@ def _height(chain: Chain) -> int:
 def _edge(one: Place, other: Place) -> str:
     x, y = one[0] + WIDTH, one[1] + one[2] // 2
     to_x, to_y = other[0], other[1] + other[2] // 2
+    if to_x <= x:  # it leads back, below the boxes in between
+        low = max(one[1] + one[2], other[1] + other[2]) + GAP_Y
+        return f'<path class="edge" d="M{x} {y} C{x + 60} {low} {to_x - 60} {low} {to_x} {to_y}"/>'
     bend = (to_x - x) // 2
     return (
         f'<path class="edge" d="M{x} {y} C{x + bend} {y} {to_x - bend} {to_y} {to_x} {to_y}"/>'

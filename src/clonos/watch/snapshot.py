@@ -163,9 +163,13 @@ def _chains(plan: Plan, operators: Mapping[int, Sequence[str]]) -> list[Chain]:
         if channel.receiver != HOUSE_KEEPER:
             sender = plan.tasks[channel.sender].operator
             reads[plan.tasks[channel.receiver].operator][sender] = None
+    forward = {name: set(senders) for name, senders in reads.items()}
+    for back in (channel for channel in plan.channels if channel.is_feedback):
+        sender = plan.tasks[back.sender].operator
+        forward[plan.tasks[back.receiver].operator].discard(sender)
     depths: dict[str, int] = {}
-    for name in TopologicalSorter(reads).static_order():
-        depths[name] = max((depths[before] + 1 for before in reads[name]), default=0)
+    for name in TopologicalSorter(forward).static_order():
+        depths[name] = max((depths[before] + 1 for before in forward[name]), default=0)
     return [
         Chain(
             name=name,
