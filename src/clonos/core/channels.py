@@ -115,6 +115,8 @@ class Inbound:
         Received (log entries stored), not yet taken.
     aligned
         A marker was taken, and its epoch is not yet sealed.
+    waits_behind
+        Feedback, which brings no markers: what was made behind one waits until it was taken here.
     reset_at
         Availability: we start over with what the sender makes after this step of its own.
     told_relaxed
@@ -136,6 +138,7 @@ class Inbound:
         self.consumed_dep: Dependencies = {}
         self.queue: deque[Item] = deque()
         self.aligned = False
+        self.waits_behind = spec.is_feedback and plan.has_markers
         self._held: deque[Data] = deque()
         self._next_seq = consumed + 1
         self._chain = chain

@@ -49,6 +49,7 @@ class Checkpoints:
         self._looked_ms = 0
         self._came = 0  # so many layers
         self._seen = 0, 0  # at the last look: how many had come, and what was stable
+        self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
 
     @property
@@ -160,6 +161,8 @@ class Checkpoints:
             needs.update(newest.ins)
             out = {c: n for c, n in newest.outs.items() if channels[c].receiver == HOUSE_KEEPER}
             needs.update(out)  # it was acknowledged when that was settled
+            back = (c for c in newest.outs if channels[c].is_feedback)
+            self._sent_back.update((c, newest.outs[c]) for c in back)
         keeper.advance(epoch, positions, layers, needs)
         roster.do(Note("floor", value=epoch))
         tasks = roster.plan.tasks
@@ -167,6 +170,19 @@ class Checkpoints:
             of_task = {c: needs[c] for c in tasks[active.id].outputs if c in needs}
             roster.command(active.id, msg.Floor(positions, of_task))
         self._standbys.floor(layers)
+
+    @property
+    def nothing_goes_round(self) -> bool:
+        """Whether floors have taken all rows that floors have sent back. Of floors of an earlier
+        term nobody knows."""
+        needs, positions = self._keeper.needs, self._keeper.positions
+        return all(
+            self._sent_back[c.id] <= needs[c.id]
+            if c.id in self._sent_back
+            else not positions[c.sender]
+            for c in self._roster.plan.channels
+            if c.is_feedback
+        )
 
     def reset(self) -> None:
         """A loss was forgiven: layers from before and after it do not fit together."""

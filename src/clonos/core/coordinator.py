@@ -253,7 +253,8 @@ class Coordinator:
     def has_settled(self) -> bool:
         """Whether logs and output end at the floors, and all that sources had taken is below."""
         epoch = self._settles_at
-        return epoch is not None and self.keeper.epoch >= epoch and self.keeper.is_settled
+        has_floor = epoch is not None and self.keeper.epoch >= epoch
+        return has_floor and self.keeper.is_settled and self.checkpoints.nothing_goes_round
 
     @property
     def wants_floor(self) -> bool:

@@ -37,6 +37,11 @@ class Inbounds:
         What the process holds: log entries that come along go there first.
     do
         Takes actions.
+
+    Attributes
+    ----------
+    epoch
+        That is sealed: what its sender has made in a later one is not taken from feedback.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Inbounds:
         self.ends = {end.spec.id: end for end in ends}
         self._forward = [end for end in self.ends.values() if not end.spec.is_feedback]
         self._in_turn = [end for end in self.ends.values() if self._may_be_taken(end)]
+        self.epoch = 0
         self._book = holder.book
         self._fences = holder.fences
         self._holder = holder
@@ -114,6 +120,8 @@ class Inbounds:
             return 0
         count = size = rows = 0
         for item in end.queue:
+            if end.waits_behind and item.epoch > self.epoch:
+                break
             if self._fences.judge(item.dep) is not Trust.VALID:
                 break
             if item.kind is not Kind.BATCH:
@@ -179,7 +187,6 @@ class Inbounds:
         now = [end for end in self.ends.values() if end.spec.is_feedback and not end.ended]
         for end in now:
             end.end()
-            end.aligned = False
         self._in_turn = [end for end in self._in_turn if self._may_be_taken(end)]
         return tuple(end.spec.id for end in now)
 

@@ -415,7 +415,8 @@ class Survived:
 class LayerAck:
     """A layer is stored, and whatever the task delivered before it is durable.
 
-    Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced;
+    Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced (of
+    feedback, the last with rows; at most what the receiver's floor has, if there is none beyond);
     ``dep``, what its state depends on. ``generation``: that the task knew of then.
     """
 

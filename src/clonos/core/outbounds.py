@@ -292,7 +292,7 @@ class Outbounds:
         probes: Sequence[int] = (),
     ) -> None:
         """What a step has emitted becomes items; behind it the probes of a loop, a marker (0:
-        none), or the END. No watermark goes back."""
+        none), or the END. Neither watermark nor marker goes back."""
         for end in self._item_ends:
             batch = step.emitted.get(end.spec.id)
             is_last = end.to_world or end.spec.is_feedback
@@ -306,7 +306,7 @@ class Outbounds:
                     end.log.append(Kind.PROBE, epoch, value, None, dep, born_ms)
             if ends:  # stands for every later marker as well
                 end.log.append(Kind.END, epoch, 0, None, dep, born_ms)
-            elif marker and not end.to_world:
+            elif marker and not is_last:
                 end.log.append(Kind.MARKER, marker, marker, None, dep, born_ms)
 
     def stepped(self) -> None:

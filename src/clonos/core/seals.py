@@ -12,7 +12,7 @@ from clonos.core.intake import Intake
 from clonos.core.life import Life
 from clonos.core.loops import Rounds
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Dependencies, Layer, LayerAck, LayerRef
+from clonos.core.messages import Dependencies, Kind, Layer, LayerAck, LayerRef
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
@@ -84,6 +84,10 @@ class Seal:
         assert ref is not None
         ins = {channel: seq for channel, (seq, _) in layer.ins.items()}
         outs = {channel: seq for channel, (seq, _) in layer.outs.items()}
+        for channel, (_, items) in layer.carried.items():
+            first = outs[channel] + 1 - len(items)
+            rows = (item.seq for item in items if item.kind is Kind.BATCH)
+            outs[channel] = max(rows, default=first - 1)
         return LayerAck(layer.task, layer.incarnation, ref, ins, outs, layer.dep, layer.generation)
 
 

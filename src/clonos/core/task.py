@@ -115,6 +115,7 @@ class TaskMachine:
             self.life, floor, self.holder, self._do, self._on_settled
         )
         self.inputs, self.outputs = self.inbounds.ends, self.outbounds.ends
+        self.inbounds.epoch = floor.epoch if floor else 0
         ends = self.inbounds, self.outbounds
         self.rounds = Rounds(plan, self.spec, floor, *ends) if self.id in plan.loops else None
         for cut in activate.fences:
@@ -595,5 +596,5 @@ class TaskMachine:
         return self.inbounds.aligned_epoch(step.marker or self.epoch + 1)
 
     def _seal(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.epoch = self.inbounds.epoch = epoch
         self._do(self.seals.seal(self, epoch))

@@ -35,13 +35,13 @@ def rows_are_quiet(original: Any) -> Any:
     return stepped
 
 
-def feedback_is_never_aligned(original: Any) -> Any:
+def feedback_waits_for_no_marker(original: Any) -> Any:
     """What a sender makes behind its marker is taken before one's own layer is sealed."""
 
     def available(self: Inbounds, end: Any) -> int:
-        was, end.aligned = end.aligned, end.aligned and not end.spec.is_feedback
+        was, end.waits_behind = end.waits_behind, False
         count: int = original(self, end)
-        end.aligned = was
+        end.waits_behind = was
         return count
 
     return available

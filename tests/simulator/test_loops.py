@@ -1,0 +1,112 @@
+"""Rows that go round, while all kinds of things fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from clonos.core.messages import Kind
+from clonos.simulator.cluster import Cluster
+from clonos.simulator.command import main
+from clonos.simulator.loop_jobs import loop_job
+from clonos.simulator.programs import Behaviour, Toy
+from clonos.simulator.seeds import Kind as KindOfSeed
+
+from .play import SEEDS, Play, sink, source, stage
+
+LOOPS = KindOfSeed(loops=True)
+LOOP = (
+    source(),
+    stage("head", 0, parallelism=2),
+    replace(stage("tail", 1, parallelism=2), back_to=1),
+    sink(2),
+)
+ITSELF = (source(), replace(stage("tail", 0, parallelism=2), back_to=1), sink(1))
+BEHIND = (
+    source(),
+    source(),
+    stage("head", 0),
+    stage("middle", 1, 2),
+    replace(stage("tail", 3), back_to=2),
+    sink(4),
+)
+SHAPES = {"two stages": LOOP, "a stage and itself": ITSELF, "rows enter behind the head": BEHIND}
+
+
+@pytest.mark.parametrize("kind", [LOOPS, *(LOOPS._replace(**{k: True}) for k in ("harsh", "disk"))])
+def test_no_invariant_is_violated(kind):
+    assert main(15, kind=kind) == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("more", ["", "harsh", "disk", "history", "spill"])
+def test_many_seeds(more):
+    assert main(500, kind=LOOPS._replace(**{more: True} if more else {})) == 0
+
+
+def test_random_jobs_have_loops_of_all_kinds():
+    plans = [loop_job(Random(seed)).plan for seed in range(60)]
+    sizes = {len(loop) for plan in plans for loop in plan.loops.values()}
+    assert {1, 2, 3, 4} <= sizes
+    assert any(len(set(plan.loops.values())) > 1 for plan in plans)
+
+
+@pytest.fixture(params=[True, False], ids=["marked", "uncoordinated"])
+def has_markers(request, monkeypatch):
+    def of_kind(job, *rest):
+        return Cluster(replace(job, plan=replace(job.plan, has_markers=request.param)), *rest)
+
+    monkeypatch.setattr("tests.simulator.play.Cluster", of_kind)
+    return request.param
+
+
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
+def play(request, has_markers):
+    """A job whose loop is at work."""
+    play = Play(request.param, SEEDS[0], rows=60)
+    play.all_live()
+    play.at(min(play.job.plan.loops), 8)
+    return play
+
+
+def test_all_tasks_of_a_loop_die_at_once(play):
+    for slot in [play.slot(task) for task in sorted(play.job.plan.loops)]:
+        play.cluster.kill(slot, "script")
+    play.finish()
+
+
+def test_it_settles_only_when_nothing_goes_round(play):
+    play.coordinator.settle()
+    play.until(lambda: play.coordinator.has_settled)
+    for channel in play.job.plan.channels:
+        if channel.is_feedback:
+            _, items = play.machine(channel.sender).outputs[channel.id].log.carried
+            rows = [item.seq for item in items if item.kind is Kind.BATCH]
+            assert max(rows, default=0) <= play.keeper.needs[channel.id]
+    play.finish()
+
+
+def test_every_input_of_a_loop_is_told_that_it_ends(play, monkeypatch):
+    """Also the one on which a task hears by an END that others have found out."""
+    ended = []
+
+    def on_end(toy, step, channel):
+        ended.append((toy.task, channel))
+        original(toy, step, channel)
+
+    original = Toy.on_end
+    monkeypatch.setattr(Toy, "on_end", on_end)
+    play.finish()
+    for task in play.job.plan.loops:
+        assert {c for t, c in ended if t == task} == set(play.job.plan.tasks[task].inputs)
+
+
+def test_rows_given_out_at_the_end_of_a_loop_are_an_error():
+    """They would be lost: who should take them is over."""
+    late = Behaviour(waits_for_watermark=True)
+    play = Play((source(), replace(stage("tail", 0, behaviour=late), back_to=1), sink(1)), 0)
+    play.all_live()
+    with pytest.raises(AssertionError, match="LoopIsOver"):
+        play.finish()
