@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos.errors import NotInSpark
+from clonos.replay.errors import NothingToReplay
 from examples.loops import reachability, retries
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -68,6 +69,8 @@ def test_it_stops_and_goes_on(kit, spark, tmp_path):
     kit.wait_quiet(running)
     assert running.stop(settle="60 seconds")
     kit.open_tap(tmp_path)
+    with pytest.raises(NothingToReplay, match="a job with a loop"):
+        clonos.Replay(job)
     result = job.run(spark)
     found = reachability.pairs(result.table())
     assert len(found) == len(set(found))

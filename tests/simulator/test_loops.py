@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from clonos.core.messages import Kind
+from clonos.errors import LoopIsOver
 from clonos.simulator.cluster import Cluster
 from clonos.simulator.command import main
 from clonos.simulator.loop_jobs import loop_job
@@ -85,7 +86,6 @@ def test_it_settles_only_when_nothing_goes_round(play):
             _, items = play.machine(channel.sender).outputs[channel.id].log.carried
             rows = [item.seq for item in items if item.kind is Kind.BATCH]
             assert max(rows, default=0) <= play.keeper.needs[channel.id]
-    play.finish()
 
 
 def test_every_input_of_a_loop_is_told_that_it_ends(play, monkeypatch):
@@ -108,5 +108,5 @@ def test_rows_given_out_at_the_end_of_a_loop_are_an_error():
     late = Behaviour(waits_for_watermark=True)
     play = Play((source(), replace(stage("tail", 0, behaviour=late), back_to=1), sink(1)), 0)
     play.all_live()
-    with pytest.raises(AssertionError, match="LoopIsOver"):
+    with pytest.raises(LoopIsOver, match="nobody would take them"):
         play.finish()

@@ -83,6 +83,13 @@ class Replay:
         is_read = isinstance(job, Past)
         past = job if is_read else read(job.compile(), checkpoint_dir, journal, at)
         self._plan, self.lost = past.compiled.plan, past.lost
+        if self._plan.loops:
+            first = self._plan.tasks[min(self._plan.loops)]
+            raise NothingToReplay(
+                "a job with a loop cannot be replayed",
+                where=first.operator,
+                remedy="try it in the simulator: clonos sim MODULE:JOB",
+            )
         self._tasks: dict[str, ReplayedTask] = {}
         self._close = weakref.finalize(self, _close, self._tasks, None if is_read else past)
         try:
