@@ -53,8 +53,9 @@ class RunningJob:
         Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
-        awaits its answer, already after 30 % of that. A slot is silent when its process is frozen,
-        or while native code keeps all other threads from running.
+        awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
+        while native code keeps all other threads from running. Where processes get no time because
+        the machine is busy, it is longer, up to 10 s.
     answer_s
         How long a recovery waits for a slot that is not silent, and does not answer: it restores
         its state, say. Then that slot is given up, too.
@@ -89,7 +90,7 @@ class RunningJob:
         tls: bool | None = None,
         batch_rows_max: int = 32_768,
         linger_ms: float = 10.0,
-        silence_s: float = 10.0,
+        silence_s: float = 1.5,
         answer_s: float = 30.0,
         listeners: Sequence[Listener] = (),
         progress_s: float = 1.0,

@@ -260,7 +260,7 @@ class Cluster:
         if slot.alive and slot.is_controlled and driver.alive:
             if slot.stalled_until <= self.scheduler.now:
                 driver.post((slot.number, Heartbeat(slot.address, 0)))
-            self.scheduler.after(self.options.silence_ms / 10, self._beat, slot)
+            self.scheduler.after(self.options.silence_ms / 15, self._beat, slot)
 
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]
