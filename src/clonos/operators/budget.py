@@ -86,5 +86,6 @@ def require_budget(budget: object, cost: object, where: str) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value)
