@@ -184,10 +184,11 @@ class RunningJob:
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
         self._setup.inbox.put(StopAsked(settle_s))
-        if self._loop.over.wait(STOP_S + (settle_s or 0.0)):
+        wait_s = STOP_S + (settle_s or 0.0)
+        if self._loop.over.wait(wait_s):
             self._setup.audience.join(LISTENERS_S)
         else:
-            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
+            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, wait_s)
             return False
         keeper = self._setup.keeper
         return self._loop.error is None and (keeper.complete or keeper.is_settled)

@@ -116,7 +116,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, s
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True)):
             yield from differences(*pair, f"{where}.{number}")
-    elif before != now:
+    elif before != now and json.dumps(before) != json.dumps(now):  # NaN is like NaN here
         yield where, _short(before), _short(now)
 
 

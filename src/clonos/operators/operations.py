@@ -56,7 +56,8 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [[str(key), _setting(held)] for key, held in value.items()]
     if isinstance(value, (tuple, list)):
-        return [_setting(held) for held in value]
+        kind = [type(value).__name__] if hasattr(value, "_fields") else []  # which kind of window
+        return [*kind, *(_setting(held) for held in value)]
     return []
 
 
