@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -21,8 +21,9 @@ from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
-from clonos.operators.marks import Marks
+from clonos.operators.marks import JOINS, Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
+from clonos.operators.shares import Share, highest, nothing, require_answered, shared_out
 from clonos.state.deltas import Frozen
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
@@ -206,6 +207,14 @@ class ProcessOperator(Operator):
     may be effects.
     """
 
+    joins: ClassVar = {
+        **JOINS,
+        "timers": nothing,
+        "asked": highest,
+        "calls": shared_out,
+        "micros": shared_out,
+    }
+
     def __init__(
         self,
         process: Process,
@@ -294,6 +303,21 @@ class ProcessOperator(Operator):
         self.store.restore(keys, values)
         self.timers.restore(keys, values)
         self._calls.restore(keys, values)
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        timers: list[tuple[int, bytes, int]] = []
+        waiting = 0
+        for share in shares:
+            rows = zip(share.groups, share.keys.to_pylist(), share.values.to_pylist(), strict=True)
+            for group, address, value in rows:
+                if address.startswith(_STATE):
+                    self.store.put_kept(address, group, value)
+                elif address[:1] in (PROCESSING_TIME, EVENT_TIME):
+                    timers.append((decode(value)[0], address, group))
+                else:
+                    waiting += 1
+        require_answered(waiting, where)
+        self.timers.adopt(timers)
 
     # --- calls --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from clonos.core.decisions import Action, Command, Fail, SlotReady
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import Plan
+from clonos.core.version import version_of
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, Pin, find, require_there, since
@@ -133,7 +134,7 @@ def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past
 def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
     keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
-        directory.check(compiled)
+        directory.check(compiled, version_of(journal.replay()))
         keeper.recover(journal.replay())
     return keeper
 
