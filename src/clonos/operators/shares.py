@@ -81,12 +81,16 @@ def nothing(values: Sequence[Any], heir: Heir) -> None:
 def require_answered(waiting: int, where: str) -> None:
     """Raise `CannotUpgrade` if something waits for calls: they have numbers of their task."""
     if waiting:
-        raise CannotUpgrade(
-            f"{waiting} calls are open or wait for others, and they belong to its former tasks",
-            where=where,
-            remedy="start the job as it was, let the calls be answered, and stop it again with "
-            "settle=",
-        )
+        raise calls_are_open(where)
+
+
+def calls_are_open(where: str) -> CannotUpgrade:
+    """Calls, or what waits for them, belong to former tasks."""
+    return CannotUpgrade(
+        "calls of it are open, and they belong to the tasks that it had",
+        where=where,
+        remedy="start the job as it was, let the calls be answered, and stop it again with settle=",
+    )
 
 
 def joined(

@@ -28,7 +28,7 @@ from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
 from clonos.core.messages import Item, Kind, LayerRef
-from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan, TaskSpec
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.violations import Violation, require

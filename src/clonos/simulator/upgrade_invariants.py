@@ -68,10 +68,10 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
             yield group, key
 
 
-def goes_on_or_has_not_begun(keeper: HouseKeeper | None, store: LayerStore) -> None:
+def goes_on_or_has_not_begun(
+    keeper: HouseKeeper, store: LayerStore
+) -> dict[int, tuple[Layer, ...]]:
     """Whoever dies while the plan is replaced leaves the old one or the new one, whole."""
-    if keeper is None:
-        raise Violation("one plan", "the journal is of neither plan")
     try:
         layers = {task: get_layers(store, chain) for task, chain in keeper.layers.items()}
     except UnreadableLayer as error:
@@ -82,6 +82,7 @@ def goes_on_or_has_not_begun(keeper: HouseKeeper | None, store: LayerStore) -> N
             sent = layers[channel.sender][-1].outs[channel.id]
             taken = layers[channel.receiver][-1].ins[channel.id]
             require(sent == taken, "one plan", f"channel {channel.id}: sent {sent}, taken {taken}")
+    return layers
 
 
 def names_are_new(names: set[tuple[Any, ...]], name: tuple[Any, ...]) -> None:

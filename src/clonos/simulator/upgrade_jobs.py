@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
@@ -61,7 +62,7 @@ def upgrade_job(seed: int, parallelism: int, *, has_markers: bool, extra: bool) 
     job = Job(
         "upgraded",
         parallelism=parallelism,
-        sharing_depth=random.choice((0, 1, 2, "full")),  # type: ignore[arg-type]
+        sharing_depth=random.choice((0, 1, 2, "full")),
         checkpoints="marked" if has_markers else "uncoordinated",
         seed=7,
     )
@@ -78,8 +79,7 @@ def upgrade_job(seed: int, parallelism: int, *, has_markers: bool, extra: bool) 
     chosen = random.sample(sorted(KINDS), random.choice((1, 1, 2)))
     for kind in chosen:
         KINDS[kind][0](keyed).sink(sinks.collect(), name=kind)
-    made = ArrowJob(job.compile(), rows=random.randint(8, 30))
-    return made
+    return ArrowJob(job.compile(), rows=random.randint(8, 30))
 
 
 class Passing(Process):
@@ -142,7 +142,7 @@ def _sessions(given: list[dict[str, Any]]) -> Rows:
     for key, rows in _by_key(given).items():
         times = sorted(int(row["at"].timestamp()) for row in rows)
         size = 1
-        for one, other in zip(times, times[1:], strict=False):
+        for one, other in itertools.pairwise(times):
             if other - one > 2:
                 found[key, size] += 1
                 size = 0

@@ -6,20 +6,20 @@ The switch is that of production, on disks that fail; whoever makes it dies at a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from clonos.cluster.durable import JournalFile
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Kind, Layer
+from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade
 from clonos.nodes import events
 from clonos.simulator.arrow_jobs import ArrowJob
 from clonos.simulator.cluster import Cluster, Outcome
-from clonos.simulator.disk import Died, Disk, SimulatedFiles
+from clonos.simulator.disk import Died, SimulatedFiles
 from clonos.simulator.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
 from clonos.simulator.faults import KINDS, Faults
 from clonos.simulator.upgrade_invariants import (
@@ -33,7 +33,8 @@ from clonos.simulator.violations import Violation
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.journal import JournalBroken
-from clonos.storage.layers import LayerStore, get_layers
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
 from clonos.storage.terms import Terms
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
@@ -46,20 +47,13 @@ CALLS: Final = 60
 """A switch takes about so many calls of the file systems."""
 
 
-class Step(NamedTuple):
-    """A plan that a job has for a while."""
-
-    job: ArrowJob
-    parallelism: int
-
-
 class Upgrades:
     """One simulation.
 
     Attributes
     ----------
-    cluster
-        The one that drives the checkpoint now.
+    job, cluster
+        What has the checkpoint now, and where it runs.
     switches, deaths
         How many switches were made, and how many were broken off.
     """
@@ -80,7 +74,8 @@ class Upgrades:
         self._delivered: dict[str, Rows] = {}
         self._names: set[tuple[Any, ...]] = set()
         self._extra = False
-        self.cluster = self._begin(self._next_job(), None, None)
+        self.job = self._next_job()
+        self.cluster = self._begin(self.job, None, None)
 
     # --- one plan ---------------------------------------------------------------------------------
 
@@ -119,7 +114,7 @@ class Upgrades:
             self._go_on()
         self.cluster.recorder.check_end(self.cluster.service)
         self._gather()
-        each_row_once(self._delivered, expected(self.cluster.job))  # type: ignore[arg-type]
+        each_row_once(self._delivered, expected(self.job))
 
     def _is_complete(self) -> bool:
         return self.cluster.driver.keeper.complete
@@ -161,50 +156,38 @@ class Upgrades:
         else:
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
 
-    # --- from one to the next -----------------------------------------------------------------------
+    # --- from one to the next ---------------------------------------------------------------------
 
     def _switch(self) -> None:
         """Replace the plan; those who try may die, and the old plan may go on for a while."""
         before = self.cluster
         self._extra = self.random.random() < 0.3
-        job = self._next_job()
-        for attempt in range(ATTEMPTS):
-            dies_at = (
-                self.random.randrange(CALLS) if attempt < 3 and self.random.random() < 0.5 else None
-            )
-            maker = Maker(before.job, job, before.disks, dies_at, self.random)  # type: ignore[arg-type]
-            try:
-                first = maker.make(["passing"])
-            except Died:
-                self.deaths += 1
-                maker.leave()
-                first = maker.found()
-            except CannotUpgrade:
-                maker.leave()
-                first = None  # open calls: they are answered first
-                if not self._settled_again():
-                    return
-            else:
-                maker.leave()
+        old, new = self.job, self._next_job()
+        for _ in range(ATTEMPTS):
+            maker = Maker(old, new, self.switches + 1, before.disks, self.random)
+            first = self._attempt(maker)
             if first is not None:
-                break
-            if self.random.random() < 0.3 and not self._settled_again():
+                state_is_kept(maker.before, maker.last, new, first)
+                self._gather()
+                self.switches += 1
+                self.job, self.cluster = new, self._begin(new, before, first)
                 return
-        else:
-            raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
-        state_is_kept(maker.before, maker.last, job, first)
-        self._gather()
-        self.switches += 1
-        self.cluster = self._begin(job, before, first)
+            if self.random.random() < 0.3 and not self._settle():
+                return
+        raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
 
-    def _settled_again(self) -> bool:
-        self._go_on_a_while()
-        return self._settle()
-
-    def _go_on_a_while(self) -> None:
-        cluster = self.cluster
-        cluster.outcome = Outcome()
-        cluster.kill_driver()
+    def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
+        """One process that tries; None: the old plan still counts."""
+        try:
+            maker.make(["passing"])
+        except CannotUpgrade:  # calls are open
+            maker.leave()
+            self._settle()
+            return None
+        except (Died, OSError, StoreAway, JournalBroken):
+            self.deaths += 1
+        maker.leave()
+        return maker.found()
 
     def _gather(self) -> None:
         """What this plan has delivered."""
@@ -223,9 +206,10 @@ class Maker:
     """A driver that replaces the plan; it may die at one of its calls."""
 
     def __init__(
-        self, old: ArrowJob, new: ArrowJob, disks: Disks, dies_at: int | None, random: Random
+        self, old: ArrowJob, new: ArrowJob, version: int, disks: Disks, random: Random
     ) -> None:
-        self._old, self._new, self._disks = old, new, disks
+        self._old, self._new, self._version, self._disks = old, new, version, disks
+        dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
         self.before = Shape.of(old.compiled)
         is_local = random.random() < 0.5
         self._local = disks.local.mount(dies_at if is_local else None)
@@ -233,25 +217,20 @@ class Maker:
         self._loses_power = random.random() < 0.3
         self.last: Mapping[int, Layer] = {}
 
-    def make(self, drop_state: list[str]) -> Mapping[int, Layer]:
-        """Switch; return the first layers."""
+    def make(self, drop_state: Sequence[str]) -> None:
+        """Switch."""
         journal = JournalFile(JOURNAL, "fsync", lambda _: None, self._local)
-        keeper = self._keeper(self._old)
+        keeper, successor = _keeper(self._old), _keeper(self._new)
         waiting = journal.recover(keeper)
-        checkpoint = Checkpoint(Folder(self._local, HOME, "fsync"), "upgrader", self._terms)
+        home = Folder(self._local, HOME, "fsync")
+        checkpoint = Checkpoint(home, "upgrader", lambda: _terms(self._shared))
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
-        self._version = keeper.version
-        successor = self._keeper(self._new)
         now = Shape.of(self._new.compiled).homes
         dropped = [n for n in drop_state if n in self.before.homes and n not in now]
         switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, dropped)
         self.last = switch.last_layers(store)
-        home = Folder(self._local, HOME, "fsync")
-        if not switch.make(store, term, lambda: home.put("next", b"graph"), journal):
-            raise Died
-        journal.close()
-        return self._first(successor)
+        switch.make(store, term, lambda: home.put("next", b"graph"), journal)
 
     def leave(self) -> None:
         """The process is gone, perhaps with its machine."""
@@ -261,33 +240,22 @@ class Maker:
             self._disks.local.lose_power()
 
     def found(self) -> Mapping[int, Layer] | None:
-        """Which plan the journal is of: the first layers if it is the new one."""
+        """The first layers of the new plan; None: the old one counts."""
         records = self._disks.journal()
-        keepers = {}
-        for job in (self._old, self._new):
-            keeper = self._keeper(job)
-            with suppress(LookupError):
-                keeper.recover(records)
-                keepers[job is self._new] = keeper
-        is_new = (
-            any(k.version == self._version + 1 for k in keepers.values())
-            if hasattr(self, "_version")
-            else False
-        )
-        goes_on_or_has_not_begun(keepers.get(is_new), self._store())
-        return self._first(keepers[True]) if is_new else None
+        is_new = version_of(records) == self._version
+        keeper = _keeper(self._new if is_new else self._old)
+        keeper.recover(records)
+        home = Folder(self._disks.local.observe(), HOME, "fsync")
+        checkpoint = Checkpoint(home, "observer", lambda: _terms(self._disks.shared.observe()))
+        files = self._disks.shared.observe()
+        store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
+        layers = goes_on_or_has_not_begun(keeper, store)
+        return {task: chain[0] for task, chain in layers.items()} if is_new else None
 
-    def _store(self) -> LayerStore:
-        folder = Folder(self._disks.local.observe(), HOME, "fsync")
-        checkpoint = Checkpoint(folder, "observer", self._terms)
-        return LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._disks.shared.observe())
 
-    def _first(self, keeper: HouseKeeper) -> Mapping[int, Layer]:
-        store = self._store()
-        return {task: get_layers(store, chain)[0] for task, chain in keeper.layers.items()}
+def _keeper(job: ArrowJob) -> HouseKeeper:
+    return HouseKeeper(job.plan, job.encode, job.decode)
 
-    def _keeper(self, job: ArrowJob) -> HouseKeeper:
-        return HouseKeeper(job.plan, job.encode, job.decode)
 
-    def _terms(self) -> Terms:
-        return Terms(Folder(self._shared, TERMS, "fsync"))
+def _terms(shared: SimulatedFiles) -> Terms:
+    return Terms(Folder(shared, TERMS, "fsync"))

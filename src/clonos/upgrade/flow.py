@@ -47,6 +47,20 @@ class Flow:
         kept = self._kept[task].get(number)
         return {} if kept is None else kept.facts
 
+    def predecessor(self, operator: str, index: int) -> int | None:
+        """The former task of an operator that a new one is the same as: there are as many, and the
+        rows of the same sources come to it."""
+        former = self._before.homes.get(operator, [])
+        if len(former) != len(self._now.homes[operator]):
+            return None
+        was, now = (shape.origins(operator, index) for shape in (self._before, self._now))
+        return former[index] if was == now else None
+
+    def former(self, operator: str, index: int) -> list[int]:
+        """The former tasks that a new one follows on: its predecessor, or all of them."""
+        predecessor = self.predecessor(operator, index)
+        return self._before.homes.get(operator, []) if predecessor is None else [predecessor]
+
     # --- event time -----------------------------------------------------------------------------
 
     def came(self, task: int) -> list[int | None]:
@@ -59,9 +73,7 @@ class Flow:
         """The newest watermark behind an operator, in a new task of it."""
         if operator not in self._before.homes:
             return self._passed_on(operator, index)
-        former = self._before.homes[operator]
-        if len(former) == len(self._now.homes[operator]):
-            former = [former[index]]
+        former = self.former(operator, index)
         return slowest([self._was_sent(operator, task) for task in former])
 
     def _passed_on(self, operator: str, index: int) -> int | None:
@@ -109,9 +121,7 @@ class Flow:
         CannotUpgrade
             None came any more, and now some would.
         """
-        former = self._before.homes.get(operator, [])
-        if len(former) == len(self._now.homes[operator]):
-            former = [former[index]]
+        former = self.former(operator, index)
         had_ended = bool(former) and all(map(self._task_had_ended, former))
         before = self._now.before(operator, index)
         has_ended = all(self.has_ended(*one) for one in before) if before else had_ended
@@ -123,9 +133,19 @@ class Flow:
             )
         return has_ended
 
+    def heard_the_end(self, operator: str, index: int) -> bool:
+        """Whether an operator knows that no rows come; calls of it may be open."""
+        former = self.former(operator, index)
+        return bool(former) and all(self._had_heard(operator, task) for task in former)
+
+    def _had_heard(self, operator: str, task: int) -> bool:
+        over: int = self.facts(task, CHAIN).get("over", 0)
+        place = self._before.chains[task].index(operator)
+        return self._task_had_ended(task) or place < over
+
     def _task_had_ended(self, task: int) -> bool:
-        layer, spec = self._layers[task], self._before.plan.tasks[task]
-        return layer.source_ended if spec.is_source else set(layer.ended) == set(spec.inputs)
+        """Whether its END was put out: not while calls are open."""
+        return self._layers[task].end_is_out
 
 
 def slowest(marks: Sequence[int | None]) -> int | None:

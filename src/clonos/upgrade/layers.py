@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from clonos.columns.keys import owner_of_group
@@ -17,7 +18,7 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of
 from clonos.operators.make import make_operator
-from clonos.operators.shares import Heir, Share
+from clonos.operators.shares import Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
 from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
@@ -173,11 +174,16 @@ class _Redistribution:
         place = self._before.chains[task].index(name)
         return self._kept[task].get(place, nothing_kept())
 
-    def _former(self, name: str) -> list[int]:
-        """The former tasks whose state an operator goes on with."""
+    def _former(self, name: str, index: int) -> list[int]:
+        """The former tasks whose state a task of an operator goes on with."""
         if name in self._dropped or not self._is_same_kind(name):
             return []
-        return self._before.homes[name]
+        return self._flow.former(name, index)
+
+    def _predecessor(self, name: str, index: int) -> int | None:
+        """The one whose state it has as it is, if there is one."""
+        known = self._former(name, index)
+        return self._flow.predecessor(name, index) if known else None
 
     def _is_same_kind(self, name: str) -> bool:
         known = self._before.operators.get(name, [None])
@@ -186,7 +192,7 @@ class _Redistribution:
     def _layer(self, code: TaskCode) -> Layer:
         task, sealed = code.task, self._sealed
         names = [name for name, _ in code.operators]
-        former = {t for name in names for t in self._former(name)}
+        former = {t for name in names for t in self._former(name, task.index)}
         wakes = [w for t in former if (w := self._layers[t].wake_ms) is not None]
         has_ended = [self._flow.has_ended(name, task.index) for name in names]
         senders = self._now.before(names[0], task.index)
@@ -200,6 +206,8 @@ class _Redistribution:
         for number, (name, _) in enumerate(code.operators):
             changes += [(number, change) for change in self._changes(code, number, name)]
         rows, cut, source_ended = self._source(code)
+        if (source_ended or (ended and ended == task.inputs)) and not all(has_ended):
+            self._require_same_chain(names)
         return Layer(
             task=task.id,
             incarnation=sealed.maker,
@@ -219,6 +227,12 @@ class _Redistribution:
             generation=sealed.generation,
         )
 
+    def _require_same_chain(self, names: Sequence[str]) -> None:
+        """No input comes any more, and END waits for calls: with those that it waits for."""
+        for task in self._before.homes.get(names[0], ()):
+            if self._before.chains[task] != tuple(names):
+                raise calls_are_open(names[0])
+
     def _out(self, code: TaskCode, channel: int) -> tuple[int, int]:
         """A lane of a sink goes on with its numbers: who keeps its mark expects the next one."""
         task, before = code.task, self._before
@@ -232,16 +246,18 @@ class _Redistribution:
         """Rows taken, the cut behind them, and whether the source has ended."""
         if code.source is None:
             return 0, b"", False
-        former = [self._layers[task] for task in self._former(code.source_name)]
-        if len(former) == code.parallelism:
-            mine = former[code.task.index]
+        name, index = code.source_name, code.task.index
+        predecessor = self._predecessor(name, index)
+        if predecessor is not None:
+            mine = self._layers[predecessor]
             return mine.source_rows, mine.source_cut, mine.source_ended
+        former = [self._layers[task] for task in self._former(name, index)]
         if not former or all(layer.source_ended for layer in former):
             return 0, b"", bool(former)
         raise CannotUpgrade(
             f"{len(former)} tasks have read from this source, and nobody knows what "
             f"{code.parallelism} tasks would have read",
-            where=code.source_name,
+            where=name,
             remedy=f"leave it as it was, job.source(..., parallelism={len(former)}), and give what "
             "follows the parallelism that you want; rebalance() shares its rows out",
         )
@@ -249,11 +265,12 @@ class _Redistribution:
     # --- state ------------------------------------------------------------------------------------
 
     def _changes(self, code: TaskCode, number: int, name: str) -> Sequence[Changes | Frozen]:
-        former = self._former(name)
+        former = self._former(name, code.task.index)
         if not former:
             return [fact_changes(self._numbers(name))]
-        if len(former) == code.parallelism:
-            return self._of(name, former[code.task.index]).changes()
+        predecessor = self._predecessor(name, code.task.index)
+        if predecessor is not None:
+            return self._of(name, predecessor).changes()
         heir = Heir(code.task.index, code.parallelism)
         shares, watermark = [], self._watermark(name)
         for task in former:
@@ -311,28 +328,27 @@ class _Redistribution:
         if known is not None:
             facts["watermark"] = known
         names = [name for name, _ in code.operators]
-        if all(self._flow.has_ended(name, task.index) for name in names):
-            facts["over"] = len(names)
+        facts["over"] = len(
+            list(takewhile(lambda name: self._flow.heard_the_end(name, task.index), names))
+        )
         if task.index == 0:
             facts["traffic"] = self._traffic(names)
         return facts
 
     def _head_watermark(self, code: TaskCode) -> int | None:
         """The event time that the chain has come to, which is that of its head."""
-        former = self._former(code.operators[0][0])
-        if not former:
-            return None
         name = code.operators[0][0]
-        if len(former) == code.parallelism:
-            mark: int | None = self._of(name, former[code.task.index]).facts.get("watermark")
+        predecessor = self._predecessor(name, code.task.index)
+        if predecessor is not None:
+            mark: int | None = self._of(name, predecessor).facts.get("watermark")
             return mark
-        return self._watermark(name)
+        return self._watermark(name) if self._former(name, code.task.index) else None
 
     def _traffic(self, names: Sequence[str]) -> list[int]:
         """Counts of batches and rows, of all former tasks: the first task goes on with them."""
         counts = [0] * (2 + len(names) + 1)
         for number, name in enumerate(names):
-            for task in self._former(name):
+            for task in self._before.homes.get(name, ()):
                 chain = self._before.chains[task]
                 said = self._flow.facts(task, CHAIN).get("traffic") or [0] * (3 + len(chain))
                 place = chain.index(name)

@@ -45,6 +45,7 @@ class Shape:
     def __init__(self, description: Mapping[str, Any]) -> None:
         tasks = description["tasks"]
         self.plan = _plan(description)
+        self._origins: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}
         self.chains: dict[int, tuple[str, ...]] = {}
         self.homes: dict[str, list[int]] = {}
         self.operators: dict[str, list[Any]] = {}
@@ -84,6 +85,15 @@ class Shape:
             return [(self.chains[task][place - 1], index)]
         senders = self.senders(task)
         return [(self.chains[sender][-1], self.plan.tasks[sender].index) for sender in senders]
+
+    def origins(self, operator: str, index: int) -> frozenset[tuple[str, int]]:
+        """The source tasks whose rows may come to the `index`-th task of an operator."""
+        if (operator, index) not in self._origins:
+            before = self.before(operator, index)
+            of_those = (self.origins(*one) for one in before)
+            found = frozenset().union(*of_those) if before else frozenset({(operator, index)})
+            self._origins[operator, index] = found
+        return self._origins[operator, index]
 
     def is_shuffled(self, operator: str) -> bool:
         """Whether all tasks of the operator's chain hear of the same tasks."""
