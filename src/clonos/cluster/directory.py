@@ -222,7 +222,12 @@ class JobDirectory:
                 remedy="give another checkpoint_dir: positions and state mean different things",
             )
         self.read()
-        if not self._graphs or is_upgrade:
+        if not is_upgrade:
+            self.require(compiled, version)
+
+    def require(self, compiled: CompiledJob, version: int | None = None) -> None:
+        """Raise `OtherJob` if a job has another graph than was read; see :meth:`check`."""
+        if not self._graphs:
             return
         now = json.loads(json.dumps(describe(compiled)))
         if version is None and now in self._graphs.values():

@@ -254,7 +254,8 @@ class DriverSetup:
         """Read the journal; begin a term. Before, the plan is replaced if another graph is to go
         on. Return the outputs that are in the journal."""
         compiled, directory, version = self.compiled, self.directory, file.version
-        directory.check(compiled, version, is_upgrade=upgrade)
+        if not upgrade:
+            directory.require(compiled, version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
             recovered = file.recover(self.keeper)
