@@ -135,7 +135,7 @@ def test_not_settled(kit, spark, tmp_path, made):
     running = made(1).start(spark)
     kit.wait_rows(running, 50)
     running.stop()
-    if not running.wait(0).is_complete and not running._setup.keeper.is_settled:  # noqa: SLF001
+    if not running.wait(0).is_complete and not running._setup.keeper.is_settled:
         with pytest.raises(CannotUpgrade, match="has not settled"):
             made(2).start(spark, upgrade=True)
     kit.open_tap(tmp_path)

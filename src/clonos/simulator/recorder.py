@@ -269,9 +269,11 @@ class Recorder:
         before = self._rests_on[machine.id]
         now = dict(before[-1]) if before else {}
         if isinstance(cause, Order):
-            made = self._rests_on[self.job.plan.channels[cause.channel].sender]
-            for known in made[cause.position - 1 : cause.position]:  # none: a zombie's of a zombie
-                now.update((t, max(now.get(t, 0), position)) for t, position in known.items())
+            sender, at = self.job.plan.channels[cause.channel].sender, cause.position - 1
+            made, entries = self._rests_on[sender][at:], self._entries[sender][at:]
+            # A zombie takes items of a zombie: that entry is gone, or is another life's by now.
+            if made and entries[0][0] == cause.incarnation:
+                now.update((t, max(now.get(t, 0), position)) for t, position in made[0].items())
         now[machine.id] = machine.position
         return now
 

@@ -317,7 +317,10 @@ def _simulate_upgrade(seed: int, *, trace: bool, checks_state: bool) -> Result:
         result.steps, result.events = cluster.recorder.steps, cluster.scheduler.steps
         result.digest = cluster.scheduler.digest.value
         result.coverage = Counter(
-            {("switch", ""): simulation.switches, ("death", ""): simulation.deaths}
+            {
+                ("switch", "finished"): simulation.switches,
+                ("no switch", "finished"): simulation.deaths,
+            }
         )
     return result
 

@@ -64,7 +64,7 @@ def redistribute(
     CannotUpgrade
         State would be lost, or be read wrongly.
     """
-    return _Redistribution(before, layers, compiled, sealed, drop_state).layers()
+    return Redistribution(before, layers, compiled, sealed, drop_state).layers()
 
 
 def require_continuable(
@@ -98,7 +98,9 @@ def require_continuable(
                 )
 
 
-class _Redistribution:
+class Redistribution:
+    """One redistribution; the parameters are those of :func:`redistribute`."""
+
     def __init__(
         self,
         before: Shape,
