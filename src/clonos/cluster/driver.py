@@ -162,7 +162,7 @@ class RunningJob:
         if self._loop.error is not None:
             raise self._loop.error
         setup = self._setup
-        return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
+        return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.

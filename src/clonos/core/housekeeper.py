@@ -445,6 +445,11 @@ class HouseKeeper:
             self._greet(i)
 
     @property
+    def forgiven(self) -> int:
+        """How often a loss was forgiven: the other generations have begun with another plan."""
+        return self.generation - self.version
+
+    @property
     def world_dep(self) -> dict[int, Dependencies]:
         """What the output delivered so far depends on, by channel."""
         return {channel: i.consumed_dep for channel, i in self.inputs.items()}

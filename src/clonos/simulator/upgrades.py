@@ -70,7 +70,6 @@ class Upgrades:
         self.switches = self.deaths = 0
         self._seed, self._trace, self._checks_state = seed, trace, checks_state
         self._options_of = options_of
-        self._has_markers = seed % 5 not in (1, 3)
         self._delivered: dict[str, Rows] = {}
         self._names: set[tuple[Any, ...]] = set()
         self._extra = False
@@ -81,9 +80,8 @@ class Upgrades:
 
     def _next_job(self) -> ArrowJob:
         parallelism = self.random.choice((1, 2, 2, 3, 4))
-        return upgrade_job(
-            self._seed, parallelism, has_markers=self._has_markers, extra=self._extra
-        )
+        has_markers = (self._seed + self.switches) % 5 not in (1, 3)
+        return upgrade_job(self._seed, parallelism, has_markers=has_markers, extra=self._extra)
 
     def _begin(
         self, job: ArrowJob, before: Cluster | None, first: Mapping[int, Layer] | None
