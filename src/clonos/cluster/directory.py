@@ -233,7 +233,8 @@ class JobDirectory:
         if version is None and now in self._graphs.values():
             return
         before = self.graph(min(self._graphs) if version is None else version)
-        require_same(before, now, self._folder.path(OF_TASKS))
+        remedy = "; or let it settle with that graph, and start this one with upgrade=True"
+        require_same(before, now, self._folder.path(OF_TASKS), remedy)
 
     def read(self) -> None:
         """Look again at what is written down of the job."""

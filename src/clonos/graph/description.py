@@ -92,7 +92,7 @@ def names_of(description: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for task in tasks for name, *_ in task["operators"]))
 
 
-def require_same(before: Any, now: Any, where: str) -> None:
+def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
     """Raise `OtherJob` if a graph is not the one that a checkpoint describes.
 
     Parameters
@@ -101,13 +101,15 @@ def require_same(before: Any, now: Any, where: str) -> None:
         What the checkpoint says, as JSON has it.
     where
         The file that says so.
+    remedy
+        What else can be done about it.
     """
     for place, was, became in differences(before, json.loads(json.dumps(now))):
         raise OtherJob(
             f"the checkpoint was written by another graph: {place} was {was}, is {became}",
             where=where,
-            remedy="start the job with the graph that wrote it, or in another checkpoint_dir; "
-            "or let it settle with that graph, and start this one with upgrade=True",
+            remedy="start the job with the graph that wrote it, or in another checkpoint_dir"
+            + remedy,
         )
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.columns.instants import to_ms
 from clonos.columns.keys import DistinctKeys, distinct_keys
@@ -306,17 +307,14 @@ class ProcessOperator(Operator):
 
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         timers: list[tuple[int, bytes, int]] = []
-        waiting = 0
         for share in shares:
-            rows = zip(share.groups, share.keys.to_pylist(), share.values.to_pylist(), strict=True)
-            for group, address, value in rows:
-                if address.startswith(_STATE):
-                    self.store.put_kept(address, group, value)
-                elif address[:1] in (PROCESSING_TIME, EVENT_TIME):
-                    timers.append((decode(value)[0], address, group))
-                else:
-                    waiting += 1
-        require_answered(waiting, where)
+            is_value = pc.starts_with(share.keys, _STATE)
+            self.store.adopt(*(column.to_pylist() for column in share.rows(is_value)))
+            others = (column.to_pylist() for column in share.rows(pc.invert(is_value)))
+            for group, address, value in zip(*others, strict=True):
+                is_timer = address[:1] in (PROCESSING_TIME, EVENT_TIME)
+                require_answered(not is_timer, where)
+                timers.append((decode(value)[0], address, group))
         self.timers.adopt(timers)
 
     # --- calls --------------------------------------------------------------------------------

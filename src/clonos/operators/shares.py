@@ -20,9 +20,14 @@ class Share(NamedTuple):
     """
 
     facts: Mapping[str, Any]
-    groups: Sequence[int]
+    groups: pa.Array
     keys: pa.Array
     values: pa.Array
+
+    def rows(self, is_chosen: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Groups, keys and values of some rows."""
+        groups, keys, values = (column.filter(is_chosen) for column in self[1:])
+        return groups, keys, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def joined(
 
     Examples
     --------
-    >>> shares = [Share({"late_rows": n}, [], None, None) for n in (1, 2)]
+    >>> shares = [Share({"late_rows": n}, None, None, None) for n in (1, 2)]
     >>> [joined(shares, {"late_rows": total}, Heir(i, 2), "") for i in range(2)]
     [{'late_rows': 3}, {}]
     """

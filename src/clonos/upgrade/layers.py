@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+import pyarrow as pa
+
 from clonos.columns.keys import owner_of_group
 from clonos.core.messages import Dependency, Layer
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
@@ -279,7 +281,7 @@ class Redistribution:
             kept = self._of(name, task)
             mine = kept.chosen(owner_of_group(kept.groups, heir.parallelism) == heir.index)
             facts = {fact: v for fact, v in mine.facts.items() if fact != "watermark"}
-            shares.append(Share(facts, mine.groups.tolist(), mine.keys, mine.values))
+            shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values))
         operator = make_operator(code.operators[number][1])
         operator.adopt(shares, heir, name)
         if watermark is not None:
