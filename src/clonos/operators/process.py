@@ -305,13 +305,14 @@ class ProcessOperator(Operator):
         self.timers.restore(keys, values)
         self._calls.restore(keys, values)
 
+    def as_they_are(self, keys: pa.Array) -> pa.Array:
+        return pc.starts_with(keys, _STATE)
+
     def adopt_state(self, shares: Sequence[Share], where: str) -> None:
         timers: list[tuple[int, bytes, int]] = []
         for share in shares:
-            is_value = pc.starts_with(share.keys, _STATE)
-            self.store.adopt(*(column.to_pylist() for column in share.rows(is_value)))
-            others = (column.to_pylist() for column in share.rows(pc.invert(is_value)))
-            for group, address, value in zip(*others, strict=True):
+            columns = (share.groups, share.keys, share.values)
+            for group, address, value in zip(*(c.to_pylist() for c in columns), strict=True):
                 is_timer = address[:1] in (PROCESSING_TIME, EVENT_TIME)
                 require_answered(not is_timer, where)
                 timers.append((decode(value)[0], address, group))

@@ -24,11 +24,6 @@ class Share(NamedTuple):
     keys: pa.Array
     values: pa.Array
 
-    def rows(self, is_chosen: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Groups, keys and values of some rows."""
-        groups, keys, values = (column.filter(is_chosen) for column in self[1:])
-        return groups, keys, values
-
 
 @dataclass(frozen=True, slots=True)
 class Heir:

@@ -64,7 +64,6 @@ from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
-from clonos.state.kept import Kept
 from clonos.state.timers import TimerTable
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
@@ -478,7 +477,7 @@ MUTATIONS: dict[str, Mutation] = {
         "liveness", (Recoveries, "unreadable", constant(None)), kind=SPILL
     ),
     "every new task takes over all key groups": mutation(
-        "kept state", (Kept, "chosen", upgrades.every_group), kind=UPGRADE
+        "kept state", (layers_module, "owned", upgrades.every_group), kind=UPGRADE
     ),
     "timers are lost when tasks become others": mutation(
         "kept state", (TimerTable, "adopt", constant(None)), kind=UPGRADE

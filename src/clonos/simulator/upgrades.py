@@ -80,7 +80,8 @@ class Upgrades:
 
     def _next_job(self) -> ArrowJob:
         parallelism = self.random.choice((1, 2, 2, 3, 4))
-        has_markers = (self._seed + self.switches) % 5 not in (1, 3)
+        number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers come and go, too
+        has_markers = number % 5 not in (1, 3)
         return upgrade_job(self._seed, parallelism, has_markers=has_markers, extra=self._extra)
 
     def _begin(

@@ -115,11 +115,6 @@ class KeyedStore:
 
         return work_out
 
-    def adopt(self, groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Put many new values, as they are in layers."""
-        self._kept.update(zip(keys, values, strict=True))
-        self._dirty.update(zip(keys, zip(groups, values, strict=True), strict=True))
-
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Take values from a delta."""
         if None not in values:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from clonos.columns.keys import owner_of_group
@@ -98,6 +100,12 @@ def require_continuable(
                     where=name,
                     remedy="give the operator another name",
                 )
+
+
+def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
+    """Which key groups a new task owns."""
+    is_owned: npt.NDArray[np.bool_] = owner_of_group(groups, heir.parallelism) == heir.index
+    return is_owned
 
 
 class Redistribution:
@@ -276,18 +284,22 @@ class Redistribution:
         if predecessor is not None:
             return self._of(name, predecessor).changes()
         heir = Heir(code.task.index, code.parallelism)
-        shares, watermark = [], self._watermark(name)
+        operator = make_operator(code.operators[number][1])
+        shares, as_they_are, watermark = [], list[Changes | Frozen](), self._watermark(name)
         for task in former:
             kept = self._of(name, task)
-            mine = kept.chosen(owner_of_group(kept.groups, heir.parallelism) == heir.index)
+            mine = kept.chosen(owned(kept.groups, heir))
+            if (same := operator.as_they_are(mine.keys)) is not None:
+                is_same = same.to_numpy(zero_copy_only=False)
+                as_they_are.append(Changes(*mine.chosen(is_same)[1:]))
+                mine = mine.chosen(~is_same)
             facts = {fact: v for fact, v in mine.facts.items() if fact != "watermark"}
             shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values))
-        operator = make_operator(code.operators[number][1])
         operator.adopt(shares, heir, name)
         if watermark is not None:
             operator.facts.set("watermark", watermark)
         changes = operator.changes()  # first: it may change a fact
-        return [operator.facts.changes(), changes]
+        return [operator.facts.changes(), changes, *as_they_are]
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """How many calls an operator has asked whose state may go: no effect gets a name again."""
