@@ -22,7 +22,7 @@ CONTENTS = {
     "clonos/operators", "clonos/replay", "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
-    "clonos/transport", "clonos/watch",
+    "clonos/transport", "clonos/upgrade", "clonos/watch",
     "pyspark_clonos/__init__.py",
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""

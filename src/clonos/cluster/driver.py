@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,11 @@ class RunningJob:
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
+    upgrade
+        The graph may be another one than that of the checkpoint: with another parallelism, or with
+        operators added, removed or changed. The job must have settled; see :meth:`stop`.
+    drop_state
+        With `upgrade`: names of operators whose state may be lost.
 
     Examples
     --------
@@ -96,6 +101,8 @@ class RunningJob:
         progress_s: float = 1.0,
         sole_driver: bool = False,
         ui_port: int | None = None,
+        upgrade: bool = False,
+        drop_state: Collection[str] = (),
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
@@ -115,6 +122,8 @@ class RunningJob:
             progress_s=progress_s,
             sole_driver=sole_driver,
             ui_port=ui_port,
+            upgrade=upgrade,
+            drop_state=drop_state,
         )
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
         self.consumers = setup.consumers
@@ -154,7 +163,7 @@ class RunningJob:
         if self._loop.error is not None:
             raise self._loop.error
         setup = self._setup
-        return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
+        return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.

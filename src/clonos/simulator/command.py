@@ -59,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spill", action="store_true", help="retained output goes to local disks, which fail"
     )
     parser.add_argument(
+        "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -148,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
             args.overlap,
             args.history,
             args.spill,
+            args.upgrade,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
