@@ -52,6 +52,7 @@ class PostgresServer:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._options += " -c max_prepared_transactions=2"
         self._control = [f"{binaries}/pg_ctl", "-D", data, "-l", f"{folder}/log", "-w"]
         self.dsn = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 

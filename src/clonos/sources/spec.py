@@ -42,8 +42,8 @@ class SourceSpec:
     ----------
     kind
         "batches", "dataframe", "files", "kafka", "materialized" (a DataFrame that is written to
-        files first), "rate", "redis", "socket", "stream" (a streaming DataFrame) or "versions"
-        (of a table that is looked up).
+        files first), "postgres", "rate", "redis", "socket", "stream" (a streaming DataFrame) or
+        "versions" (of a table that is looked up).
     schema
         Of what the reader delivers.
     factory
