@@ -15,7 +15,7 @@ CONTENTS = {
     "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/extras.py",
     "clonos/kafka.py", "clonos/named.py", "clonos/postgres.py",
     "clonos/py.typed",
-    "clonos/version.py",
+    "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",
     "clonos/columns",
     "clonos/core", "clonos/dataframes", "clonos/exports", "clonos/graph", "clonos/nodes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -29,12 +29,14 @@ from clonos.sources.files_reader import (
     first_lines,
     parquet_schema,
 )
+from clonos.sources.inlets import webhook
 from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
 from clonos.sources.messages import (
     METADATA,
-    VALUE,
     ParseFields,
     ParseMessages,
+    Value,
+    columns_of,
     message_schema,
 )
 from clonos.sources.readers import BatchesReader, RateReader, Reader
@@ -56,14 +58,12 @@ __all__ = [
     "redis",
     "socket_lines",
     "stream",
+    "webhook",
 ]
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
-
-Value = Literal["json", "text", "bytes"]
-"""What the value of a message is."""
 
 
 def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
@@ -468,14 +468,9 @@ def postgres(
 
 def _message(value: Value, schema: Any, beside: Sequence[pa.Field]) -> tuple[Operation, pa.Schema]:
     """What parses messages, and what comes of it."""
-    if value not in get_args(Value):
-        raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
-    if (schema is not None) != (value == "json"):
-        wrong = "json without a schema" if value == "json" else f"a schema for {value}"
-        raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
+    rows = columns_of(value, schema)
     if value == "bytes":
-        return PassOn(), pa.schema([VALUE, *beside])
-    rows = TEXT if value == "text" else parse_schema(schema)
+        return PassOn(), pa.schema([*rows, *beside])
     return ParseMessages(value, rows), _with_metadata(rows, beside)
 
 
