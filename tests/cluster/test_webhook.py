@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,7 +32,7 @@ def test_each_request_is_there_once_though_tasks_die_and_senders_repeat(kit, spa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def start() -> clonos.RunningJob:
+    def start() -> Any:
         job = clonos.Job(
             "hooks", checkpoint_interval="300 ms", checkpoint_dir=str(tmp_path / "job")
         )

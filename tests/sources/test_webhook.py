@@ -36,10 +36,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def post(
-    port: int, body: bytes, path: str = "/orders", timeout: float = 30, **headers: str
-) -> tuple[int, str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+def post(port: int, body: bytes, path: str = "/orders", /, **headers: str) -> tuple[int, str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         connection.request("POST", path, body, named)
@@ -93,7 +91,12 @@ def test_a_request_is_thanked_for_when_it_is_durable(hook, monkeypatch):
         return taken
 
     monkeypatch.setattr(Spool, "take", slowly)
-    threading.Timer(0.1, lambda: (order.append("opened"), gate.set())).start()
+
+    def open_gate() -> None:
+        order.append("opened")
+        gate.set()
+
+    threading.Timer(0.1, open_gate).start()
     status, text, _ = post(hook.port, b'{"id": 7}', Idempotency_Key="a")
     order.append("thanked")
     assert (status, text) == (200, "")
@@ -107,9 +110,9 @@ def test_what_cannot_be_a_row_is_refused_with_the_reason(hook):
         status, text, _ = post(hook.port, body)
         assert status == 422, body
         assert text.startswith("the body is not json")
-    assert post(hook.port, b'{"id": 1}', path="/other")[0] == 404
-    assert post(hook.port, b'{"id": 1}', path="/ordersX")[0] == 404
-    assert post(hook.port, b'{"id":\n 1}\r\n', path="/orders/new?a=b")[0] == 200
+    assert post(hook.port, b'{"id": 1}', "/other")[0] == 404
+    assert post(hook.port, b'{"id": 1}', "/ordersX")[0] == 404
+    assert post(hook.port, b'{"id":\n 1}\r\n', "/orders/new?a=b")[0] == 200
     assert [(row["topic"], row["value"]) for row in hook.rows()] == [
         ("/orders/new", b'{"id":  1}  ')
     ]
