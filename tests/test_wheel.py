@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
     "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/extras.py",
-    "clonos/kafka.py", "clonos/named.py",
+    "clonos/kafka.py", "clonos/named.py", "clonos/postgres.py",
     "clonos/py.typed",
-    "clonos/version.py",
+    "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",
     "clonos/columns",
     "clonos/core", "clonos/dataframes", "clonos/exports", "clonos/graph", "clonos/nodes",
@@ -30,7 +30,7 @@ CONTENTS = {
 PAGE = {"page.html", "style.css"}
 """What the wheel has beside Python: the page about a job."""
 
-OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "redis"}
+OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "paho", "redis"}
 """Imported only by what the extras are for."""
 
 WITH_PYSPARK = {"py4j"}

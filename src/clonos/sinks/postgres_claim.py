@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.postgres import driver
 from clonos.sinks import postgres_session as session
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane
@@ -243,7 +244,7 @@ class PostgresClaim:
                     names(upsert),
                 )
             )
-        except session.driver().errors.InvalidColumnReference:
+        except driver().errors.InvalidColumnReference:
             raise BadGraph(
                 f"upsert={upsert!r} needs a unique index on these columns",
                 where=self._target.place,

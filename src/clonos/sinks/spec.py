@@ -55,8 +55,8 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "kafka", "parquet", "table", "spark_write", "postgres"
-        or "transactional".
+        "collect", "console", "callback", "http", "kafka", "parquet", "table", "spark_write",
+        "postgres" or "transactional".
     head
         What the sink's chain does with rows.
     path
