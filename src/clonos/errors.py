@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 _KEY: Final = re.compile(r"(?<=//)[^@\s]*:[^@\s]*@")
 """A secret may contain an unescaped slash; a user name without a secret is not masked."""
@@ -40,9 +40,12 @@ class ClonosError(Exception):
     Keys in URIs are left out of all four.
     """
 
+    usual_remedy: ClassVar[str] = ""
+    """What to do about errors of this class, unless one says otherwise."""
+
     def __init__(self, what: str, *, where: str = "", remedy: str = "", trace: str = "") -> None:
-        self.what, self.where, self.remedy = masked(what), masked(where), masked(remedy)
-        self.trace = masked(trace)
+        self.what, self.where, self.trace = masked(what), masked(where), masked(trace)
+        self.remedy = masked(remedy or self.usual_remedy)
         super().__init__(self.what, self.where, self.remedy)
 
     def __str__(self) -> str:
@@ -174,31 +177,19 @@ class UnencodableValue(ClonosError):
 class EffectUnknown(ClonosError):
     """An effect was perhaps made, and nobody can tell; or its answer cannot be kept."""
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str = "",
-        remedy: str = "find out by its key, or by what it was asked; give check=, a function that "
-        "does so, or idempotent=True if the service deduplicates by key",
-        trace: str = "",
-    ) -> None:
-        super().__init__(what, where=where, remedy=remedy, trace=trace)
+    usual_remedy = (
+        "find out by its key, or by what it was asked; give check=, a function that does so, or "
+        "idempotent=True if the service deduplicates by key"
+    )
 
 
 class BudgetSpent(ClonosError):
     """A call was not made, because the budget of its service is used up."""
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str = "",
-        remedy: str = "raise budget= and start again: answers in the log are not paid for "
-        "twice; or give on_error=, which makes something of the rows that are left",
-        trace: str = "",
-    ) -> None:
-        super().__init__(what, where=where, remedy=remedy, trace=trace)
+    usual_remedy = (
+        "raise budget= and start again: answers in the log are not paid for twice; or give "
+        "on_error=, which makes something of the rows that are left"
+    )
 
 
 class CallError(ClonosError):

@@ -11,13 +11,14 @@ from clonos.core.placement import Slot
 from clonos.core.plan import ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.roster import Roster
 from clonos.core.throttle import (
-    INFLIGHT_BYTES_HIGH,
+    INFLIGHT_BYTES,
     KEEPER_BYTES_HIGH,
     LOG_BYTES_HIGH,
     RELIEVED,
     Throttle,
 )
 
+INFLIGHT_BYTES_HIGH = 2 * INFLIGHT_BYTES
 PLAN = Plan(
     (
         TaskSpec(0, "source[0]", "source", 0, (), (0,), is_source=True),

@@ -75,7 +75,7 @@ def test_chains_lie_behind_those_they_read():
 def test_what_calls_have_cost_is_shown_where_there_were_any():
     job = jobs.recovering()
     assert "calls answered" not in picture(job)
-    job["bill"] = {"score": {"calls": 7_100, "cost": 14.2}, NASTY: {"calls": 3, "cost": 0.5}}
+    job["calls"], job["costs"] = 7_103, {"score": 14.2, NASTY: 0.5}
     shown = Tags(picture(job))
     assert "calls answered" in shown.texts
     assert "7,103" in shown.texts

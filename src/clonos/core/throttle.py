@@ -11,7 +11,6 @@ from clonos.core.roster import Roster, TaskState
 INFLIGHT_BYTES: Final = 256 << 20
 """A process that keeps more than this in memory for its receivers (one is away, or replays) writes
 the oldest of it to its local disk; sources wait while it keeps twice as much."""
-INFLIGHT_BYTES_HIGH: Final = 2 * INFLIGHT_BYTES
 LOG_BYTES_HIGH: Final = 256 << 20
 """Sources wait while a process holds more of the logs: only a floor takes log entries away."""
 KEEPER_BYTES_HIGH: Final = 1 << 30

@@ -11,7 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.throttle import INFLIGHT_BYTES_HIGH
+from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.nodes import events
 from clonos.nodes.driver import DriverNode, Phase
 from clonos.nodes.places import Pace
@@ -308,7 +308,7 @@ class Driver:
         random, options = self.cluster.random, self.cluster.options
         if options.pressures and random.random() < options.pressures:
             task = random.randrange(len(self.cluster.job.plan.tasks))
-            self._press(task, 2 * INFLIGHT_BYTES_HIGH)
+            self._press(task, 4 * INFLIGHT_BYTES)
             self.cluster.scheduler.after(60 * random.random(), self._relieve, task)
 
     def _press(self, task: int, held: int) -> None:

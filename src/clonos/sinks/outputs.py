@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from clonos.blame import in_short, users_traceback
-from clonos.columns.rows import describe
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
@@ -54,15 +53,8 @@ def hand_over(name: str, sink: SinkSpec, batch: pa.RecordBatch) -> None:
         sys.stdout.writelines(f"{row}\n" for row in batch.to_pylist())
         sys.stdout.flush()
     elif sink.kind == "callback" and sink.fn is not None:
-        try:
-            sink.fn(batch)
-        except Exception as error:
-            raise OperatorError(
-                f"the callback raised {in_short(error)}",
-                trace=users_traceback(error),
-                where=name,
-                remedy="correct the function; with a checkpoint_dir the job then goes on",
-            ) from error
+        remedy = "correct the function; with a checkpoint_dir the job then goes on"
+        _call(sink.fn, batch, name, "the callback raised", remedy)
 
 
 def read_all(store: DeliveredStore, operator: str, schema: pa.Schema) -> pa.Table:
@@ -128,13 +120,21 @@ def _read_file(uri: str, name: str, behind: int) -> Iterator[pa.RecordBatch]:
 def write_with_spark(sink: SinkSpec, operator: str, frame: Any) -> None:
     """Hand the rows of a finished job to a user's function."""
     assert sink.fn is not None
+    remedy = (
+        "correct the function and start the job again: with a checkpoint_dir, tasks compute "
+        "nothing again"
+    )
+    _call(sink.fn, frame, operator, "writing with Spark failed:", remedy)
+
+
+def _call(fn: Callable[[Any], Any], rows: Any, where: str, what: str, remedy: str) -> None:
+    """Call a user's function with rows."""
     try:
-        sink.fn(frame)
+        fn(rows)
     except Exception as error:
         raise OperatorError(
-            f"writing with Spark failed: {describe(error)[:500]}",
+            f"{what} {in_short(error)}",
             trace=users_traceback(error),
-            where=operator,
-            remedy="correct the function and start the job again: with a checkpoint_dir, tasks "
-            "compute nothing again",
+            where=where,
+            remedy=remedy,
         ) from error

@@ -89,10 +89,9 @@ def _facts(job: Snapshot) -> str:
         (size(held), "logs and sent rows", "in memory, for recoveries"),
         (str(job["recovered"]), "recoveries", f"{dropped} rows dropped" if dropped else ""),
     ]
-    if job["bill"]:
-        calls = sum(spent["calls"] for spent in job["bill"].values())
-        paid = costs({name: spent["cost"] for name, spent in job["bill"].items()})
-        facts.append((count(calls), "calls answered", text(paid)))
+    if job["calls"]:
+        paid = costs(job["costs"])
+        facts.append((count(job["calls"]), "calls answered", text(paid)))
     return (
         '<div class="facts">'
         + "".join(

@@ -75,15 +75,12 @@ class Checkpoint(TypedDict):
     state_bytes: int
 
 
-class Bill(TypedDict):
-    """What calls of an operator have cost, in the unit of ``cost=``."""
-
-    calls: int
-    cost: float
-
-
 class Snapshot(TypedDict):
-    """A job."""
+    """A job.
+
+    ``calls``: how many were answered; ``costs``: what they have cost, by operator, in the unit of
+    its ``cost=``.
+    """
 
     name: str
     run_id: str
@@ -100,7 +97,8 @@ class Snapshot(TypedDict):
     checkpoint: Checkpoint
     delivered: Mapping[str, int]
     dropped: Mapping[str, int]
-    bill: Mapping[str, Bill]
+    calls: int
+    costs: Mapping[str, float]
     rates: Sequence[float]
     generation: int
     warnings: Sequence[str]
@@ -147,7 +145,8 @@ def snapshot(
         checkpoint=_checkpoint(newest),
         delivered=view.delivered,
         dropped=view.dropped,
-        bill={name: Bill(calls=one.calls, cost=one.cost) for name, one in view.bill.items()},
+        calls=sum(spent.calls for spent in view.bill.values()),
+        costs={name: spent.cost for name, spent in view.bill.items()},
         rates=[_rate(progress, sources) for progress in view.recent],
         generation=newest.generation if newest else 0,
         warnings=list(warnings[-WARNINGS_MAX:]),

@@ -47,10 +47,9 @@ def _head(job: Snapshot, text: Any) -> Any:
         f"checkpoint #{checkpoint['id']}{age}, {size(checkpoint['state_bytes'])}",
         f"{job['recovered']} recoveries",
     ]
-    if job["bill"]:
-        calls = sum(spent["calls"] for spent in job["bill"].values())
-        paid = costs({name: spent["cost"] for name, spent in job["bill"].items()})
-        facts.append(f"{count(calls)} calls answered{', ' * bool(paid)}{paid}")
+    if job["calls"]:
+        paid = costs(job["costs"])
+        facts.append(f"{count(job['calls'])} calls answered{', ' * bool(paid)}{paid}")
     style = "yellow" if job["is_recovering"] else "green" if job["is_running"] else "bright_black"
     return text.assemble(
         (job["name"], "bold"), "  ", (job["status"], style), "\n", " · ".join(facts)
