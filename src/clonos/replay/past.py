@@ -102,6 +102,7 @@ def read(
 
 
 def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past:
+    directory.check(compiled)
     keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
     pin = None
     if at is not None:
@@ -134,7 +135,7 @@ def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past
 def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
     keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
-        directory.check(compiled, version_of(journal.replay()))
+        directory.require(compiled, version_of(journal.replay()))
         keeper.recover(journal.replay())
     return keeper
 
