@@ -29,7 +29,7 @@ from clonos.sources.files_reader import (
     first_lines,
     parquet_schema,
 )
-from clonos.sources.inlets import webhook
+from clonos.sources.inlets import mqtt, webhook
 from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
 from clonos.sources.messages import (
     METADATA,
@@ -53,6 +53,7 @@ __all__ = [
     "files",
     "from_batches",
     "kafka",
+    "mqtt",
     "postgres",
     "rate",
     "redis",

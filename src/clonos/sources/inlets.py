@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -90,6 +91,64 @@ def webhook(
     form = partial(_form, value, columns_of(value, schema))
     inlet = Webhook(host, port, path, token, secret, signature, key, body_bytes, form)
     return _offered("webhook", inlet, value, schema, within, metadata=metadata)
+
+
+def mqtt(
+    host: str,
+    topics: str | Sequence[str],
+    *,
+    client_id: str,
+    value: Value = "json",
+    schema: Any = None,
+    port: int | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    tls: bool = False,
+    metadata: bool = False,
+) -> SourceSpec:
+    """Messages of an MQTT broker, a row each: an input without end.
+
+    The driver subscribes with QoS 1, and acknowledges a message when it is on the disk below
+    ``checkpoint_dir``. The broker keeps what was not acknowledged, and sends it again. So a message
+    that was published with QoS 1 or 2 is there at least once, and twice if the connection is lost
+    between its being kept and its acknowledgement. The broker must speak MQTT 5. The driver
+    needs ``pip install "clonos[mqtt]"``.
+
+    Parameters
+    ----------
+    topics
+        Names, or filters such as ``"sensors/+/state"``.
+    client_id
+        The broker keeps messages for it while the job is away. One job may use it.
+    value
+        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
+        ``value``). What cannot be read is a bad record.
+    schema
+        Of the columns of "json".
+    port
+        1883, or 8883 with `tls`.
+    username, password
+        They are in no message.
+    metadata
+        Also give the columns ``key`` (null), ``topic`` and ``received_at``.
+
+    Examples
+    --------
+    >>> states = mqtt("broker", "sensors/+/state", client_id="job", schema="t double")
+    >>> states.rows_schema.names, states.inlet
+    (['t'], <MQTT at broker:1883>)
+    """
+    # Every slot imports this package; only drivers subscribe.
+    from clonos.sources.mqtt_inlet import Mqtt
+
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(names) or not client_id:
+        raise WrongType(
+            "no topics or no client_id", where="mqtt", remedy="give both: neither may be empty"
+        )
+    where = port if port is not None else (8883 if tls else 1883)
+    inlet = Mqtt(host, where, names, client_id, username, password, tls)
+    return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata)
 
 
 def _offered(
