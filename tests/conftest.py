@@ -52,6 +52,7 @@ class PostgresServer:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._options += " -c max_prepared_transactions=2"
         self._control = [f"{binaries}/pg_ctl", "-D", data, "-l", f"{folder}/log", "-w"]
         self.dsn = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -202,3 +203,35 @@ def redis_url() -> Iterator[str]:
             yield url
             with redis.Redis.from_url(url) as client:
                 client.shutdown(nosave=True)
+
+
+# --- an MQTT broker of the tests' own ------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def mqtt_port() -> Iterator[int]:
+    """The port of a broker that is started for the tests."""
+    binary = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if binary is None:
+        pytest.skip("Mosquitto is not installed here (Debian's package: mosquitto)")
+    pytest.importorskip("paho.mqtt.client")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="mqtt-") as folder:
+        config = Path(folder, "conf")
+        config.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_dest stderr\n"
+            "persistence false\nmax_queued_messages 0\nacl_file " + f"{folder}/acl\n"
+        )
+        Path(folder, "acl").write_text("topic readwrite open/#\n")
+        if os.geteuid() == 0:  # it gives up root's rights
+            for path in (Path(folder), *Path(folder).iterdir()):
+                shutil.chown(path, "mosquitto")
+        command = [binary, "-c", str(config)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as broker:
+            assert broker.stderr is not None
+            assert any(line.rstrip().endswith(" running") for line in broker.stderr)
+            yield port
+            broker.terminate()
+            broker.stderr.read()

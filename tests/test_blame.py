@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ import pytest
 
 import clonos
 from clonos import blame
-from clonos.blame import CAUSES_MAX, FRAMES_MAX, TEXT_MAX, complaint_of, in_short, users_traceback
+from clonos.blame import (
+    CAUSES_MAX,
+    FRAMES_MAX,
+    TEXT_MAX,
+    complaint_of,
+    in_short,
+    users_lines,
+    users_traceback,
+)
 from clonos.core.decisions import Fail
 from clonos.errors import OperatorError, ProtocolError, SourceError
 from clonos.nodes.errors import failure_of
@@ -208,3 +217,31 @@ def test_what_a_slot_tells_is_what_the_driver_raises():
     assert str(again).endswith("op[1] in task rows[1]: it broke To do: mend it")
     unnamed = failure_of(Fail("InternalError", "KeyError: 'x'", 3), "rows[1]")
     assert str(unnamed) == "rows[1]: InternalError: KeyError: 'x'"
+
+
+def test_where_a_thread_hangs_is_said_in_the_users_lines():
+    inside, gate, threads = threading.Event(), threading.Event(), []
+
+    def hang(row: Any) -> Any:
+        inside.set()
+        gate.wait()  # the line that hangs
+        return row
+
+    job = clonos.Job("hang")
+    rows = job.source(clonos.sources.from_batches([], "n long"), name="in")
+    rows.map(hang, "n long", name="op").sink(clonos.sinks.collect(), name="out")
+    code = job.compile().codes[-1]
+
+    def run() -> None:
+        threads.append(threading.get_ident())
+        feed(StepHarness(code.program()), code.task.inputs)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    inside.wait(60)
+    lines = users_lines(threads[0])
+    gate.set()
+    thread.join()
+    assert "gate.wait()  # the line that hangs" in lines
+    assert OURS not in lines
+    assert users_lines(threads[0]) == "", "it is over"

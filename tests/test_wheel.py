@@ -13,16 +13,16 @@ ROOT = Path(__file__).parent.parent
 
 CONTENTS = {
     "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/extras.py",
-    "clonos/kafka.py", "clonos/named.py",
+    "clonos/kafka.py", "clonos/named.py", "clonos/postgres.py",
     "clonos/py.typed",
-    "clonos/version.py",
+    "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",
     "clonos/columns",
     "clonos/core", "clonos/dataframes", "clonos/exports", "clonos/graph", "clonos/nodes",
     "clonos/operators", "clonos/replay", "clonos/runtime",
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
-    "clonos/transport", "clonos/watch",
+    "clonos/transport", "clonos/upgrade", "clonos/watch",
     "pyspark_clonos/__init__.py",
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""
@@ -30,7 +30,7 @@ CONTENTS = {
 PAGE = {"page.html", "style.css"}
 """What the wheel has beside Python: the page about a job."""
 
-OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "redis"}
+OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "paho", "redis"}
 """Imported only by what the extras are for."""
 
 WITH_PYSPARK = {"py4j"}

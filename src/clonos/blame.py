@@ -7,10 +7,11 @@ of frames that the user can do something about.
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from traceback import FrameSummary, StackSummary, extract_tb
+from traceback import FrameSummary, StackSummary, extract_stack, extract_tb
 from typing import Final, NamedTuple
 
 from clonos.errors import ClonosError, ProtocolError
@@ -87,6 +88,19 @@ def users_traceback(error: BaseException) -> str:
             lines = ["Traceback of your code (most recent call last):", *_lines(frames)]
             told += [*([link] if told else []), "\n".join([*lines, in_short(exception)])]
     return "\n\n".join(told)
+
+
+def users_lines(thread: int) -> str:
+    """Where a thread of this process is in the user's code; "" if it is not there.
+
+    Examples
+    --------
+    >>> users_lines(0)
+    ''
+    """
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to ask
+    frames = _without_ours(extract_stack(frame)) if frame is not None else []
+    return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
 
 
 def last_of_users(error: BaseException) -> FrameSummary | None:

@@ -138,6 +138,10 @@ class OtherJob(ClonosError):
     """A checkpoint was written by a job with another graph."""
 
 
+class CannotUpgrade(ClonosError):
+    """A checkpoint cannot be continued with this graph: something that it keeps would be lost."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but no session is there that could read it."""
 

@@ -212,3 +212,56 @@ def test_what_is_no_journal_is_said_without_its_password(tmp_path):
     with pytest.raises(BadDirectory, match="cannot be kept in") as caught:
         JobDirectory(str(tmp_path), "postgresql+psycopg://me:secret@host/db", on_one_machine=True)
     assert "secret" not in str(caught.value)
+
+
+# --- another graph --------------------------------------------------------------------------------
+
+
+def test_while_a_graph_is_replaced_the_journal_says_which_counts(tmp_path):
+    before, after = compiled(), compiled(size="6 seconds")
+    directory(tmp_path).claim(before)
+    one = directory(tmp_path)
+    one.check(after, is_upgrade=True)
+    one.announce(after, 1)
+    for graph, version in ((before, 0), (after, 1)):
+        found = directory(tmp_path)
+        found.check(graph)  # nobody has looked into the journal yet
+        found.check(graph, version)
+        assert found.is_same(graph, version)
+        assert not found.is_same(graph, 1 - version)
+        with pytest.raises(OtherJob, match="5000") as told:
+            found.check(graph, 1 - version)
+        assert "upgrade=True" in told.value.remedy
+
+
+def test_once_the_new_graph_is_claimed_the_old_one_is_refused(tmp_path):
+    before, after = compiled(), compiled(name="other")
+    directory(tmp_path).claim(before)
+    one = directory(tmp_path)
+    one.check(after, is_upgrade=True)
+    one.announce(after, 1)
+    assert one.graph_before(1) is not None
+    one.claim(after, 1)
+    found = directory(tmp_path)
+    found.check(after, 1)
+    assert found.graph_before(1) is None
+    assert found.retired == ["count", "count_partial"]
+    with pytest.raises(OtherJob):
+        found.check(before)
+    with pytest.raises(UnreadableCheckpoint, match="version 0"):
+        found.check(after, 0)
+
+
+def test_a_switch_that_was_not_made_is_forgotten(tmp_path):
+    before, after = compiled(), compiled(name="other")
+    directory(tmp_path).claim(before)
+    one = directory(tmp_path)
+    one.read()
+    one.announce(after, 1)
+    again = directory(tmp_path)
+    again.check(before, 0)
+    again.claim(before, 0)
+    found = directory(tmp_path)
+    with pytest.raises(OtherJob):
+        found.check(after)
+    assert found.retired == []

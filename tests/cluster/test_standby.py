@@ -33,7 +33,7 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
     holder.make_folder(root)
     journal = Journal(root, disk=holder)
     disk = Disk(postgres)
-    directory = SimpleNamespace(journal_root=root, disk=disk, check=lambda _: None)
+    directory = SimpleNamespace(journal_root=root, disk=disk, read=lambda: None)
     standby: Any = SimpleNamespace(
         compiled=SimpleNamespace(name="job"),
         spark=None,

@@ -16,9 +16,10 @@ from clonos.core.layer import layer_path
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.errors import ClonosError, OperatorError, TaskFailed
 from clonos.nodes import events
-from clonos.nodes.driver import HUSH, LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, Phase
+from clonos.nodes.driver import LEAVE_S, PAUSE_MAX_S, RATES_S, DriverNode, Phase
 from clonos.nodes.layers import GARBAGE_S, SURVEY_GRACES
 from clonos.nodes.ports import DriverPorts
+from clonos.nodes.pulses import HUSH, LOOK_MAX_S
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.tenure import Sight, TermSeen
 from clonos.nodes.versions import HASH_SEED
@@ -196,6 +197,11 @@ class World:
         self.turn(ControlOpened(conn, register, link))
         return link
 
+    def passes(self, seconds: float, *beating: int) -> None:
+        """Time goes by, in which these slots beat."""
+        for _ in range(round(seconds / LOOK_MAX_S)):
+            self.turn(*((slot, Heartbeat("nonce", 0)) for slot in beating), after_s=LOOK_MAX_S)
+
     def begin(self) -> Link:
         """The job runs: its task is live in slot 1."""
         self.node.start()
@@ -319,8 +325,9 @@ def test_a_disk_that_refuses_does_not_end_the_job(world):
 def test_a_silent_slot_is_given_up(world):
     link = world.begin()
     spare = world.registers(1, 2)
-    for _ in range(int(SILENCE_S) + 2):
-        world.turn((2, Heartbeat("nonce", 0)), after_s=1.0)
+    world.passes(SILENCE_S - 0.1, 2)
+    assert not link.is_closed
+    world.passes(0.3, 2)
     assert link.is_closed
     assert not spare.is_closed
     assert "detected" in world.notes
@@ -333,10 +340,9 @@ def test_a_silent_slot_is_given_up(world):
 def test_a_silent_slot_that_a_recovery_awaits_is_given_up_sooner(world):
     link, spare = world.begin(), world.registers(1, 2)
     world.node.coordinator.recoveries.asked = lambda: {1}
-    for _ in range(int(HUSH * SILENCE_S / 0.5)):
-        world.turn((2, Heartbeat("nonce", 0)), after_s=0.5)
-        assert not link.is_closed
-    world.turn((2, Heartbeat("nonce", 0)), after_s=0.5)
+    world.passes(HUSH * SILENCE_S - 0.1, 2)
+    assert not link.is_closed
+    world.passes(0.3, 2)
     assert link.is_closed
     assert not spare.is_closed
 
@@ -345,9 +351,23 @@ def test_a_drivers_sleep_is_no_silence_of_the_slots(world):
     link = world.begin()
     world.turn(after_s=3600.0)
     assert not link.is_closed
-    for _ in range(int(SILENCE_S / PAUSE_MAX_S) + 1):
-        world.turn(after_s=PAUSE_MAX_S)
+    world.passes(SILENCE_S - 0.3)
+    assert not link.is_closed
+    world.passes(0.5)
     assert link.is_closed
+
+
+def test_code_that_does_not_come_back_is_named(world):
+    world.begin()
+    busy = Heartbeat("nonce", 0, 31_000, "ask[0]", '  File "fraud.py", line 7, in ask')
+    world.turn((1, busy))
+    world.turn((1, busy))
+    (warning,) = world.warnings
+    assert warning.startswith("ask[0] has been in one step for 31 s (process ")
+    assert 'File "fraud.py", line 7, in ask' in warning
+    world.turn((1, Heartbeat("nonce", 1)))
+    world.turn((1, busy))
+    assert len(world.warnings) == 2, "another step"
 
 
 def test_a_stop_sends_the_slots_home_and_puts_the_journal_in_order(world):

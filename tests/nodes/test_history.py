@@ -132,7 +132,7 @@ def old_points(world: KeepingWorld) -> list[str]:
 
 def test_points_that_are_too_old_go_with_what_only_they_need(keeping):
     old_points(keeping)
-    assert keeping.points == [1, 2, 3, 4, 5]
+    assert keeping.points == [1, 2, 3, 4, 5, 6]
     begin_ms = 1000 * (keeping.now_s - 25)
     points = keeping.keeper.history.points
     assert keeping.going == max(p.number for p in points if p.at_ms <= begin_ms) - 1 > 0
@@ -185,14 +185,14 @@ def test_a_job_that_keeps_nothing_any_more_lets_it_all_go(keeping):
     again = World(keeping.keeper.snapshot())
     again.begin()
     again.turn(after_s=1.0)
-    assert again.going == 5
+    assert again.going == 6
     again.may_delete = True
-    again.turn(events.Surveyed((), 5))
+    again.turn(events.Surveyed((), 6))
     assert not again.keeper.history.points
-    assert [*again.keeper.history.snapshot()] == [("gone", 5), ("going", 5)]
+    assert [*again.keeper.history.snapshot()] == [("gone", 6), ("going", 6)]
     for _ in range(int(GARBAGE_S) + 3):
         again.turn(after_s=1.0)
-    assert {f"history/{n:012d}-1.log" for n in (1, 2, 3, 4)} <= set(again.deleted)
+    assert {f"history/{n:012d}-1.log" for n in (1, 2, 3, 4, 5)} <= set(again.deleted)
     assert not set(again.deleted) & {ref.path for ref in again.keeper.layers[0]}
 
 

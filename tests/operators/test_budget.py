@@ -9,7 +9,7 @@ import pytest
 import clonos
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode_error, encode
-from clonos.errors import BudgetSpent, WrongType
+from clonos.errors import BudgetSpent, OperatorError, WrongType
 from clonos.operators.chain import ChainProgram
 from clonos.operators.purse import Purse
 from clonos.operators.service import ask_once, policy_of
@@ -171,13 +171,36 @@ def test_only_answers_cost():
     assert (purse.calls, purse.micros) == (3, 300_000)
 
 
+@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "much", None])
+def test_a_price_that_is_none_ends_the_job_and_gives_nothing_back(price):
+    facts = Facts()
+    purse = Purse(policy_of(double, "double", in_flight=1, cost=lambda _: price), facts, "ask")
+    with pytest.raises(OperatorError, match="no price for an answer"):
+        purse.pay([Outcome(0, 1, 0, True, encode(1))])
+    assert purse.micros == 0
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 7, 64])
+@pytest.mark.parametrize("cost", [2.0, 0.3, 1e-6, 14.999999])
+def test_all_shares_together_are_the_budget(cost, parallelism):
+    budget = clonos.Budget(calls=100, cost=cost)
+    shares = [budget.of_task(index, parallelism) for index in range(parallelism)]
+    assert sum(share.calls or 0 for share in shares) == 100
+    micros = [round((share.cost or 0) * 1_000_000) for share in shares]
+    assert sum(micros) == round(cost * 1_000_000)
+
+
 @pytest.mark.parametrize(
     "how",
     [
         {"budget": 5},
         {"budget": clonos.Budget(calls=-1)},
         {"budget": clonos.Budget(cost=1.0)},
+        {"budget": clonos.Budget(calls=float("inf"))},  # type: ignore[arg-type]
+        {"budget": clonos.Budget(cost=float("inf")), "cost": 1},
         {"cost": "much"},
+        {"cost": float("inf")},
+        {"cost": 4e-7, "budget": clonos.Budget(cost=1e-6)},  # would be counted as nothing
     ],
 )
 def test_what_cannot_be_meant_is_refused(how):

@@ -194,13 +194,14 @@ def test_log_entries_of_other_tasks_are_taken_inside_a_call(slot):
 def test_the_heartbeat_says_since_when_a_long_step_is_under_way(slot):
     slot.tells(msg.Fence(RIGHT, NEW))
     slot.next(msg.FenceAnswer)  # somebody has taken over
-    assert slot.track.long_since_ms is not None
+    assert slot.track.long is not None
+    assert slot.node.name_of(slot.track.long[0]) == "both[0]"
     assert slot.node.progress == 0
     slot.gate.release()
     slot.next(msg.Data)
     slot.tells(msg.ReadLog(TASK, 1))
     slot.next(msg.LogPrefix)
-    assert slot.track.long_since_ms is None
+    assert slot.track.long is None
     assert slot.node.progress == 1
 
 

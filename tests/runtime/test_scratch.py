@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -55,6 +56,24 @@ def test_a_disk_that_takes_nothing_is_no_error(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "missing"))
     disk.write(1, SPILL)
     assert disk.said() == ev.Spilled(7, 1, False)
+
+
+def test_without_a_folder_of_spark_files_are_in_the_temporary_one(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "")
+    folders = list[str]()
+    make = tempfile.TemporaryFile
+
+    def noted(dir: str) -> object:  # noqa: A002 - its name there
+        folders.append(dir)
+        return make(dir=dir)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryFile", noted)
+    disk.write(1, SPILL)
+    assert disk.said() == ev.Spilled(7, 1, True)
+    assert folders == [str(tmp_path)]
 
 
 def test_files_of_a_life_that_is_over_are_gone(disk: Disk) -> None:

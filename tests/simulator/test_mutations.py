@@ -11,7 +11,16 @@ import pytest
 
 import clonos.core
 import clonos.nodes
-from clonos.simulator import command, endings, floor_invariants, invariants, litter, past, recorder
+from clonos.simulator import (
+    command,
+    endings,
+    floor_invariants,
+    invariants,
+    litter,
+    past,
+    recorder,
+    upgrade_invariants,
+)
 from clonos.simulator.detection import Detection, detect, read_seeds, run_right, write_seeds
 from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.violations import INVARIANTS
@@ -63,7 +72,15 @@ def test_every_invariant_has_a_mutation():
 def checks() -> set[str]:
     """Functions that may raise a Violation."""
     found = set()
-    for module in (invariants, floor_invariants, endings, litter, past, recorder):
+    for module in (
+        invariants,
+        floor_invariants,
+        endings,
+        litter,
+        past,
+        recorder,
+        upgrade_invariants,
+    ):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.FunctionDef) and node.name != "require":
                 calls = (c.func for c in ast.walk(node) if isinstance(c, ast.Call))

@@ -7,7 +7,8 @@ import pytest
 from clonos.core import messages as msg
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import ACTIVE, TaskPhase
-from clonos.nodes.driver import HUSH
+from clonos.nodes.driver import TICK_S
+from clonos.nodes.pulses import HUSH, SLACK
 from clonos.simulator.violations import Violation
 
 from .play import CHAIN, SEEDS, Play, sink, source
@@ -86,7 +87,8 @@ def test_who_is_silent_is_given_up_sooner_if_a_recovery_waits_for_it(seed, is_aw
         play.kill(0)
     play.until(lambda: is_given_up(play, 2))
     took_ms = play.cluster.scheduler.now - since
-    limit_ms, beat_ms = SILENCE_MS * (HUSH if is_awaited else 1.0), SILENCE_MS / 10
+    beat_ms = SILENCE_MS / 15 + 1000 * TICK_S  # as the driver hears it
+    limit_ms = max(SILENCE_MS * HUSH, SLACK * beat_ms) if is_awaited else SILENCE_MS
     assert limit_ms - 2 * beat_ms <= took_ms <= limit_ms + beat_ms
     play.finish()
 

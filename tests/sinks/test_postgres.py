@@ -406,6 +406,18 @@ def test_a_table_is_of_one_sink_of_one_checkpoint(place):
         place.begin(is_new=False, tasks=2)
 
 
+def test_a_sink_with_more_tasks_than_before_or_fewer(place):
+    place.begin(tasks=2)
+    place.writer().write([output(1, (1, "a"))])
+    for tasks in (4, 4, 3, 1, 4):
+        claims = place.claims(tasks=tasks)
+        claims.begin({"out": SCHEMA}, is_new=False, added=[])
+        assert len(place.mark()) == 4
+    place.writer(2, number=3).write([output(1, (2, "b"), generation=1)])
+    place.writer(3, number=0).write([output(2, (3, "c"), generation=1)])
+    assert sorted(place.rows()) == [(1, "a"), (2, "b"), (3, "c")]
+
+
 def test_the_table_of_a_job_that_wrote_nothing_is_free(place):
     place.begin().withdraw()
     other = place.begin(job="another")

@@ -90,7 +90,7 @@ def registering(secret: JobSecret, coordinator: str) -> Body:
             plane.address,
             {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "")},
         )
-        plane.control(coordinator, register, lambda: (0, None))
+        plane.control(coordinator, register, lambda: (0, 0, "", ""))
         for _ in batches or ():
             pass  # Spark uses a worker again if it has read all of its input
         over = False

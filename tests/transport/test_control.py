@@ -35,15 +35,20 @@ from .conftest import (
 )
 
 
+def beating(steps: int) -> tuple[int, int, str, str]:
+    """The fields of a Heartbeat."""
+    return steps, 99, "ask[0]", "line 7"
+
+
 def test_control(node: Callable[..., Node]) -> None:
     driver, slot = node(), node()
     register = register_of(3, slot.plane.address)
     link = slot.do(
-        lambda: slot.plane.control(driver.plane.address, register, lambda: (7, 99), 0.01)
+        lambda: slot.plane.control(driver.plane.address, register, lambda: beating(7), 0.01)
     )
     event = driver.next(ControlOpened)
     assert event.register == register
-    assert driver.next(Heartbeat) == Heartbeat("nonce", 7, 99)
+    assert driver.next(Heartbeat) == Heartbeat("nonce", *beating(7))
     driver.reply(event.incoming, Stop("done"))
     assert slot.next(Stop) == Stop("done")
     slot.send(link, Live(0, A, 12))
@@ -59,7 +64,7 @@ def test_control(node: Callable[..., Node]) -> None:
 def test_a_heart_beats_while_the_loop_is_busy(plain: Callable[..., Node]) -> None:
     driver, slot = plain(), plain()
     register = register_of(3, slot.plane.address)
-    slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None), 0.02))
+    slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: beating(1), 0.02))
     driver.next(ControlOpened)
     driver.next(Heartbeat)  # the stream is open
     slot.stop()
@@ -69,7 +74,7 @@ def test_a_heart_beats_while_the_loop_is_busy(plain: Callable[..., Node]) -> Non
 def _slot(driver: str, key: bytes, pipe: Connection, *, has_child: bool) -> None:
     plane = Plane(LOOPBACK, JobSecret(key), "job", Inbox())
     plane.pin(CHANNEL, SCHEMA)
-    plane.control(driver, register_of(1, plane.address), lambda: (0, None), heartbeat_s=0.1)
+    plane.control(driver, register_of(1, plane.address), lambda: beating(0), heartbeat_s=0.1)
     pipe.send(plane.address)
     if has_child and not os.fork():  # it holds all that is open until it is killed, too
         pipe.send(os.getpid())
@@ -134,13 +139,13 @@ def test_an_earlier_connection_of_a_pulse_ends_unnoticed(plain: Callable[..., No
     """... which may be long after the slot has opened another one."""
     driver, slot = plain(), plain()
     register = register_of(3, slot.plane.address)
-    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: beating(1)))
     driver.next(ControlOpened)
 
     pulses = []
     for number in (7, 8):
         greet = partial(Greeting, "job", driver.plane.address, Purpose.PULSE, 3, A, A, b"")
-        pulses.append(Pulse(SECRET, greet, "nonce", partial(beat, number), 0.02, None))
+        pulses.append(Pulse(SECRET, greet, "nonce", partial(beating, number), 0.02, None))
         pulses[-1].start()
         while driver.next(Heartbeat).progress != number:
             pass
@@ -154,15 +159,11 @@ def test_an_earlier_connection_of_a_pulse_ends_unnoticed(plain: Callable[..., No
     slot.do(link.close)
 
 
-def beat(number: int) -> tuple[int, None]:
-    return number, None
-
-
 def test_a_pulse_ends_with_its_control_stream(node: Callable[..., Node]) -> None:
     before = pulses()
     driver, slot = node(), node()
     register = register_of(3, slot.plane.address)
-    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: (1, None)))
+    link = slot.do(lambda: slot.plane.control(driver.plane.address, register, lambda: beating(1)))
     driver.next(ControlOpened)
     mine = pulses() - before
     assert len(mine) == 1
@@ -178,7 +179,7 @@ def pulses() -> set[threading.Thread]:
 def test_a_coordinator_to_whom_no_way_leads() -> None:
     plane = Plane(LOOPBACK, SECRET, "job", Inbox(), allow_plaintext=True)
     nowhere = "tcp://255.255.255.255:1"  # the system refuses it at once
-    link = plane.control(nowhere, register_of(3, plane.address), lambda: (0, None))
+    link = plane.control(nowhere, register_of(3, plane.address), lambda: beating(0))
     (lost,) = plane.poll(0)
     assert (lost.conn_id, type(lost.error)) == (link.conn_id, PeerUnreachable)
     plane.shutdown()

@@ -66,7 +66,7 @@ def test_a_slot_registers_under_the_name_in_its_certificate(plain: Callable[...,
     slot = plain(identity=AUTHORITY.issue("slot-3"))
     for number, kind in ((4, ControlLost), (3, type(None))):
         register = register_of(number, slot.plane.address)
-        slot.do(partial(slot.plane.control, driver.plane.address, register, lambda: (0, None)))
+        slot.do(partial(slot.plane.control, driver.plane.address, register, lambda: (0, 0, "", "")))
         assert kind is type(None) or "secret" in str(slot.next(kind).error)
     assert driver.next(ControlOpened).register.slot == 3
 

@@ -33,14 +33,14 @@ import pyarrow as pa
 from clonos.cluster.errors import BadDirectory, UnreadableCheckpoint
 from clonos.errors import OtherExecution, masked
 from clonos.graph.compile import CompiledJob
-from clonos.graph.description import describe, require_same
+from clonos.graph.description import describe, names_of, require_same
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS, Checkpoint
 from clonos.storage.files import Disk, LocalFiles, files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.postgres_disk import PostgresDisk
 from clonos.storage.terms import Term, Terms
 
-_FORMAT: Final = 8
+_FORMAT: Final = 9
 """Of all that is below the folders: names and places of files, too."""
 _DATABASE: Final = ("postgresql://", "postgres://")
 
@@ -99,6 +99,8 @@ class JobDirectory:
         """Where the journal's folder is. For the holder of the journal's lock."""
         self.delivered_uri = f"{base if is_shared else self.root}/delivered"
         self._written: list[str] = []
+        self._graphs: dict[int, Any] = {}  # by version of the plan; two, while it is replaced
+        self._retired: list[str] = []  # operators that an earlier plan had
         self.hash_seed = ""
         """Of Python's sets, in the slots; known once a job was compared, or to be said by it."""
         # There may be keys in the URIs of a graph: nobody else reads them.
@@ -191,8 +193,18 @@ class JobDirectory:
         then; raises `OSError` where the folder cannot be reached."""
         return self._checkpoint.rival()
 
-    def check(self, compiled: CompiledJob) -> None:
+    def check(
+        self, compiled: CompiledJob, version: int | None = None, *, is_upgrade: bool = False
+    ) -> None:
         """Compare the job with the one that was here before, if one was.
+
+        Parameters
+        ----------
+        version
+            How often its plan has been replaced, as the journal says; None: nobody has looked. The
+            plan that is being replaced will do then, and the one that replaces it.
+        is_upgrade
+            Any graph will do.
 
         Raises
         ------
@@ -209,9 +221,34 @@ class JobDirectory:
                 f"the checkpoint {self._base} belongs to Spark's streaming queries",
                 remedy="give another checkpoint_dir: positions and state mean different things",
             )
+        self.read()
+        if not is_upgrade:
+            self.require(compiled, version)
+
+    def require(self, compiled: CompiledJob, version: int | None = None) -> None:
+        """Raise `OtherJob` if a job has another graph than was read; see :meth:`check`."""
+        if not self._graphs:
+            return
+        now = json.loads(json.dumps(describe(compiled)))
+        if version is None and now in self._graphs.values():
+            return
+        before = self.graph(min(self._graphs) if version is None else version)
+        remedy = "; or let it settle with that graph, and start this one with upgrade=True"
+        require_same(before, now, self._folder.path(OF_TASKS), remedy)
+
+    def read(self) -> None:
+        """Look again at what is written down of the job."""
         try:
             about = json.loads(self._folder.read(OF_TASKS).to_pybytes())
-            form, before, self._written = about["format"], about["graph"], list(about["written"])
+            form, version, self._written = (
+                about["format"],
+                about.get("version", 0),
+                about["written"],
+            )
+            self._graphs = {version: about["graph"]}
+            if "next" in about:
+                self._graphs[version + 1] = about["next"]
+            self._retired = list(about.get("retired", []))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
             if self._folder.entries("journal"):
@@ -226,21 +263,57 @@ class JobDirectory:
                 remedy="let the clonos that wrote it end the job, or start the job afresh in "
                 "another checkpoint_dir",
             )
-        require_same(before, describe(compiled), self._folder.path(OF_TASKS))
+
+    def graph(self, version: int) -> Any:
+        """The graph with which the journal has been written, which says its version."""
+        if version not in self._graphs:
+            raise self._unreadable(f"the journal is of version {version} of the graph")
+        return self._graphs[version]
+
+    @property
+    def retired(self) -> list[str]:
+        """Operators that the job has had, and whose numbers must not come again."""
+        return self._retired
+
+    def graph_before(self, version: int) -> Any:
+        """The graph that this version has replaced, until the job is claimed; None: none."""
+        return self._graphs.get(version - 1)
+
+    def is_same(self, compiled: CompiledJob, version: int) -> bool:
+        """Whether a job has the graph of this version, or there is none yet."""
+        now = json.loads(json.dumps(describe(compiled)))
+        return not self._graphs or self.graph(version) == now
+
+    def announce(self, compiled: CompiledJob, version: int) -> None:
+        """Write down the graph that is to be this version, beside the one that there is."""
+        self._graphs[version] = json.loads(json.dumps(describe(compiled)))
+        self._put(version - 1)
 
     @property
     def task_names(self) -> list[str]:
         """Of the job that was here before, by the tasks' numbers."""
         return list(json.loads(self._folder.read(OF_TASKS).to_pybytes())["graph"]["tasks"])
 
-    def claim(self, compiled: CompiledJob) -> None:
+    def claim(self, compiled: CompiledJob, version: int = 0) -> None:
         """Say whose checkpoint this is. Called by the holder of the journal's lock."""
+        now = json.loads(json.dumps(describe(compiled)))
+        before = self.graph_before(version)
+        gone = set(names_of(before)) - set(names_of(now)) if before else set()
+        self._retired = sorted({*self._retired, *gone})
+        self._graphs = {version: now}
+        self._put(version)
+
+    def _put(self, version: int) -> None:
         about = {
             "format": _FORMAT,
-            "graph": describe(compiled),
+            "version": version,
+            "graph": self._graphs[version],
             "written": self._written,
             "hash_seed": self.hash_seed,
+            "retired": self._retired,
         }
+        if version + 1 in self._graphs:
+            about["next"] = self._graphs[version + 1]
         self._folder.put(OF_TASKS, json.dumps(about, indent=1).encode())
 
     def is_written(self, sink: str) -> bool:
@@ -250,7 +323,7 @@ class JobDirectory:
     def set_written(self, sink: str, compiled: CompiledJob) -> None:
         """Record that they have."""
         self._written.append(sink)
-        self.claim(compiled)
+        self.claim(compiled, *self._graphs)
 
     def _unreadable(self, why: str) -> UnreadableCheckpoint:
         return UnreadableCheckpoint(

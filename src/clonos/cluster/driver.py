@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -53,8 +53,9 @@ class RunningJob:
         Most rows that a source puts into a batch, and how long it waits for them.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
-        awaits its answer, already after 30 % of that. A slot is silent when its process is frozen,
-        or while native code keeps all other threads from running.
+        awaits its answer, after a fifth of that. A slot is silent when its process is frozen, or
+        while native code keeps all other threads from running. Where processes get no time because
+        the machine is busy, it is longer, up to 10 s.
     answer_s
         How long a recovery waits for a slot that is not silent, and does not answer: it restores
         its state, say. Then that slot is given up, too.
@@ -68,6 +69,11 @@ class RunningJob:
     ui_port
         Serve a page about the job on 127.0.0.1, at this port (0: any that is free), until the job
         ends; :attr:`ui_url` says where. Default: no page.
+    upgrade
+        The graph may be another one than that of the checkpoint: with another parallelism, or with
+        operators added, removed or changed. The job must have settled; see :meth:`stop`.
+    drop_state
+        With `upgrade`: names of operators whose state may be lost.
 
     Examples
     --------
@@ -89,12 +95,14 @@ class RunningJob:
         tls: bool | None = None,
         batch_rows_max: int = 32_768,
         linger_ms: float = 10.0,
-        silence_s: float = 10.0,
+        silence_s: float = 1.5,
         answer_s: float = 30.0,
         listeners: Sequence[Listener] = (),
         progress_s: float = 1.0,
         sole_driver: bool = False,
         ui_port: int | None = None,
+        upgrade: bool = False,
+        drop_state: Collection[str] = (),
     ) -> None:
         self.compiled, self.spark = compiled, spark
         self.plan, self.options = compiled.plan, compiled.options
@@ -114,6 +122,8 @@ class RunningJob:
             progress_s=progress_s,
             sole_driver=sole_driver,
             ui_port=ui_port,
+            upgrade=upgrade,
+            drop_state=drop_state,
         )
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
         self.consumers = setup.consumers
@@ -153,7 +163,7 @@ class RunningJob:
         if self._loop.error is not None:
             raise self._loop.error
         setup = self._setup
-        return JobResult(self._view, setup.keeper.generation, self.warnings, setup.delivered)
+        return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
         """End the job; with a checkpoint directory it can be resumed later.
@@ -183,10 +193,11 @@ class RunningJob:
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
         self._setup.inbox.put(StopAsked(settle_s))
-        if self._loop.over.wait(STOP_S + (settle_s or 0.0)):
+        wait_s = STOP_S + (settle_s or 0.0)
+        if self._loop.over.wait(wait_s):
             self._setup.audience.join(LISTENERS_S)
         else:
-            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, STOP_S)
+            LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, wait_s)
             return False
         keeper = self._setup.keeper
         return self._loop.error is None and (keeper.complete or keeper.is_settled)

@@ -14,6 +14,7 @@ from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind
 from clonos.core.plan import Plan
 from clonos.core.program import Batch
+from clonos.core.version import version_of
 from clonos.errors import ClonosError
 from clonos.nodes.events import JournalFailed, OutsideFailed
 from clonos.sinks.delivered import DeliveredStore
@@ -62,6 +63,11 @@ class JournalFile:
     def recover(self, keeper: HouseKeeper) -> list[Deliver]:
         """Let a new house-keeper read the file; return the outputs that are still in there."""
         return keeper.recover(self._journal.replay())
+
+    @property
+    def version(self) -> int:
+        """How often the plan of the job has been replaced."""
+        return version_of(self._journal.replay())
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,6 @@
-"""Sources that the driver has Spark feed while the job runs: streaming queries and tables that are
-read again. Their rows go through spools; what all tasks have passed is deleted."""
+"""Sources that the driver feeds while the job runs: streaming queries, tables that are read again,
+and messages that somebody offers. Their rows go through spools; what all tasks have passed is
+deleted."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from clonos.cluster.directory import JobDirectory
 from clonos.core.history import Chains
 from clonos.core.layer import open_layer
 from clonos.core.messages import Layer
+from clonos.errors import ClonosError
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.nodes.events import OutsideFailed
+from clonos.sources.inlet_feed import InletFeed
 from clonos.sources.materialized import materialized
 from clonos.sources.queries import STOP_S, FeedingQuery
 from clonos.sources.spec import SourceSpec
@@ -28,8 +31,11 @@ from clonos.transport.inbox import Inbox
 
 LOGGER: Final = logging.getLogger("clonos")
 
-TABLE_BACKLOG_BYTES: Final = 256 << 20
-"""Limit on the versions of a table kept for recovery; newer ones wait."""
+BACKLOG_BYTES: Final = 256 << 20
+"""Limit on versions of a table, or messages, kept for recovery; newer ones wait."""
+
+Feed = FeedingQuery | Refresher | InletFeed
+"""What fills a spool."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Feeds:
         self._tables = Tables(directory.spool_uri, durability)
         self._spools: dict[str, Spool] = {}
         self._tasks: dict[str, list[TaskCode]] = {}
-        self._working: list[FeedingQuery | Refresher] = []
+        self._working: list[Feed] = []
         self._looking: threading.Thread | None = None
         self._lock = threading.Lock()  # of the next two
         self._newest: tuple[Chains, Chains] | None = None  # floors to look at
@@ -102,7 +108,7 @@ class Feeds:
             f"{self._folder(operator)}/batches",
             code.parallelism,
             self._durability,
-            backlog_bytes_max=feeding.backlog_bytes if feeding else TABLE_BACKLOG_BYTES,
+            backlog_bytes_max=feeding.backlog_bytes if feeding else BACKLOG_BYTES,
         )
 
     def _folder(self, operator: str) -> str:
@@ -133,7 +139,7 @@ class Feeds:
         Raises
         ------
         SourceError
-            Spark does not start a query.
+            Spark does not start a query, or an inlet does not open.
         """
         for operator, spool in self._spools.items():
             if not spool.is_ended:
@@ -141,7 +147,7 @@ class Feeds:
                 self._working.append(feed)
                 feed.start()
 
-    def _feed(self, operator: str, spool: Spool) -> FeedingQuery | Refresher:
+    def _feed(self, operator: str, spool: Spool) -> Feed:
         source = self._tasks[operator][0].source
         assert source is not None
         name = f"{self._compiled.name}: {operator}"
@@ -149,6 +155,8 @@ class Feeds:
             table = source.dataframe
             first = self._tables.first(table)
             return Refresher(name, table, first, source.refresh_ms, spool, self._warn)
+        if source.inlet is not None:
+            return InletFeed(name, source.inlet, spool, self._report)
         assert source.feeding is not None
         checkpoint = f"{self._folder(operator)}/query"
         return FeedingQuery(
@@ -158,8 +166,11 @@ class Feeds:
             source.feeding,
             spool,
             checkpoint,
-            lambda error: self._inbox.put(OutsideFailed(error)),
+            self._report,
         )
+
+    def _report(self, error: ClonosError) -> None:
+        self._inbox.put(OutsideFailed(error))
 
     def views(self) -> list[FeedView]:
         """Every source that is fed, as it is now."""
@@ -283,4 +294,5 @@ def is_table(code: TaskCode) -> bool:
 def query_cores(compiled: CompiledJob) -> int:
     """Cores of Spark, beyond those of the slots, without which no row would ever come: one, which
     all queries share."""
-    return 1 if any(fed(compiled)) else 0
+    sources = (code.source for code in compiled.codes)
+    return 1 if any(source is not None and source.is_fed_by_spark for source in sources) else 0

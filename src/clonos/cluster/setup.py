@@ -7,8 +7,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from clonos.cluster.lookout import Lookout
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
+from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.errors import ClonosError, Divergence, OperatorError, masked
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
@@ -36,12 +38,16 @@ from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
 from clonos.storage.files import Durability
-from clonos.storage.journal import JournalInUse
+from clonos.storage.journal import JournalBroken, JournalInUse
+from clonos.storage.layers import LayerStore
 from clonos.transport.certificates import Authority
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
+from clonos.upgrade.layers import require_continuable
+from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
 from clonos.watch.snapshot import Snapshot, snapshot
 
@@ -86,6 +92,8 @@ class DriverSetup:
         progress_s: float,
         sole_driver: bool,
         ui_port: int | None,
+        upgrade: bool,
+        drop_state: Collection[str],
     ) -> None:
         self.compiled, self.spark, self._durability = compiled, spark, durability
         plan = compiled.plan
@@ -96,7 +104,9 @@ class DriverSetup:
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
         address = driver_address(spark)
-        self.directory = _directory(compiled, spark, journal, sole_driver=sole_driver)
+        self.directory = _directory(
+            compiled, spark, journal, sole_driver=sole_driver, is_upgrade=upgrade
+        )
         store = DeliveredStore(self.directory.delivered_uri, durability)
         self.delivered = Delivered(spark, self.directory, store, self.sink_schemas)
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
@@ -104,9 +114,7 @@ class DriverSetup:
             self.inbox = undo.enter_context(closing(Inbox()))
             file = self._open_journal(durability, standby_slots, is_patient=standby)
             undo.callback(file.close)
-            self.keeper = house_keeper(plan, compiled.options.keep)
-            recovered = file.recover(self.keeper)
-            self._term = self._begin_term(file, undo)
+            recovered = self._recover(file, undo, upgrade=upgrade, drop_state=drop_state)
             self._claim(undo)
             self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
             secret, identities = self._listen(address, standby_slots, tls)
@@ -160,7 +168,7 @@ class DriverSetup:
             else:
                 break
         if waits:  # what was here when we came was not all
-            directory.check(self.compiled)
+            directory.read()
         return found
 
     def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
@@ -240,14 +248,42 @@ class DriverSetup:
             self.plane.pin(channel, schema)
         return secret, identities
 
-    def _begin_term(self, journal: JournalFile, undo: ExitStack) -> int:
+    def _recover(
+        self, file: JournalFile, undo: ExitStack, *, upgrade: bool, drop_state: Collection[str]
+    ) -> list[Deliver]:
+        """Read the journal; begin a term. Before, the plan is replaced if another graph is to go
+        on. Return the outputs that are in the journal."""
+        compiled, directory, version = self.compiled, self.directory, file.version
+        if not upgrade:
+            directory.require(compiled, version)
+        self.keeper = house_keeper(compiled.plan, compiled.options.keep)
+        if directory.is_same(compiled, version):
+            recovered = file.recover(self.keeper)
+            self._term = self._begin_term(file, self.keeper, undo)
+            return recovered
+        require_continuable(directory.graph(version), compiled, directory.retired)
+        before = Shape(directory.graph(version))
+        keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
+        waiting = file.recover(keeper)
+        self._term = self._begin_term(file, keeper, undo)
+        switch = Switch(before, keeper, waiting, compiled, successor, drop_state)
+        store = LayerStore(directory.layers_uri, self._durability)
+        announce = partial(directory.announce, compiled, version + 1)
+        if not switch.make(store, self._term, announce, file):
+            raise JournalBroken(
+                "the journal could not be begun anew, so the graph may be the old one still",
+                where=directory.journal_root,
+                remedy="see to the disk, and start the job again in the same way",
+            )
+        return file.recover(self.keeper)
+
+    def _begin_term(self, journal: JournalFile, keeper: HouseKeeper, undo: ExitStack) -> int:
         """Go on with the checkpoint alone; look for others who do."""
         self._lookout = Lookout(self.directory, self.inbox.put)
         undo.callback(self._lookout.close)
-        before = self.keeper.term
-        if self.keeper.complete:
-            return before + 1  # there is nothing to go on with
-        return self.directory.begin_term(position=journal.next_seq, before=before)
+        if keeper.complete:
+            return keeper.term + 1  # there is nothing to go on with
+        return self.directory.begin_term(position=journal.next_seq, before=keeper.term)
 
     def _claim(self, undo: ExitStack) -> None:
         """The directory is ours now; what a new job finds in its outputs is another's."""
@@ -256,10 +292,19 @@ class DriverSetup:
         self._claims = Claims(self.sinks, self._durability, owner, tasks)
         undo.callback(self._withdraw)
         if not self.keeper.complete:
-            self._claims.begin(self.sink_schemas, is_new=self.keeper.term == 0)
+            is_new, added = self.keeper.term == 0, self._added_sinks()
+            self._claims.begin(self.sink_schemas, is_new=is_new, added=added)
         environment = getattr(self.spark.sparkContext, "environment", {})
         self.directory.hash_seed = str(environment.get(HASH_SEED, ""))
-        self.directory.claim(self.compiled)
+        self.directory.claim(self.compiled, self.keeper.version)
+
+    def _added_sinks(self) -> list[str] | None:
+        """Sinks that the graph before this one did not have, or elsewhere; None: there was none."""
+        graph = self.directory.graph_before(self.keeper.version)
+        if graph is None:
+            return None
+        before, now = Shape(graph).sinks, Shape.of(self.compiled).sinks
+        return [name for name, about in now.items() if before.get(name) != about]
 
     def _withdraw(self) -> None:
         """Let others have the places, if nobody can go on with this job."""
@@ -306,7 +351,12 @@ class DriverSetup:
 
 
 def _directory(
-    compiled: CompiledJob, spark: Any, journal: str | Path | None, *, sole_driver: bool
+    compiled: CompiledJob,
+    spark: Any,
+    journal: str | Path | None,
+    *,
+    sole_driver: bool,
+    is_upgrade: bool,
 ) -> JobDirectory:
     on_one_machine = (spark.sparkContext.master or "").startswith("local")
     directory = JobDirectory(
@@ -316,7 +366,7 @@ def _directory(
         sole_driver=sole_driver,
     )
     try:
-        directory.check(compiled)
+        directory.check(compiled, is_upgrade=is_upgrade)
     except BaseException:
         directory.close()
         raise

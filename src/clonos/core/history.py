@@ -165,6 +165,11 @@ class History:
                 return point.number
         return 0
 
+    def begin_behind(self, before: History) -> None:
+        """The job has another plan: of its past nothing is kept, and no number comes again."""
+        if before._last:
+            self._take_gone(before._last)
+
     # --- records --------------------------------------------------------------------------------
 
     def next_point(

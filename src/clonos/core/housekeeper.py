@@ -30,9 +30,10 @@ from clonos.core.history import RECORDS, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.machine import with_stories
-from clonos.core.messages import Dependencies, Dependency, Item, Kind, LayerRef
+from clonos.core.messages import Dependencies, Dependency, Item, Kind, Layer, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
+from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
 
 Positions = Mapping[int, int]
@@ -78,6 +79,8 @@ class HouseKeeper:
         Of tasks that could not go on: the step that has failed, and what is known of it.
     history
         The past that is kept.
+    version
+        How often the plan has been replaced.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class HouseKeeper:
         self.history = History(keep)
         self.term = 0
         self.generation = 0
+        self.version = 0
         self.epoch = 0
         self.floor_generation = 0
         self.positions: dict[int, int] = {task.id: 0 for task in plan.tasks}
@@ -196,6 +200,8 @@ class HouseKeeper:
         Of `unsettled`, records that were taken and never became durable, the content stays.
         """
         pending, self._records = self._records, []
+        if self.version:
+            self._write(VERSION, self.version)
         self._write("term", self.term, self.generation, self.complete)
         self._write_floor(self.positions, self.layers, self.needs)
         for record in self.history.snapshot():
@@ -221,6 +227,7 @@ class HouseKeeper:
     def recover(self, records: Iterable[bytes]) -> list[Deliver]:
         """Read the journal back. Returns the deliveries whose content is still in it."""
         readers: dict[str, Callable[..., None]] = {
+            VERSION: self._read_version,
             "term": self._read_term,
             "floor": self._read_floor,
             "run": self._read_run,
@@ -237,6 +244,9 @@ class HouseKeeper:
             readers[kind](*fields)
         delivered, self._delivered = self._delivered, []
         return delivered
+
+    def _read_version(self, version: int) -> None:
+        self.version = version
 
     def _read_term(self, term: int, generation: int, complete: bool) -> None:
         if term != self.term:
@@ -435,6 +445,11 @@ class HouseKeeper:
             self._greet(i)
 
     @property
+    def forgiven(self) -> int:
+        """How often a loss was forgiven: the other generations have begun with another plan."""
+        return self.generation - self.version
+
+    @property
     def world_dep(self) -> dict[int, Dependencies]:
         """What the output delivered so far depends on, by channel."""
         return {channel: i.consumed_dep for channel, i in self.inputs.items()}
@@ -456,6 +471,30 @@ class HouseKeeper:
         return all(self.length(t) == position for t, position in self.positions.items()) and all(
             self.needs[channel] == i.consumed for channel, i in self.inputs.items()
         )
+
+    def succeed(self, before: HouseKeeper, first: Mapping[int, tuple[Layer, LayerRef]]) -> None:
+        """Begin where the house-keeper of another plan has ended, which has settled.
+
+        What was delivered has its names; what is delivered from here on is of the next generation.
+
+        Parameters
+        ----------
+        first
+            The first layer of each task, and where it is.
+        """
+        assert before.is_settled
+        self.term, self.version = before.term, before.version + 1
+        self.generation = before.generation + 1
+        self.history.begin_behind(before.history)
+        needs = dict(self.needs)
+        for layer, _ in first.values():
+            for channel, (seq, chain) in layer.outs.items():
+                needs[channel] = seq
+                if channel in self.inputs:
+                    self._restore(channel, seq, chain, ended=layer.end_is_out)
+        positions = {task: layer.position for task, (layer, _) in first.items()}
+        layers = {task: (ref,) for task, (_, ref) in first.items()}
+        self._stand_on(before.epoch + 1, self.generation, positions, layers, needs)
 
     def advance(self, epoch: int, positions: Positions, layers: Chains, needs: Positions) -> None:
         """Floors have moved, of these tasks and channels; others stay where they are."""

@@ -94,7 +94,10 @@ def left_behind(
     ['3/000000000017-1-2.layer', '3/000000000018-2-2.layer', '3/000000000016-3-2.layer']
     >>> left_behind(stored[-2:], {3: (ref(17, 2),)}, {3: Incarnation(3, 3)})
     ['3/000000000018-3-2.layer']
+    >>> left_behind(stored[-2:], {}, {2: Incarnation(4, 1)})  # of a plan without task 3
+    ['3/000000000018-3-2.layer']
     """
+    now = Incarnation(max((life.term for life in lives.values()), default=0), 0)
     used = {ref.path for chain in chains.values() for ref in chain}
     found = []
     for path in stored:
@@ -103,7 +106,7 @@ def left_behind(
             continue
         task, number = int(name[1]), int(name[2])
         chain = chains.get(task, ())
-        newest = lives.get(task, Incarnation(0, 0))
+        newest = lives.get(task, now)  # no such task any more: it was of another plan
         maker = Incarnation(int(name[3]), int(name[4]))
         if name[5]:  # by a driver, of layers that are in the chain
             maker = Incarnation(int(name[5]), newest.n)

@@ -20,6 +20,7 @@ _WATERMARK: Final = "spark.watermarkDelayMs"
 
 _INSTEAD: Final = {
     "kafka": 'give job.source(...) the DataFrame of spark.readStream.format("kafka")',
+    "postgres": "give job.source(...) the DataFrame of spark.read.jdbc(...), which ends",
     "socket": "lines from a socket cannot be read again: use files, or a stream of Spark's",
     "rate": 'give job.source(...) the DataFrame of spark.readStream.format("rate")',
 }

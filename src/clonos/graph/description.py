@@ -6,7 +6,7 @@ The users' functions are no part of it: a bug in one may be corrected between tw
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clonos.errors import OtherJob
@@ -54,6 +54,9 @@ def _task(code: TaskCode) -> dict[str, Any]:
             [name, type(operation).__name__, *operation.settings]
             for name, operation in code.operators
         ],
+        "keeps": {
+            name: [str(schema) for schema in operation.keeps] for name, operation in code.operators
+        },
         "schemas": {str(c): str(schema) for c, schema in code.schemas.items()},
         "source": None if code.source is None else [code.source.kind, *_files(code.source.factory)],
         "sink": None if code.sink is None else [code.sink.kind, code.sink.path],
@@ -85,7 +88,13 @@ def _vertex(vertex: Vertex) -> dict[str, Any]:
     }
 
 
-def require_same(before: Any, now: Any, where: str) -> None:
+def names_of(description: Mapping[str, Any]) -> list[str]:
+    """The operators of the graph that :func:`describe` has described."""
+    tasks = description["tasks"].values()
+    return list(dict.fromkeys(name for task in tasks for name, *_ in task["operators"]))
+
+
+def require_same(before: Any, now: Any, where: str, remedy: str = "") -> None:
     """Raise `OtherJob` if a graph is not the one that a checkpoint describes.
 
     Parameters
@@ -94,12 +103,15 @@ def require_same(before: Any, now: Any, where: str) -> None:
         What the checkpoint says, as JSON has it.
     where
         The file that says so.
+    remedy
+        What else can be done about it.
     """
     for place, was, became in differences(before, json.loads(json.dumps(now))):
         raise OtherJob(
             f"the checkpoint was written by another graph: {place} was {was}, is {became}",
             where=where,
-            remedy="start the job with the graph that wrote it, or in another checkpoint_dir",
+            remedy="start the job with the graph that wrote it, or in another checkpoint_dir"
+            + remedy,
         )
 
 
@@ -118,7 +130,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterable[tuple[str, s
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True)):
             yield from differences(*pair, f"{where}.{number}")
-    elif before != now:
+    elif before != now and json.dumps(before) != json.dumps(now):  # NaN is like NaN here
         yield where, _short(before), _short(now)
 
 

@@ -29,6 +29,7 @@ from clonos.nodes.layers import LayerCare, Unused
 from clonos.nodes.places import Places, Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
+from clonos.nodes.pulses import Pulses, stuck
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.tenure import Term, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
@@ -48,8 +49,6 @@ SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
 PAUSE_MAX_S: Final = 1.0
 """If two looks are further apart than this, the driver was asleep."""
-HUSH: Final = 0.3
-"""Share of `silence_s` after which a silent slot is given up if a recovery awaits its answer."""
 LEAVE_S: Final = 5.0
 """Grace period for slots to exit; then Spark is told to end them, and has the same time for it."""
 CLOSE_S: Final = 30.0
@@ -162,7 +161,7 @@ class DriverNode:
         self.failed: co.Fail | None = None
         self._pending: list[commits.Act] = []
         self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
-        self._heard: dict[int, float] = {}  # when, by slot
+        self._pulses = Pulses(settings.silence_s)
         self._looked_s = ports.clock.ticks_s()
         self._clock_s = 0.0  # for how long the driver has listened
         self._next_epoch_s = self._until_s = 0.0
@@ -266,6 +265,7 @@ class DriverNode:
         return min(max(due_s, SLEEP_MIN_S), TICK_S) if due_s > 0 else TICK_S
 
     def _look_at_clocks(self) -> None:
+        self._pulses.look(self._ports.clock.ticks_s())
         self._term.tick(self._ports.clock.ticks_s(), self._ports.clock.wall_s())
 
     def _listened(self) -> None:
@@ -278,7 +278,9 @@ class DriverNode:
         self._pending += self.coordinator.tick(self._now_ms())
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
-        self._check_silence(now_s)
+        for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
+            self._expel(slot)
+            self._decide(co.SlotLost(slot, is_death=False))
         if self._settle_until_s is not None and (
             self.coordinator.has_settled or now_s >= self._settle_until_s
         ):
@@ -296,18 +298,12 @@ class DriverNode:
                 self._chronicle.epoch_began(self._looked_s)
             self._pending += actions
 
-    def _check_silence(self, now_s: float) -> None:
-        silence_s = self._settings.silence_s
-        hushed = [s for s, heard_s in self._heard.items() if heard_s < now_s - HUSH * silence_s]
-        asked = self.coordinator.asked if hushed else ()
-        for slot in hushed:
-            if slot not in asked and self._heard[slot] >= now_s - silence_s:
-                continue
-            self._expel(slot)
-            self._decide(co.SlotLost(slot, is_death=False))
+    def _known_by(self, slot: int) -> list[tuple[str, int]]:
+        tasks = [("task", t.id) for t in self.coordinator.tasks.values() if t.slot == slot]
+        return [("place", self.places.seats[slot].place), *tasks]
 
     def _expel(self, slot: int) -> None:
-        self._heard.pop(slot, None)
+        self._pulses.ended(slot)
         self.places.expel(slot, self._clock_s)
         self._has_news = True
 
@@ -328,10 +324,11 @@ class DriverNode:
         if conn in self._channels:
             if self.phase is Phase.RUNNING and kind in (msg.Data, msg.Welcome):
                 self.keeper.handle(ev.Received(self._channels[conn][0], conn, message))
-        elif conn not in self._heard:
+        elif conn not in self._pulses.slots:
             return  # expelled, or gone
         elif kind is Heartbeat:
-            self._heard[conn] = self._clock_s
+            if self._pulses.came(conn, message):
+                self._warn(stuck(message, self.places.seats[conn]))
         elif kind is TaskStatistics:
             self._on_statistics(conn, message)
         else:
@@ -376,12 +373,12 @@ class DriverNode:
             self.fail(error)
             event.incoming.close()
             return
-        self._heard[event.conn_id] = self._clock_s
+        self._pulses.began(event.conn_id)
         self._decide(ready)
         self._has_news = True
 
     def _on_control_lost(self, event: ControlLost) -> None:
-        self._heard.pop(event.conn_id, None)
+        self._pulses.ended(event.conn_id)
         self._decide(co.SlotLost(event.conn_id))
         self.places.lost(event.conn_id, self._clock_s)
         self._has_news = True
@@ -593,7 +590,7 @@ class DriverNode:
         self.places.check()
         self.commits.check()
         self.coordinator.check()
-        assert self._heard.keys() <= self.places.seats.keys()
+        assert self._pulses.slots <= self.places.seats.keys()
         assert not self._pending or self.commits.state is not commits.State.OPEN
         if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):
-            assert self.coordinator.slots.keys() <= self._heard.keys()
+            assert self.coordinator.slots.keys() <= self._pulses.slots

@@ -105,7 +105,7 @@ class Chronicle:
         self._recoveries: list[Recovery] = []
         self._refused = set[int]()  # tasks of which a warning was given
         self._open: dict[int, int] = {}  # by task: which of them is its newest
-        self._floor = self._generation = self._orphans = 0
+        self._floor = self._orphans = 0
 
     # --- what the driver tells ------------------------------------------------------------------
 
@@ -134,8 +134,6 @@ class Chronicle:
             self._floor = note.value
             self._floor_s = now_s
             self._floor_took_s = now_s - self._began_s if self._began_s is not None else None
-        elif note.what == "generation":
-            self._generation = note.value
         elif note.what == "orphan":
             self._orphans += 1
         elif note.what == "detected":
@@ -193,7 +191,7 @@ class Chronicle:
             ),
             delivered=dict(self._delivered),
             recoveries=sum(r.finished for r in self._recoveries),
-            generation=keeper.generation,
+            generation=keeper.forgiven,
             reports=self._reports,
             history=_history(keeper),
         )
@@ -244,7 +242,7 @@ class Chronicle:
             recent=tuple(self._recent),
             recoveries=tuple(self._recoveries),
             floor=self._floor,
-            generation=self._generation,
+            generation=self._coordinator.keeper.forgiven,
             orphans=self._orphans,
             dropped=self._dropped(),
             bill=self._bill(),

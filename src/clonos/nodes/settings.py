@@ -29,7 +29,7 @@ class DriverSettings:
         What slots have to run on.
     silence_s
         A slot that is silent for this long is given up, though its connection stands; if a recovery
-        awaits its answer, already after 30 % of that.
+        awaits its answer, after a fifth of that: :class:`~clonos.nodes.pulses.Pulses` has the rest.
     answer_s
         How long a recovery waits for a slot that is alive: one that restores its state, say.
     gather_s
@@ -54,7 +54,7 @@ class DriverSettings:
     checkpoint_interval_s: float = 1.0
     standbys: int = 1
     availability: bool = False
-    silence_s: float = 10.0
+    silence_s: float = 1.5
     answer_s: float = PATIENCE_MS / 1000
     gather_s: float = GATHER_MS / 1000
     progress_s: float = 1.0

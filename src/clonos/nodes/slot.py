@@ -152,6 +152,11 @@ class SlotNode:
         """Steps that the tasks here have done; any thread may ask."""
         return sum(machine.position for machine in self.machines)
 
+    def name_of(self, life: int) -> str:
+        """Whose life this is; any thread may ask."""
+        residents = list(self._residents.values())
+        return next((r.spec.name for r in residents if r.number == life), "a task that is over")
+
     # --- turns ------------------------------------------------------------------------------
 
     def join(self, control: Connection) -> None:

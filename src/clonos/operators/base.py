@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.errors import BudgetSpent, Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.bad_records import BadRecords
 from clonos.operators.effects import effect_key
+from clonos.operators.shares import Heir, Join, Share, joined, total
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
 
@@ -98,6 +99,9 @@ class Operator:
     Subclasses override what they need. Callbacks return the rows they produce, as one batch or
     None; the chain passes them on. ``facts`` holds small values that are part of the state.
     """
+
+    joins: ClassVar[Mapping[str, Join]] = {}
+    """What becomes of its facts, by name, if it has more or fewer tasks than before."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -185,6 +189,33 @@ class Operator:
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         """The same for operators that keep columns."""
         self.restore(keys.to_pylist(), values.to_pylist())
+
+    def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
+        """Begin with what the tasks of this operator have kept, as one of more or fewer tasks.
+
+        Called instead of :meth:`open`. Rows and timers that those have numbered get new numbers,
+        in the order of the old ones; where two are equal, by task.
+
+        Raises
+        ------
+        CannotUpgrade
+            Something of it belongs to one of those tasks.
+        """
+        rules = {"bad_records": total, "late_rows": total, **self.joins}
+        for name, value in joined(shares, rules, heir, where).items():
+            self.facts.set(name, value)
+        self.adopt_state(shares, where)
+
+    def as_they_are(self, keys: pa.Array) -> pa.Array | None:
+        """Which rows of its state by key are the same in any task: it need not adopt them. None:
+        all of them have numbers of their task."""
+        del keys
+        return None
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        """The same for what is kept by key; facts are there."""
+        if any(len(share.keys) for share in shares):
+            raise ProtocolError("this operator has no keyed state", where=where)
 
     def reject(self, error: Exception, record: Any, columns: Sequence[str] = ()) -> None:
         """A bad record, or a batch of them: fail, or count and perhaps keep it, as the job says.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from clonos.errors import WrongType
+
+MICROS: Final = 1_000_000
+"""Costs are added up in millionths, as whole numbers: a sum must not depend on its order."""
 
 Cost = Callable[[Any], float] | float
 """What a call costs: a number, or a function of its answer."""
@@ -35,17 +39,20 @@ class Budget:
     cost: float | None = None
 
     def of_task(self, index: int, parallelism: int) -> Budget:
-        """An equal share for each task; the first ones have the calls that are left over.
+        """An equal share for each task; the first ones have what is left over. The shares add up.
 
         Examples
         --------
         >>> [Budget(calls=5).of_task(index, 3).calls for index in range(3)]
         [2, 2, 1]
         """
-        calls = (
-            None if self.calls is None else (self.calls + parallelism - 1 - index) // parallelism
-        )
-        return Budget(calls, None if self.cost is None else self.cost / parallelism)
+
+        def share(whole: int) -> int:
+            return (whole + parallelism - 1 - index) // parallelism
+
+        calls = None if self.calls is None else share(self.calls)
+        cost = None if self.cost is None else share(round(self.cost * MICROS)) / MICROS
+        return Budget(calls, cost)
 
 
 def require_budget(budget: object, cost: object, where: str) -> None:
@@ -55,6 +62,12 @@ def require_budget(budget: object, cost: object, where: str) -> None:
             f"cost={cost!r}",
             where=where,
             remedy="give what a call costs, or a function of its answer",
+        )
+    if _is_number(cost) and 0 < cost < 1 / MICROS:
+        raise WrongType(
+            f"cost={cost!r}, and costs are counted in millionths",
+            where=where,
+            remedy="give costs and budgets in a smaller unit, such as cents",
         )
     if budget is None:
         return
@@ -73,4 +86,6 @@ def require_budget(budget: object, cost: object, where: str) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from struct import Struct
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,10 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
-from clonos.operators.marks import Marks
+from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
+from clonos.operators.shares import Share, highest, require_answered, shared_out
 from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import groups_of
@@ -57,6 +58,14 @@ class CallOperator(Operator):
     identity
         Columns that name what an effect is about; none: the row's number among those of its task.
     """
+
+    joins: ClassVar = {
+        **JOINS,
+        "came": highest,
+        "asked": highest,
+        "calls": shared_out,
+        "micros": shared_out,
+    }
 
     def __init__(
         self,
@@ -171,6 +180,9 @@ class CallOperator(Operator):
         is_answer = pc.invert(is_row)
         answers = keys.filter(is_answer).to_pylist(), values.filter(is_answer).to_pylist()
         self._answers.restore(*answers)
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        require_answered(sum(len(share.keys) for share in shares), where)
 
     # --- events -------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.base import Operator
+from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen
@@ -21,6 +23,8 @@ class DeduplicateOperator(Operator):
     A key is remembered for ever or, with `time`, until the watermark is `within_ms` past the time
     of its first row. A key with a null in it is a key like any other.
     """
+
+    joins: ClassVar = {"order": nothing}
 
     def __init__(
         self, schema: pa.Schema, keys: Sequence[str], time: str | None, within_ms: int
@@ -62,3 +66,6 @@ class DeduplicateOperator(Operator):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        self.facts.set("order", self._store.adopt([share.values for share in shares], 0))

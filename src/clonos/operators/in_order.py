@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
+from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen
@@ -34,6 +35,8 @@ class InOrderOperator(Operator):
 
     Rows that come behind the watermark, or have no time, are dropped and counted.
     """
+
+    joins: ClassVar = {"order": nothing, "combined": nothing}
 
     def __init__(
         self, schema: pa.Schema, keys: Sequence[str], time: str, ties: Sequence[str]
@@ -89,3 +92,6 @@ class InOrderOperator(Operator):
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
         self._earliest = None
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        self._store.adopt([share.values for share in shares])

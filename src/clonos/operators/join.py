@@ -8,7 +8,7 @@ last time that it accepts. The three ways to join differ only in where the inter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
+from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen, both
@@ -86,6 +87,8 @@ class JoinOperator(Operator):
     second row comes.
     """
 
+    joins: ClassVar = {"order 0": nothing, "order 1": nothing}
+
     def __init__(
         self,
         schemas: tuple[pa.Schema, pa.Schema],
@@ -148,6 +151,14 @@ class JoinOperator(Operator):
         is_right = pa.array(orders_of(keys) >= _FIRST_ORDERS[1])
         for store, chosen in zip(self._stores, (pc.invert(is_right), is_right), strict=True):
             store.restore(keys.filter(chosen), values.filter(chosen))
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        are_right = [pa.array(orders_of(share.keys) >= _FIRST_ORDERS[1]) for share in shares]
+        for port, store in enumerate(self._stores):
+            mine = [is_right if port else pc.invert(is_right) for is_right in are_right]
+            chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
+            first = _FIRST_ORDERS[port]
+            self.facts.set(f"order {port}", first + store.adopt(chosen, first))
 
     def _usable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """Rows without a null in key or times: the others are joined with nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from clonos.columns.batches import concat
 from clonos.columns.keys import factorise, key_columns
 from clonos.operators.aggregates import Aggregate, Fold
 from clonos.operators.base import Operator
+from clonos.operators.shares import Share, nothing
 from clonos.state.deltas import Frozen
 from clonos.state.row_store import RowStore
 
@@ -24,6 +26,8 @@ class LastOperator(Operator):
     Only the columns that are aggregated are kept of earlier rows, `number` - 1 per key. Floats
     are added from the oldest row to the newest.
     """
+
+    joins: ClassVar = {"order": nothing}
 
     def __init__(
         self,
@@ -72,6 +76,9 @@ class LastOperator(Operator):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        self.facts.set("order", self._store.adopt([share.values for share in shares], 0))
 
     def _results(self, rows: pa.RecordBatch, first: Int64, wanted: Int64) -> list[pa.Array]:
         """The aggregates at the rows `wanted`; `rows` are sorted by key, `first` is its begin."""

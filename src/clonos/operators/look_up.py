@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from clonos.columns.batches import conform, from_bytes, from_table
 from clonos.errors import ProtocolError
 from clonos.operators.base import Operator
 from clonos.operators.identity import IdentityOperator
+from clonos.operators.shares import Share, highest, nothing
 from clonos.operators.watermark import IDLE
 from clonos.state.row_store import RowStore, take
 
@@ -137,7 +138,15 @@ class VersionedLookUpOperator(LookUpOperator):
     newest version is state: what was looked up before a failure is found again behind it.
     """
 
+    joins: ClassVar = {"version": highest, "table": nothing}
+
     _shown: int | None = None  # the version that is being looked up in
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        newest = self.facts.get("version")
+        found = [s.facts["table"] for s in shares if s.facts.get("version", None) == newest]
+        if newest is not None:
+            self.facts.set("table", found[0])
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         if self.services.port == 1:

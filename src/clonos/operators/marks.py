@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from clonos.operators.shares import Join, everybody, lowest, nothing
 from clonos.operators.watermark import IDLE
 from clonos.state.stores import Facts
 
@@ -11,6 +12,16 @@ LOWEST: Final = IDLE + 1
 """Says nothing about event time, but that its sender counts again."""
 AT_ONCE: Final = 0
 """A time that has passed, whatever the clock says."""
+
+
+JOINS: Final[dict[str, Join]] = {
+    "marks": nothing,
+    "idle waits": everybody,
+    "is idle": everybody,
+    "passed": lowest,
+}
+"""What becomes of the facts if there are more or fewer tasks. No call is open then, so no mark
+waits."""
 
 
 class Marks:

@@ -40,6 +40,11 @@ class Operation:
         found = [_setting(getattr(self, name)) for name in fields if fields[name].compare]
         return [value for value in found if value != []]
 
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        """The columns of the rows that it keeps, or of what it makes of them to keep."""
+        return ()
+
     def __getstate__(self) -> dict[str, Any]:
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # of every subclass
         return {name: v if fields[name].compare else None for name, v in self.__dict__.items()}
@@ -56,7 +61,8 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [[str(key), _setting(held)] for key, held in value.items()]
     if isinstance(value, (tuple, list)):
-        return [_setting(held) for held in value]
+        kind = [type(value).__name__] if hasattr(value, "_fields") else []  # which kind of window
+        return [*kind, *(_setting(held) for held in value)]
     return []
 
 
@@ -121,6 +127,10 @@ class MapAsync(Operation):
     keys: tuple[str, ...]
     then: Mapping[str, Any]
 
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.given,)
+
 
 @dataclass(frozen=True)
 class WithColumnAsync(Operation):
@@ -133,6 +143,10 @@ class WithColumnAsync(Operation):
     schema: pa.Schema
     keys: tuple[str, ...]
     then: Mapping[str, Any]
+
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.given,)
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,10 @@ class AggregateWindows(Operation):
         return self._folded()
 
     @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.content().schema,)
+
+    @property
     def folds_early(self) -> bool:
         """Whether rows are folded before they are shuffled."""
         return self.pre_aggregate and self._folded().is_exact
@@ -226,6 +244,10 @@ class TopOfWindows(Operation):
         return Top(self.schema, self.keys, self.window, self.number, self.by, ties=self.ties)
 
     @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.content().schema,)
+
+    @property
     def folds_early(self) -> bool:
         """See :attr:`AggregateWindows.folds_early`."""
         return True
@@ -244,6 +266,10 @@ class LatePart(Operation):
 
     of: AggregateWindows | TopOfWindows
 
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.of.content().schema,)
+
 
 @dataclass(frozen=True)
 class RowsOfWindows(Operation):
@@ -253,6 +279,10 @@ class RowsOfWindows(Operation):
     keys: tuple[str, ...]
     window: Fixed | Session
 
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.schema,)
+
 
 @dataclass(frozen=True)
 class Join(Operation):
@@ -261,6 +291,10 @@ class Join(Operation):
     schemas: tuple[pa.Schema, pa.Schema]
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     bounds: tuple[Bound, Bound]
+
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return self.schemas
 
 
 @dataclass(frozen=True)
@@ -272,6 +306,10 @@ class Deduplicate(Operation):
     time: str | None
     within_ms: int
 
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (pa.schema([self.schema.field(key) for key in self.keys]),)
+
 
 @dataclass(frozen=True)
 class InOrder(Operation):
@@ -281,6 +319,10 @@ class InOrder(Operation):
     keys: tuple[str, ...]
     time: str
     ties: tuple[str, ...]
+
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.schema,)
 
 
 @dataclass(frozen=True)
@@ -292,6 +334,11 @@ class Last(Operation):
     number: int
     aggregates: tuple[tuple[str, Aggregate], ...]
     where: str
+
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        wanted = [*self.keys, *(made.column for _, made in self.aggregates if made.column)]
+        return (pa.schema([self.schema.field(name) for name in dict.fromkeys(wanted)]),)
 
     @property
     def output(self) -> pa.Schema:

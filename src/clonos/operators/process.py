@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clonos.columns.instants import to_ms
 from clonos.columns.keys import DistinctKeys, distinct_keys
@@ -21,8 +22,9 @@ from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
-from clonos.operators.marks import Marks
+from clonos.operators.marks import JOINS, Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
+from clonos.operators.shares import Share, highest, nothing, require_answered, shared_out
 from clonos.state.deltas import Frozen
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
@@ -206,6 +208,14 @@ class ProcessOperator(Operator):
     may be effects.
     """
 
+    joins: ClassVar = {
+        **JOINS,
+        "timers": nothing,
+        "asked": highest,
+        "calls": shared_out,
+        "micros": shared_out,
+    }
+
     def __init__(
         self,
         process: Process,
@@ -294,6 +304,19 @@ class ProcessOperator(Operator):
         self.store.restore(keys, values)
         self.timers.restore(keys, values)
         self._calls.restore(keys, values)
+
+    def as_they_are(self, keys: pa.Array) -> pa.Array:
+        return pc.starts_with(keys, _STATE)
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        timers: list[tuple[int, bytes, int]] = []
+        for share in shares:
+            columns = (share.groups, share.keys, share.values)
+            for group, address, value in zip(*(c.to_pylist() for c in columns), strict=True):
+                is_timer = address[:1] in (PROCESSING_TIME, EVENT_TIME)
+                require_answered(not is_timer, where)
+                timers.append((decode(value)[0], address, group))
+        self.timers.adopt(timers)
 
     # --- calls --------------------------------------------------------------------------------
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import BudgetSpent, OperatorError
+from clonos.operators.budget import MICROS
 from clonos.operators.service import Policy
 from clonos.state.stores import Facts
-
-MICROS: Final = 1_000_000
-"""Costs are added up in millionths, as whole numbers: a sum must not depend on its order."""
 
 
 class Purse:
@@ -72,7 +70,7 @@ class Purse:
     def _can_pay(self, open_calls: int, limit: float) -> bool:
         cost = self._policy.cost
         if callable(cost):  # nobody knows what the open ones will cost
-            return self.micros < limit * MICROS
+            return self.micros < round(limit * MICROS)
         assert cost is not None
         return self.micros + (open_calls + 1) * round(cost * MICROS) <= round(limit * MICROS)
 
@@ -92,13 +90,16 @@ class Purse:
         if not callable(cost):
             return round(cost * MICROS)
         try:
-            return round(float(cost(decode(answer))) * MICROS)
+            micros = round(float(cost(decode(answer))) * MICROS)
+            if micros < 0:
+                raise ValueError(f"{micros / MICROS:g} is below 0")
         except Exception as error:
             raise OperatorError(
-                f"cost= has raised {type(error).__name__}: {error}",
+                f"cost= has no price for an answer: {type(error).__name__}: {error}",
                 where=self._where,
-                remedy="let it return a number for every answer",
+                remedy="let it return a number, 0 or more, for every answer",
             ) from error
+        return micros
 
 
 class _Refusal:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.operators.base import Operator
+from clonos.operators.shares import everybody, highest, lowest
 
 _PER_MS: Final = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
@@ -21,6 +22,8 @@ class WatermarkOperator(Operator):
     Watermarks from upstream end here. If no rows come for `idle_ms` of processing time, nobody
     waits for this task's watermark until there are rows again.
     """
+
+    joins: ClassVar = {"made": lowest, "seen": highest, "idle": everybody}
 
     def __init__(self, column: str, delay_ms: int, idle_ms: int | None = None) -> None:
         super().__init__()

@@ -8,11 +8,16 @@ appearance of the key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from clonos.errors import CannotUpgrade
 from clonos.operators.base import Operator
+from clonos.operators.shares import Share, highest, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window_content import Content
 from clonos.operators.window_kinds import FOR_EVER, Fixed, Given, Session, Window, is_event_time
@@ -73,6 +78,8 @@ class WindowOperator(_Windowing):
     ``is_final``: what comes are pieces made by a :class:`PartialOperator`.
     """
 
+    joins: ClassVar = {"order": nothing, "combined": nothing, "done": highest}
+
     def __init__(self, content: Content, window: Window, *, is_final: bool) -> None:
         super().__init__(content, window)
         self._is_final = is_final
@@ -120,6 +127,27 @@ class WindowOperator(_Windowing):
 
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         self._store.restore(keys, values)
+        self._is_restored = True
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        self.adopt_pieces(shares, [share.values for share in shares], where)
+
+    def adopt_pieces(self, shares: Sequence[Share], values: Sequence[pa.Array], where: str) -> None:
+        """Take the pieces among the state of others; they may be late by no window."""
+        done = self.facts.get("done", -FOR_EVER)
+        for share, of_share in zip(shares, values, strict=True):
+            before = share.facts.get("done", -FOR_EVER)
+            if before < done:
+                pieces = self._store.decode(of_share)
+                starts, ends = numbers(pieces, START), numbers(pieces, END)
+                end = self._window.next_end(starts, ends, before)
+                if end is not None and end - 1 <= done:
+                    raise CannotUpgrade(
+                        "some of its tasks have given out a window that others have not yet",
+                        where=where,
+                        remedy="start the job as it was, and stop it again",
+                    )
+        self._store.adopt(values)
         self._is_restored = True
 
     def _result(self, fired: pa.RecordBatch) -> pa.RecordBatch:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos.operators.shares import Share, nothing
 from clonos.operators.watermark import event_ms
 from clonos.operators.window import WindowOperator
 from clonos.operators.window_content import BOUNDS, Folded, instants
@@ -24,6 +25,8 @@ _FIRST_ORDER: Final = 1 << 62
 
 class WindowRowsOperator(WindowOperator):
     """Keeps rows beside the windows that they are in; only the latter change as rows come."""
+
+    joins: ClassVar = {**WindowOperator.joins, "row": nothing}
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str], window: Fixed | Session) -> None:
         super().__init__(Folded(schema, keys, window, {}), window, is_final=False)
@@ -61,6 +64,15 @@ class WindowRowsOperator(WindowOperator):
         is_window = pc.invert(is_row)
         super().restore_columns(keys.filter(is_window), values.filter(is_window))
         self._rows.restore(keys.filter(is_row), values.filter(is_row))
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        are_rows = [pa.array(orders_of(share.keys) >= _FIRST_ORDER) for share in shares]
+        both_kinds = list(zip(shares, are_rows, strict=True))
+        self.adopt_pieces(
+            shares, [s.values.filter(pc.invert(is_row)) for s, is_row in both_kinds], where
+        )
+        rows = self._rows.adopt([s.values.filter(is_row) for s, is_row in both_kinds], _FIRST_ORDER)
+        self.facts.set("row", _FIRST_ORDER + rows)
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows that have a time, and whose window as far as they make it is not over."""

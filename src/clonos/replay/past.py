@@ -23,6 +23,7 @@ from clonos.core.decisions import Action, Command, Fail, SlotReady
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import Plan
+from clonos.core.version import version_of
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, Pin, find, require_there, since
@@ -102,13 +103,13 @@ def read(
 
 def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past:
     directory.check(compiled)
-    keeper, store = _keeper(compiled.plan, directory), LayerStore(directory.layers_uri)
+    keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
     pin = None
     if at is not None:
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper = _keeper(compiled.plan, directory)  # only now it says what stays
+            keeper = _keeper(compiled, directory)  # only now it says what stays
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
@@ -131,9 +132,10 @@ def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past
     )
 
 
-def _keeper(plan: Plan, directory: JobDirectory) -> HouseKeeper:
-    keeper = house_keeper(plan)
+def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
+    keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
+        directory.require(compiled, version_of(journal.replay()))
         keeper.recover(journal.replay())
     return keeper
 

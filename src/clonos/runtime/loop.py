@@ -15,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from clonos.blame import users_lines
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
 from clonos.nodes.errors import SlotBroken
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
 from clonos.nodes.ports import SlotPorts
+from clonos.nodes.pulses import STUCK_MS
 from clonos.nodes.slot import DISK_BYTES, SlotNode
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
@@ -188,6 +190,7 @@ class SlotLoop:
             Something has raised that must not.
         """
         node, plane = self._node, self._plane
+        self._thread = threading.get_ident()
         try:
             node.join(plane.control(self._shipment.coordinator, register, self._progress))
             serve(node, plane.poll, self._track, plane.shutdown)
@@ -205,5 +208,10 @@ class SlotLoop:
         if node.lost is not None:
             raise node.lost
 
-    def _progress(self) -> tuple[int, int | None]:
-        return self._node.progress, self._track.long_since_ms
+    def _progress(self) -> tuple[int, int, str, str]:
+        if (long := self._track.long) is None:
+            return self._node.progress, 0, "", ""
+        life, since_s = long
+        long_ms = int((time.monotonic() - since_s) * 1000)
+        lines = users_lines(self._thread) if long_ms >= STUCK_MS else ""
+        return self._node.progress, long_ms, self._node.name_of(life), lines

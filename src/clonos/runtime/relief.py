@@ -44,8 +44,9 @@ class MainTrack:
         Set as a job begins. The relief clears it when there was none for a while, and sleeps.
     is_wanted
         The loop wants the baton back.
-    long_since_ms
-        When the relief first saw the job under way, if it takes long; any thread may ask.
+    long
+        The life whose job takes long, and when the relief first saw that, by the monotonic clock;
+        any thread may ask.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -54,11 +55,13 @@ class MainTrack:
         self.is_wanted = False
         self.jobs = 0
         self.is_used = threading.Event()
-        self.long_since_ms: int | None = None
+        self.long: tuple[int, float] | None = None
+        self._life = 0
         self._ring = ring
 
     def run(self, life: int, job: Job) -> bool:
         self.jobs += 1
+        self._life = life
         self.is_free = False
         if not self.is_used.is_set():  # looked at behind the count, which the relief looks at last
             self.is_used.set()
@@ -84,7 +87,12 @@ class MainTrack:
         self._ring()
         self.baton.acquire()
         self.is_wanted = False
-        self.long_since_ms = None
+        self.long = None
+
+    def takes_long(self) -> None:
+        """The relief has come, or turns the node again."""
+        if self.long is None:
+            self.long = self._life, time.monotonic()
 
 
 def serve(
@@ -188,6 +196,5 @@ class Relief:
     def _relieve(self, job: int) -> None:
         track, wait_s = self._track, 0.0
         while not (track.is_free or track.is_wanted or track.jobs != job):
-            if track.long_since_ms is None:
-                track.long_since_ms = time.time_ns() // 1_000_000
+            track.takes_long()
             wait_s = self._turn(wait_s)

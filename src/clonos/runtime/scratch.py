@@ -50,7 +50,7 @@ class LocalScratch:
         self._answer(DiskAnswered(life, ev.Spilled(spill.channel, spill.number, is_written)))
 
     def _written(self, spill: ev.Spill) -> IO[bytes]:
-        folder = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0]
+        folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is closed when it is dropped
         try:
             batches = [batch.payload for batch in spill.batches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -11,6 +11,7 @@ from random import Random
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
 from clonos.core.history import Keep
+from clonos.core.messages import Layer
 from clonos.core.program import Batch
 from clonos.core.task import TaskMachine
 from clonos.core.throttle import INFLIGHT_BYTES
@@ -117,10 +118,21 @@ class Outcome:
 
 
 class Cluster:
-    """One simulation."""
+    """One simulation.
+
+    `before`: where the same checkpoint was driven until now, with another plan; its processes are
+    gone. `first`: the layers that tasks begin with.
+    """
 
     def __init__(
-        self, job: AnyJob, options: Options, random: Random, *, trace: bool = False
+        self,
+        job: AnyJob,
+        options: Options,
+        random: Random,
+        *,
+        trace: bool = False,
+        before: Cluster | None = None,
+        first: Mapping[int, Layer] | None = None,
     ) -> None:
         self.job = job
         self.options = options
@@ -138,7 +150,10 @@ class Cluster:
         self.network.latency_ms = options.latency_ms
         self.service = Service(random)
         self.disks = Disks(random)
+        if before is not None:
+            self.scheduler.now, self.disks = before.scheduler.now, before.disks
         self.recorder = Recorder(job, self.disks, self.scheduler.digest)
+        self.recorder.goes_on(first or {})
         self.slots: list[Slot] = []
         self.outcome = Outcome()
         self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
@@ -260,7 +275,7 @@ class Cluster:
         if slot.alive and slot.is_controlled and driver.alive:
             if slot.stalled_until <= self.scheduler.now:
                 driver.post((slot.number, Heartbeat(slot.address, 0)))
-            self.scheduler.after(self.options.silence_ms / 10, self._beat, slot)
+            self.scheduler.after(self.options.silence_ms / 15, self._beat, slot)
 
     def alive(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.alive]

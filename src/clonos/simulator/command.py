@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--loops", action="store_true", help="rows go round in loops")
     parser.add_argument(
+        "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -150,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
             args.history,
             args.spill,
             args.loops,
+            args.upgrade,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

@@ -54,14 +54,18 @@ def rows_of(job: AnyJob, payload: Any) -> pa.RecordBatch:
     return pa.record_batch([pa.array([content], pa.binary())], ["content"])
 
 
-def stored(job: AnyJob, files: SimulatedFiles) -> Iterator[tuple[tuple[int, int, int], Any]]:
-    """Generation, task and number of every output that is kept, and what it is."""
+def stored(
+    job: AnyJob, files: SimulatedFiles, since: int = 0
+) -> Iterator[tuple[tuple[int, int, int], Any]]:
+    """Generation, task and number of every output that is kept, and what it is. `since`: of these
+    generations, whose tasks are those of the job."""
     store = DeliveredStore(DELIVERED, files=files)
     tasks = {(t.sink, t.index): t.id for t in job.plan.tasks}
     for sink in {t.sink for t in job.plan.tasks if t.sink is not None}:
         for generation, index, seq, batch in store.read(sink):
             content = batch.column("content")[0].as_py()
-            yield (generation, tasks[sink, index], seq), job.decode(content)
+            if generation >= since:
+                yield (generation, tasks[sink, index], seq), job.decode(content)
 
 
 class Rot:

@@ -30,15 +30,17 @@ if TYPE_CHECKING:
     from clonos.simulator.recorder import Recorder
 
 
-def rerun(job: AnyJob, histories: dict[int, list[bytes]]) -> dict[int, TaskMachine]:
-    """A failure-free run of all automata with the given logs, from the beginning."""
+def rerun(
+    job: AnyJob, histories: dict[int, list[bytes]], first: Mapping[int, msg.Layer] | None = None
+) -> dict[int, TaskMachine]:
+    """A failure-free run of all automata with the given logs, from the beginning or layers."""
     machines: dict[int, TaskMachine] = {}
     items: dict[int, list[Item]] = {}
     for task in senders_first(job.plan):
         if task in machines:
             continue
         loop = sorted(job.plan.loops.get(task, {task}))
-        machines.update(rerun_tasks(job, loop, histories, items))
+        machines.update(rerun_tasks(job, loop, histories, items, first))
         for done in loop:
             items.update(items_of(machines[done]))
     return machines
@@ -61,10 +63,15 @@ def items_of(machine: TaskMachine) -> dict[int, list[Item]]:
 
 
 def rerun_task(
-    job: AnyJob, task: int, history: list[bytes], items: Mapping[int, Sequence[Item]]
+    job: AnyJob,
+    task: int,
+    history: list[bytes],
+    items: Mapping[int, Sequence[Item]],
+    floor: msg.Layer | None = None,
 ) -> TaskMachine:
     """A task that has done all that its log says, with what came by its channels."""
-    return rerun_tasks(job, [task], {task: history}, items)[task]
+    first = {} if floor is None else {task: floor}
+    return rerun_tasks(job, [task], {task: history}, items, first)[task]
 
 
 def rerun_tasks(
@@ -72,9 +79,11 @@ def rerun_tasks(
     tasks: Sequence[int],
     histories: Mapping[int, list[bytes]],
     items: Mapping[int, Sequence[Item]],
+    first: Mapping[int, msg.Layer] | None = None,
 ) -> dict[int, TaskMachine]:
     """The same for all tasks of a loop: each goes as far as it can, until all are through."""
-    machines = {task: _restarted(job, task, histories[task]) for task in tasks}
+    floors = first or {}
+    machines = {task: _restarted(job, task, histories[task], floors.get(task)) for task in tasks}
     given: Counter[int] = Counter()
 
     def give(machine: TaskMachine, channel: int) -> None:
@@ -100,16 +109,20 @@ def rerun_tasks(
     return machines
 
 
-def _restarted(job: AnyJob, task: int, history: list[bytes]) -> TaskMachine:
+def _restarted(
+    job: AnyJob, task: int, history: list[bytes], floor: msg.Layer | None
+) -> TaskMachine:
     """Before its first step."""
     first = Incarnation(1, 0)
     world = NoWorld(lambda content: job.wrap(job.decode(content)))
-    log = (msg.Run(task, first, 1, tuple(history)),)
+    begin = floor.position if floor is not None else 0
+    log = (msg.Run(task, first, begin + 1, tuple(history), begin),)
     activate = msg.Activate(task, first, (), log, (), ())
-    machine = TaskMachine(job.plan, activate, job.program(task), (), world)
+    layers = () if floor is None else (floor,)
+    machine = TaskMachine(job.plan, activate, job.program(task), layers, world)
     for action in machine.start():
         if isinstance(action, ev.NeedRows):
-            start = 0
+            start = floor.source_rows if floor is not None else 0
             for rows, _ in action.cuts:
                 machine.handle(ev.SourceRows(job.sources[task].read(start, rows)))
                 start += rows
@@ -123,7 +136,7 @@ def equivalence(job: AnyJob, recorder: Recorder) -> None:
     delivers."""
     histories = {task.id: recorder.history(task.id) for task in job.plan.tasks}
     try:
-        machines = rerun(job, histories)
+        machines = rerun(job, histories, recorder.first)
     except (Divergence, Poisoned) as error:
         raise Violation("equivalence", f"a failure-free run: {error!r}") from error
     for task in job.plan.tasks:
@@ -131,7 +144,7 @@ def equivalence(job: AnyJob, recorder: Recorder) -> None:
             continue
         (channel,) = task.outputs
         log = machines[task.id].outputs[channel].log
-        expected = [log.item(seq) for seq in range(1, log.last + 1)]
+        expected = [log.item(seq) for seq in range(log.first, log.last + 1)]
         got = recorder.output(task.id)
         require(
             len(got) == len(expected),
@@ -215,4 +228,6 @@ def sinks_have_ended(job: AnyJob, recorder: Recorder) -> None:
     for task in job.plan.tasks:
         if task.is_sink:
             kinds = [kind for kind, _, _ in recorder.output(task.id)]
+            if task.id in recorder.first and recorder.first[task.id].end_is_out:
+                kinds = [Kind.END]  # it had ended under another plan
             require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")

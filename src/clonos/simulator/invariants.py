@@ -28,7 +28,7 @@ from clonos.core.layer import UnreadableLayer
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
 from clonos.core.messages import Item, Kind, LayerRef
-from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan, TaskSpec
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.violations import Violation, require
@@ -544,12 +544,15 @@ def unused(paths: Iterable[str], used: set[str]) -> None:
         require(path not in used, "durable", f"{path} is deleted, and the journal refers to it")
 
 
-def vouches_for_deliveries(task: TaskSpec, next_seq: int, outputs: Mapping[Any, Any]) -> None:
-    """Invariant 1 in what the house-keeper tells a sink: it has what it has delivered."""
+def vouches_for_deliveries(
+    name: str, last: tuple[int, int, int], begin: int, outputs: Mapping[Any, Any]
+) -> None:
+    """Invariant 1 in what the house-keeper tells a sink: it has what it has delivered. `last`: the
+    output before the next one; `begin`: that before the first."""
     require(
-        next_seq == 1 or (0, task.id, next_seq - 1) in outputs,
+        last[2] == begin or last in outputs,
         "log before effect",
-        f"the house-keeper has all before output {next_seq} of {task.name}, and did not deliver it",
+        f"the house-keeper has output {last[2]} of {name}, and did not deliver it",
     )
 
 

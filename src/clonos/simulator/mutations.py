@@ -60,12 +60,19 @@ from clonos.simulator import wrong_effects, wrong_loops
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_spilling as spilling
+from clonos.simulator import wrong_upgrades as upgrades
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
+from clonos.state.timers import TimerTable
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
+from clonos.upgrade import flow as flow_module
+from clonos.upgrade import layers as layers_module
+from clonos.upgrade import switch as switch_module
+from clonos.upgrade.flow import Flow
+from clonos.upgrade.switch import Switch
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner and name of a function, and what turns it into the wrong one."""
@@ -106,6 +113,7 @@ HISTORY = Kind(history=True)
 LOST_HISTORY = Kind(history=True, disk=True)
 SPILL = Kind(spill=True)
 LOOPS = Kind(loops=True)
+UPGRADE = Kind(upgrade=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -495,6 +503,31 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "rows come in however many go round": mutation(
         "bounded memory", (Rounds, "is_full", wrong_loops.never_full), kind=LOOPS
+    ),
+    "every new task takes over all key groups": mutation(
+        "kept state", (layers_module, "owned", upgrades.every_group), kind=UPGRADE
+    ),
+    "timers are lost when tasks become others": mutation(
+        "kept state", (TimerTable, "adopt", constant(None)), kind=UPGRADE
+    ),
+    "a new task goes on with the one of its number": mutation(
+        "conservation", (Flow, "predecessor", upgrades.by_index_alone), kind=UPGRADE
+    ),
+    "of former tasks the fastest tells the time": mutation(
+        "conservation", (flow_module, "slowest", upgrades.fastest), kind=UPGRADE
+    ),
+    "outputs get the names of an earlier plan's": mutation(
+        "stable output",
+        (switch_module, "Sealed", upgrades.same_generation),
+        (HouseKeeper, "succeed", upgrades.in_the_same_generation),
+        (layers_module.Redistribution, "_out", upgrades.numbers_begin_anew),
+        kind=UPGRADE,
+    ),
+    "a plan counts before its layers are stored": mutation(
+        "one plan", (Switch, "make", upgrades.stored_afterwards), kind=UPGRADE
+    ),
+    "nobody knows that an input has ended": mutation(
+        "liveness", (Flow, "has_ended", constant(False)), kind=UPGRADE
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

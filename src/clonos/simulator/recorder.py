@@ -13,7 +13,7 @@ from clonos.core.decisions import Note
 from clonos.core.determinants import Determinant, Order, decode_record
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.life import Phase
-from clonos.core.messages import LayerRef
+from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.simulator import endings, invariants, past
@@ -42,6 +42,8 @@ class Recorder:
         Of each task: the newest resolved fence, the newest life that runs.
     cuts
         Of each task: where its log was cut, by which incarnation.
+    first
+        The layers that tasks have begun with, if the job had another plan before.
     checks_state
         Whether machines are asked for the soundness of their state.
     """
@@ -52,7 +54,8 @@ class Recorder:
         self.fenced: dict[int, Incarnation] = {}
         self.newest: dict[int, Incarnation] = {}
         self.cuts: Cuts = {}
-        self.generation = 0
+        self.first: dict[int, Layer] = {}
+        self.generation = self._begun_in = 0
         self.steps = 0
         self.checks_state = True
         self._disks = disks
@@ -84,15 +87,29 @@ class Recorder:
     @property
     def _is_exact(self) -> bool:
         """Whether no loss was forgiven, and there are logs at all."""
-        return self.generation == 0 and self.job.plan.causal_log
+        return self.generation == self._begun_in and self.job.plan.causal_log
+
+    def goes_on(self, first: Mapping[int, Layer]) -> None:
+        """The job had another plan before, and its tasks begin with these layers."""
+        self.first = dict(first)
+        for task, layer in first.items():
+            # So that places in these lists are positions.
+            self._entries[task] = [(NOBODY, b"")] * layer.position
+            self._rests_on[task] = [{}] * layer.position
+            self._covered[task] = layer.position
+            self.generation = self._begun_in = layer.generation
 
     # --- what the logs say ------------------------------------------------------------------------
 
     def entries(self, task: int) -> list[tuple[Incarnation, bytes]]:
-        return self._entries[task]
+        return self._entries[task][self.begin(task) :]
+
+    def begin(self, task: int) -> int:
+        """The position at which a task has begun."""
+        return self.first[task].position if task in self.first else 0
 
     def history(self, task: int) -> list[bytes]:
-        return [record for _, record in self._entries[task]]
+        return [record for _, record in self.entries(task)]
 
     def output(self, task: int) -> list[Any]:
         """What a sink task has delivered, all generations, in order."""
@@ -252,9 +269,11 @@ class Recorder:
         before = self._rests_on[machine.id]
         now = dict(before[-1]) if before else {}
         if isinstance(cause, Order):
-            made = self._rests_on[self.job.plan.channels[cause.channel].sender]
-            for known in made[cause.position - 1 : cause.position]:  # none: a zombie's of a zombie
-                now.update((t, max(now.get(t, 0), position)) for t, position in known.items())
+            sender, at = self.job.plan.channels[cause.channel].sender, cause.position - 1
+            made, entries = self._rests_on[sender][at:], self._entries[sender][at:]
+            # A zombie takes items of a zombie: that entry is gone, or is another life's by now.
+            if made and entries[0][0] == cause.incarnation:
+                now.update((t, max(now.get(t, 0), position)) for t, position in made[0].items())
         now[machine.id] = machine.position
         return now
 
@@ -265,7 +284,7 @@ class Recorder:
         if self._is_exact:
             invariants.dependencies_known(machine, self._rests_on[machine.id][machine.position - 1])
             invariants.still_no_orphan(machine)
-        if not machine.life.generation:
+        if machine.life.generation == self._begun_in:
             invariants.gap_free_input(machine, consumed, cause)
         consumed.update((channel, end.consumed) for channel, end in machine.inputs.items())
         invariants.log_before_effect(machine, self._durable, self._shared)
@@ -312,7 +331,14 @@ class Recorder:
         if isinstance(message, msg.Hello) and message.reset_at is None and self._is_exact:
             task = self.job.plan.tasks[self.job.plan.channels[message.channel].sender]
             if task.is_sink and message.channel == task.outputs[-1]:
-                invariants.vouches_for_deliveries(task, message.next_seq, self._outputs)
+                last = (self._begun_in, task.id, message.next_seq - 1)
+                begin = self._lane_begin(task.id)
+                invariants.vouches_for_deliveries(task.name, last, begin, self._outputs)
+
+    def _lane_begin(self, task: int) -> int:
+        """How many outputs a sink task had when it began."""
+        outs = self.first[task].outs if task in self.first else {}
+        return outs[self.job.plan.tasks[task].outputs[-1]][0] if outs else 0
 
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
@@ -344,7 +370,7 @@ class Recorder:
             held = [run for task in keeper.positions for run in keeper.book.runs(task, 1)]
             truth = {task: self.history(task) for task in keeper.positions}
             past.past_is_true(self._store, found.past, held, truth)
-        kept = dict(stored(self.job, self._disks.local.observe()))
+        kept = dict(stored(self.job, self._disks.local.observe(), self._begun_in))
         invariants.output_is_kept(self._outputs, delivered, kept)
 
     @property
@@ -420,7 +446,7 @@ class Recorder:
             for name, (kind, _, _) in outputs:
                 if kind == msg.Kind.BATCH and name not in self._written:
                     return name[2] - 1
-        return len(outputs)
+        return self._lane_begin(task) + len(outputs)
 
     def delivered(self, keeper: ClosedKeeper, deliver: Deliver) -> None:
         invariants.log_before_output(keeper, deliver)
@@ -465,9 +491,9 @@ class Recorder:
         if self._is_exact:
             endings.equivalence(self.job, self)
             for task in self.job.plan.tasks:
-                service.calls_once(task, self._entries[task.id])
+                service.calls_once(task, self.entries(task.id))
             for task in self.job.plan.tasks:
-                service.effects_once(task, self._entries[task.id])
+                service.effects_once(task, self.entries(task.id))
             endings.clock_goes_on(self.job, self)
             endings.written_once(self.job, self)
         endings.conservation(self.job, self, at_least=not self._is_exact)

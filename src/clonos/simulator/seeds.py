@@ -32,6 +32,7 @@ from clonos.simulator.programs import (
     with_calls,
     with_effects,
 )
+from clonos.simulator.upgrades import Upgrades
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
 
@@ -60,6 +61,7 @@ class Kind(NamedTuple):
     history: bool = False
     spill: bool = False
     loops: bool = False
+    upgrade: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -207,6 +209,7 @@ def simulate(
     history: bool = False,
     spill: bool = False,
     loops: bool = False,
+    upgrade: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -223,8 +226,11 @@ def simulate(
     `history`: the job keeps its past, unless it has no logs, and somebody reads it.
     `spill`: all that is kept for receivers goes to local disks, which fail at times.
     `loops`: rows go round.
+    `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
     `checks_state`: machines are asked for the soundness of their state.
     """
+    if upgrade:
+        return _simulate_upgrade(seed, trace=trace, checks_state=checks_state)
     judged = {"trace": trace, "checks_state": checks_state}
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
@@ -304,6 +310,51 @@ def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Resul
     return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
 
 
+def _simulate_upgrade(seed: int, *, trace: bool, checks_state: bool) -> Result:
+    result, simulation = Result(seed, "ok"), None
+    with (
+        limits(*((6, 2, 3, 40) if seed % 3 == 0 else (1024, 16, 64))),
+        judging(result, trace=trace),
+    ):
+        simulation = Upgrades(seed, random_options, trace=trace, checks_state=checks_state)
+        simulation.run()
+    if simulation is not None:
+        cluster = simulation.cluster
+        result.steps, result.events = cluster.recorder.steps, cluster.scheduler.steps
+        result.digest = cluster.scheduler.digest.value
+        result.coverage = Counter(
+            {
+                ("switch", "finished"): simulation.switches,
+                ("no switch", "finished"): simulation.deaths,
+            }
+        )
+    return result
+
+
+@contextmanager
+def judging(result: Result, *, trace: bool) -> Iterator[None]:
+    """Write down how a simulation has failed, if it does; with `trace`, also raise."""
+    try:
+        yield
+    except Violation as violation:
+        result.verdict, result.invariant = "violation", violation.invariant
+        result.failure, result.check = str(violation), violation.check
+        if trace:
+            raise
+    except Divergence as error:  # what the protocol itself has to find
+        result.verdict, result.invariant = "violation", "divergence"
+        result.failure, result.check = f"divergence: {error}", "simulate_job"
+        result.error = error
+        if trace:
+            raise
+    except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
+        result.verdict, result.invariant = "violation", type(error).__name__
+        result.failure = f"{type(error).__name__}: {error}"
+        result.error = error
+        if trace:
+            raise
+
+
 def simulate_job(
     seed: int,
     job: AnyJob,
@@ -344,7 +395,7 @@ def simulate_job(
         trials = cluster.trials = Trials(job.wrap, Random(seed))
         trials.misfortune = trials.random.choice((0.0, 0.0, 0.3))
         prepare(cluster)
-        try:
+        with judging(result, trace=trace):
             cluster.start()
             outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS, max(1.0, scale) * STEPS_MAX)
             if outcome.state == "failed":
@@ -352,23 +403,6 @@ def simulate_job(
                 result.verdict = outcome.error
             else:
                 cluster.recorder.check_end(cluster.service)
-        except Violation as violation:
-            result.verdict, result.invariant = "violation", violation.invariant
-            result.failure, result.check = str(violation), violation.check
-            if trace:
-                raise
-        except Divergence as error:  # what the protocol itself has to find
-            result.verdict, result.invariant = "violation", "divergence"
-            result.failure, result.check = f"divergence: {error}", "simulate_job"
-            result.error = error
-            if trace:
-                raise
-        except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
-            result.verdict, result.invariant = "violation", type(error).__name__
-            result.failure = f"{type(error).__name__}: {error}"
-            result.error = error
-            if trace:
-                raise
     result.coverage = faults.coverage
     result.steps = cluster.recorder.steps
     result.events = cluster.scheduler.steps

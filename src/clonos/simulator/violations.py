@@ -26,6 +26,8 @@ INVARIANTS = {
     "divergence": "a task that does something else on replay is found out",
     "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
     "conservation": "rows in are rows out",
+    "kept state": "what tasks have kept goes on, once, when there are others",
+    "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
     "calls": "no call is made again whose answer was used",
     "effects": "an effect is made once, and by a history that stays",
     "monotonic clock": "the time that a task sees never goes back",

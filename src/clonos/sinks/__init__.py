@@ -28,6 +28,7 @@ __all__ = [
     "callback",
     "collect",
     "console",
+    "http",
     "kafka",
     "parquet",
     "postgres",
@@ -209,6 +210,70 @@ def kafka(
     cluster.settings(dict.fromkeys(OURS))
     return SinkSpec(
         "kafka", store=KafkaStore(Topic(cluster, topic), Format(value, key), transactions)
+    )
+
+
+def http(
+    url: str,
+    *,
+    body: Literal["array", "lines", "object"] = "array",
+    headers: Mapping[str, str] | None = None,
+    key: str = "Idempotency-Key",
+    rows_per_request: int = 100,
+    timeout: str | timedelta = "30 seconds",
+    dead_letters: str | None = None,
+) -> SinkSpec:
+    """POST rows as JSON to a service, from the tasks themselves.
+
+    Each request has a name that no other has, and that it keeps when it is sent again because a
+    task has died or an answer was lost. So rows are there at least once, and once if the service
+    ignores requests with a name that it knows. A task sends one request after the other, in order.
+    What passes by itself (no answer, 429, 5xx, also 408, 409 and 425) is tried again as long as it
+    takes, and not before ``Retry-After``.
+
+    Parameters
+    ----------
+    url
+        ``"https://host/path"``. What follows the path is in no message.
+    body
+        "array" of rows, "lines" (a row each), or "object": one row per request.
+    headers
+        More of them, such as ``{"Authorization": "Bearer ..."}``. They are in no message.
+    key
+        The header that has a request's name.
+    rows_per_request
+        At most so many. Do not change it for a job that goes on: names say which rows they are of.
+    timeout
+        How long an answer is waited for.
+    dead_letters
+        A folder for rows that the service refuses (400, 413, 415, 422), a file each. By default
+        such a row fails the job. Of a request that is refused, halves are sent, down to the row.
+
+    Examples
+    --------
+    >>> http("https://api.example/orders?secret=x", headers={"Authorization": "Bearer y"}).store
+    HttpStore(endpoint=<HTTP: https://api.example:443/orders>)
+    """
+    # Every slot imports this package; few send requests.
+    from urllib.parse import urlsplit
+
+    from clonos.sinks.http_writer import Endpoint, HttpStore, check_headers
+
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise WrongType("the url is not one", where="http", remedy='write "https://host/path"')
+    if body not in {"array", "lines", "object"}:
+        raise WrongType(f"body={body!r}", where="http", remedy='say "array", "lines" or "object"')
+    if rows_per_request < 1:
+        raise WrongType(f"rows_per_request={rows_per_request}", remedy="give a number above 0")
+    try:
+        sent = check_headers(headers or {}, key)
+    except ValueError as error:
+        raise WrongType(str(error), where="http", remedy="correct or leave it out") from None
+    rows = 1 if body == "object" else rows_per_request
+    timeout_s = parse_duration(timeout) / 1000
+    return SinkSpec(
+        "http", store=HttpStore(Endpoint(url, sent, body, key, rows, timeout_s, dead_letters))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from clonos.columns.batches import concat, from_bytes, to_bytes
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
+from clonos.operators.shares import Share, highest, nothing
 from clonos.state.deltas import WHOLE_TASK, Changes, Frozen
 
 _NUMBER_BYTES = 8
@@ -31,6 +32,8 @@ class FileBufferOperator(Operator):
     The rows that wait are state, kept piece by piece as they came. A step sends at most one
     batch: if more than one file is full, a timer that is due at once sends the next.
     """
+
+    joins: ClassVar = {"pieces": nothing, "due": highest}
 
     def __init__(self, rows_per_file: int, linger_ms: int) -> None:
         super().__init__()
@@ -83,6 +86,12 @@ class FileBufferOperator(Operator):
                 self._pieces[number] = from_bytes(value)
         self._pieces = dict(sorted(self._pieces.items()))
         self._rows = sum(piece.num_rows for piece in self._pieces.values())
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        for share in shares:
+            pieces = zip(share.keys.to_pylist(), share.values.to_pylist(), strict=True)
+            for _, value in sorted(pieces):
+                self._add(from_bytes(value))
 
     @property
     def _may_send(self) -> bool:

@@ -132,6 +132,9 @@ class KafkaClaim:
             return str(asked[resource].result(METADATA_S)["cleanup.policy"].value)
         return "compact"
 
+    def widen(self) -> None:
+        """Nothing is claimed."""
+
     def check(self) -> None:
         """Nothing is claimed."""
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from clonos.errors import BadGraph, UnknownColumn, WrongType
+from clonos.postgres import driver
 from clonos.sinks import postgres_session as session
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane
@@ -82,6 +83,14 @@ class PostgresClaim:
 
         session.attempt(self._target, SinkFailed, work)
 
+    def widen(self) -> None:
+        def work() -> None:
+            with self._connected() as sql:
+                if self._exists(sql, (self._target.parts()[0], MARKS)):
+                    self._insert_marks(sql, range(len(self._rows(sql)) or self._tasks, self._tasks))
+
+        session.attempt(self._target, SinkFailed, work)
+
     def check(self) -> None:
         """A claim is a transaction: there is no second one at the same moment."""
 
@@ -137,7 +146,7 @@ class PostgresClaim:
         if rows:
             if is_new and any(seq is not None for (seq,) in rows):
                 raise self._taken("has output of another run of this job")
-            if len(rows) != self._tasks:
+            if len(rows) < self._tasks:  # there are more if the sink had more tasks once
                 raise mark_lost(self._lane, f"there are {len(rows)} of {self._tasks} marks")
             return
         if not is_new:
@@ -146,9 +155,12 @@ class PostgresClaim:
             self._create(sql, declared)
         elif self._store.mode == "error":
             self._require_unused(sql)
-        for number in range(self._tasks):
+        self._insert_marks(sql, range(self._tasks))
+
+    def _insert_marks(self, sql: Any, numbers: range) -> None:
+        for number in numbers:
             sql.execute(
-                composed("insert into {} values (%s, %s, %s, %s, 0)", table),
+                composed("insert into {} values (%s, %s, %s, %s, 0)", marks(self._target)),
                 [*self._mine, number],
             )
 
@@ -232,7 +244,7 @@ class PostgresClaim:
                     names(upsert),
                 )
             )
-        except session.driver().errors.InvalidColumnReference:
+        except driver().errors.InvalidColumnReference:
             raise BadGraph(
                 f"upsert={upsert!r} needs a unique index on these columns",
                 where=self._target.place,

@@ -7,19 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clonos.errors import ClonosError, DefinitionError
-from clonos.extras import imported
+from clonos.errors import ClonosError
+from clonos.postgres import Server, driver
 from clonos.sinks.lanes import Lane
 
 MARKS: Final = "clonos_sink_marks"
 """The table of marks, in the schema of the sink's table."""
-
-CONNECT_S: Final = 10
-SILENCE_MS: Final = 20_000
-"""Either side gives the other up after so long without an answer of its kernel."""
-STATEMENT_MS: Final = 300_000
-IDLE_MS: Final = 20_000
-"""The server ends a transaction whose client says nothing for so long: it is frozen, or gone."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,56 +34,17 @@ class Target:
         return f"<{self.place}>"
 
     @property
-    def place(self) -> str:
-        """Which table of which server, without the password."""
-        known = self.parameters
-        host = known.get("host") or known.get("hostaddr") or "local"
-        server = f"{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
-        return f"table {self.table} of {server}"
+    def server(self) -> Server:
+        return Server(self.dsn)
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """What the dsn says.
-
-        Raises
-        ------
-        DefinitionError
-            It cannot be understood. Its text is in no message: the password may be in it.
-        """
-        psycopg = driver()
-        try:
-            return dict(psycopg.conninfo.conninfo_to_dict(self.dsn))
-        except psycopg.Error:
-            pass
-        raise DefinitionError(
-            "the dsn cannot be understood",
-            where=f"table {self.table}",
-            remedy='write "postgresql://user@host:5432/database" or "host=... dbname=..."; letters '
-            "such as @, / and : in a password are written as %40, %2F and %3A in the first form",
-        )
+    def place(self) -> str:
+        """Which table of which server, without the password."""
+        return f"table {self.table} of {self.server.place}"
 
     def connect(self, name: str) -> Any:
         """A new connection; `name` is shown in ``pg_stat_activity``."""
-        psycopg = driver()
-        found = psycopg.connect(
-            self.dsn,
-            application_name=name,
-            connect_timeout=CONNECT_S,
-            tcp_user_timeout=SILENCE_MS,
-            keepalives_idle=SILENCE_MS // 1000,
-            client_encoding="utf8",
-        )
-        try:
-            found.execute(
-                f"set statement_timeout = {STATEMENT_MS};"
-                f"set idle_in_transaction_session_timeout = {IDLE_MS};"
-                f"set tcp_user_timeout = {SILENCE_MS}; set tcp_keepalives_idle = 20"
-            )
-            found.commit()
-        except BaseException:
-            found.close()
-            raise
-        return found
+        return self.server.connect(name)
 
     def parts(self) -> tuple[str | None, str]:
         """Schema, if it was given, and name."""
@@ -99,14 +53,7 @@ class Target:
 
     def told(self, error: BaseException) -> str:
         """An error's text, without the password."""
-        text = " ".join(str(error).split()) or type(error).__name__
-        secret = self.parameters.get("password")
-        return text.replace(secret, "***") if secret else text
-
-
-def driver() -> Any:
-    """The module psycopg."""
-    return imported("psycopg", extra="postgres", where="sinks.postgres")
+        return self.server.told(error)
 
 
 def application_name(lane: Lane, place: str) -> str:
@@ -119,14 +66,6 @@ def application_name(lane: Lane, place: str) -> str:
     """
     digest = hashlib.blake2b(f"{place} {lane.name}".encode(), digest_size=8).hexdigest()
     return f"clonos {digest} {lane.incarnation}"
-
-
-def is_away(error: BaseException) -> bool:
-    """Whether it may help to connect again: servers that are away, deadlocks, timeouts."""
-    psycopg = driver()
-    if isinstance(error, psycopg.errors.InternalError):  # a replica that is none any more, or yet
-        return error.sqlstate in {"25006", "25P02"}
-    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
 
 
 def is_of_a_row(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from clonos.errors import ClonosError, Fenced
+from clonos.postgres import driver, is_away
 from clonos.sinks import postgres_session as session
 from clonos.sinks.errors import RowRefused, SinkFailed
 from clonos.sinks.lanes import Lane, OutputKey
@@ -139,7 +140,7 @@ class PostgresTransactions:
 
     @contextlib.contextmanager
     def _translated(self, lane: Lane) -> Any:
-        psycopg = session.driver()
+        psycopg = driver()
         try:
             yield
         except psycopg.errors.UndefinedTable as error:
@@ -147,7 +148,7 @@ class PostgresTransactions:
                 raise mark_lost(lane, f"there is no table {MARKS}") from None
             raise self._failed(SinkFailed, error) from None
         except psycopg.Error as error:
-            kind = StoreAway if session.is_away(error) else SinkFailed
+            kind = StoreAway if is_away(error) else SinkFailed
             raise self._failed(kind, error) from None
 
     def _failed(self, kind: type[ClonosError], error: BaseException) -> ClonosError:
@@ -190,7 +191,7 @@ class PostgresConnection:
 
     def take_over(self) -> None:
         """From now on no older life commits."""
-        psycopg = session.driver()
+        psycopg = driver()
         mine = self._mine
         for _ in range(3):
             try:

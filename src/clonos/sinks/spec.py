@@ -21,6 +21,9 @@ class Claim(Protocol):
     def begin(self, schema: pa.Schema, *, is_new: bool) -> None:
         """Claim it, before any task runs. A job that `is_new` has written nothing anywhere."""
 
+    def widen(self) -> None:
+        """The sink may have more tasks now than when it was claimed: claim it for them, too."""
+
     def check(self) -> None:
         """See that no other job has claimed it at the same moment."""
 
@@ -52,8 +55,8 @@ class SinkSpec:
     Parameters
     ----------
     kind
-        "collect", "console", "callback", "kafka", "parquet", "table", "spark_write", "postgres"
-        or "transactional".
+        "collect", "console", "callback", "http", "kafka", "parquet", "table", "spark_write",
+        "postgres" or "transactional".
     head
         What the sink's chain does with rows.
     path

@@ -10,7 +10,7 @@ As other jobs' outputs have the same keys, a folder belongs to one sink of one c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
@@ -107,6 +107,9 @@ class FolderClaim:
             if found is None:
                 writer.claim(schema, self._owner)
 
+    def widen(self) -> None:
+        """Files have names: any task may write."""
+
     def check(self) -> None:
         with _naming(self._writer.path):
             if self._writer.owner() != self._owner:
@@ -155,8 +158,19 @@ class Claims:
             if claim is not None:
                 self._claims[operator] = claim
 
-    def begin(self, schemas: Mapping[str, pa.Schema], *, is_new: bool) -> None:
+    def begin(
+        self,
+        schemas: Mapping[str, pa.Schema],
+        *,
+        is_new: bool,
+        added: Collection[str] | None = None,
+    ) -> None:
         """Claim them, before the tasks write.
+
+        Parameters
+        ----------
+        added
+            The job has another graph than before, with these sinks that are new.
 
         Raises
         ------
@@ -164,7 +178,10 @@ class Claims:
             A place is another's, or the job is a new one and has output there.
         """
         for operator, claim in self._claims.items():
-            claim.begin(schemas[operator], is_new=is_new)
+            is_added = added is not None and operator in added
+            if added is not None and not is_added:
+                claim.widen()
+            claim.begin(schemas[operator], is_new=is_new or is_added)
         self.check()
 
     def check(self) -> None:

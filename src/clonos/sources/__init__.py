@@ -8,9 +8,9 @@ readers, ``prefetch``), and how Spark hands rows over (``materialized``, ``queri
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -29,12 +29,14 @@ from clonos.sources.files_reader import (
     first_lines,
     parquet_schema,
 )
+from clonos.sources.inlets import mqtt, webhook
 from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
 from clonos.sources.messages import (
     METADATA,
-    VALUE,
     ParseFields,
     ParseMessages,
+    Value,
+    columns_of,
     message_schema,
 )
 from clonos.sources.readers import BatchesReader, RateReader, Reader
@@ -43,16 +45,26 @@ from clonos.sources.spec import Feeding, SourceSpec
 
 if TYPE_CHECKING:
     from clonos.sources.kafka_reader import Topics
+    from clonos.sources.postgres_reader import Query
     from clonos.sources.redis_reader import Streams
 
-__all__ = ["dataframe", "files", "from_batches", "kafka", "rate", "redis", "socket_lines", "stream"]
+__all__ = [
+    "dataframe",
+    "files",
+    "from_batches",
+    "kafka",
+    "mqtt",
+    "postgres",
+    "rate",
+    "redis",
+    "socket_lines",
+    "stream",
+    "webhook",
+]
 
 _SAMPLE_LINES = 1000
 _OUTPUT_MODES = ("append", "update", "complete")
 _FORMATS = ("text", "json", "csv", "parquet")
-
-Value = Literal["json", "text", "bytes"]
-"""What the value of a message is."""
 
 
 def socket_lines(host: str, port: int, *, resume: bool = False) -> SourceSpec:
@@ -366,16 +378,100 @@ def redis(
     )
 
 
+def postgres(
+    dsn: str,
+    query: str,
+    *,
+    column: str,
+    schema: Any,
+    every: str | timedelta = "1 second",
+    settled: str | timedelta = "0 seconds",
+    start: int | datetime | str = "earliest",
+) -> SourceSpec:
+    """Rows of a PostgreSQL query, in the order of a column that grows: an input without end.
+
+    Rows are read when no row with a smaller value can appear any more: when every transaction that
+    was writing in this database, at a moment when they were there already, has ended. So one that
+    stays open holds up all rows behind it. The log says which values each batch has, and a replay
+    reads exactly these again, so rows must be kept, and not changed, as long as a job may stand
+    still. One task reads. Executors need ``pip install "clonos[postgres]"``, and PostgreSQL's
+    primary server.
+
+    Parameters
+    ----------
+    dsn
+        As psycopg takes it. The password is in no message.
+    query
+        ``"select id, word from events"``, without parameters. An index on `column` is needed.
+    column
+        One of the query's: unique, never changed, and given in the statement that inserts, as by a
+        sequence (``CACHE 1``, the default) or identity column. Rows where it is null are left out.
+    schema
+        Of the columns to read. A value that does not fit is a bad record.
+    every
+        Time between two looks for new rows.
+    settled
+        Read a row this much later, for values that are taken *before* the inserting statement:
+        longer than that takes to commit. Such are ``now()``, numbers that an object-relational
+        mapper takes from a sequence in advance, and sequences with a cache.
+    start
+        Of a job that is new: "earliest", "latest" (behind the greatest value there is), or behind
+        a value of `column`.
+
+    Examples
+    --------
+    >>> events = postgres(
+    ...     "postgresql://me:secret@db.example/shop",
+    ...     "select id, word from events",
+    ...     column="id",
+    ...     schema="id long, word string",
+    ... )
+    >>> events.rows_schema.names, events.parallelism_max
+    (['id', 'word'], 1)
+    """
+    # Every slot imports this package; few read from PostgreSQL.
+    from clonos.postgres import Server
+    from clonos.sources.postgres_reader import query_of
+
+    rows = parse_schema(schema)
+    if wrong := [f.name for f in rows if pa.types.is_nested(f.type)]:
+        raise BadSchema(f"{', '.join(wrong)}: read it as string, it is JSON then", remedy="cast it")
+    if not query.strip() or not column:
+        raise WrongType("no query or no column", where="postgres", remedy="give both")
+
+    def narrow(columns: Sequence[str]) -> SourceSpec:
+        few = pa.schema([rows.field(name) for name in columns])
+        return postgres(
+            dsn, query, column=column, schema=few, every=every, settled=settled, start=start
+        )
+
+    found = query_of(
+        Server(dsn),
+        query,
+        column,
+        rows,
+        start,
+        every_s=parse_duration(every) / 1000,
+        settled_s=parse_duration(settled, minimum_ms=0) / 1000,
+    )
+    return SourceSpec(
+        kind="postgres",
+        schema=found.schema,
+        factory=partial(_postgres, found),
+        replayable=True,
+        rows_schema=rows,
+        head=ParseFields(rows),
+        parallelism_max=1,
+        ends=False,
+        narrow=narrow,
+    )
+
+
 def _message(value: Value, schema: Any, beside: Sequence[pa.Field]) -> tuple[Operation, pa.Schema]:
     """What parses messages, and what comes of it."""
-    if value not in get_args(Value):
-        raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
-    if (schema is not None) != (value == "json"):
-        wrong = "json without a schema" if value == "json" else f"a schema for {value}"
-        raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
+    rows = columns_of(value, schema)
     if value == "bytes":
-        return PassOn(), pa.schema([VALUE, *beside])
-    rows = TEXT if value == "text" else parse_schema(schema)
+        return PassOn(), pa.schema([*rows, *beside])
     return ParseMessages(value, rows), _with_metadata(rows, beside)
 
 
@@ -462,6 +558,13 @@ def _kafka(topics: Topics, index: int, parallelism: int) -> Reader:
     from clonos.sources.kafka_reader import KafkaReader
 
     return KafkaReader(topics, index, parallelism)
+
+
+def _postgres(query: Query, index: int, parallelism: int) -> Reader:
+    from clonos.sources.postgres_reader import PostgresReader
+
+    del index, parallelism
+    return PostgresReader(query)
 
 
 def _redis(streams: Streams, index: int, parallelism: int) -> Reader:

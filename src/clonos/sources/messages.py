@@ -7,20 +7,23 @@ replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clonos.columns.batches import concat
-from clonos.columns.schema import TIMESTAMP
-from clonos.errors import BrokenLine
+from clonos.columns.schema import TIMESTAMP, parse_schema
+from clonos.errors import BadSchema, BrokenLine, WrongType
 from clonos.operators.base import Operator
 from clonos.operators.make import make_operator
 from clonos.operators.operations import Operation
-from clonos.sources.lines import PARSERS
+from clonos.sources.lines import PARSERS, TEXT
 
 VALUE: Final = pa.field("value", pa.binary())
+
+Value = Literal["json", "text", "bytes"]
+"""What the value of a message is."""
 
 METADATA: Final = (
     pa.field("key", pa.binary()),
@@ -35,6 +38,24 @@ METADATA: Final = (
 def message_schema(*, metadata: bool) -> pa.Schema:
     """What readers of messages deliver."""
     return pa.schema([VALUE, *(METADATA if metadata else ())])
+
+
+def columns_of(value: Value, schema: Any) -> pa.Schema:
+    """The columns that values give.
+
+    Raises
+    ------
+    WrongType, BadSchema
+        They are nothing of the kind; a schema is missing, or too much.
+    """
+    if value not in get_args(Value):
+        raise WrongType(f"value={value!r}", remedy=f"use one of {', '.join(get_args(Value))}")
+    if (schema is not None) != (value == "json"):
+        wrong = "json without a schema" if value == "json" else f"a schema for {value}"
+        raise BadSchema(wrong, remedy='say schema="word string, ...", with "json" only')
+    if value == "json":
+        return parse_schema(schema)
+    return TEXT if value == "text" else pa.schema([VALUE])
 
 
 @dataclass(frozen=True)

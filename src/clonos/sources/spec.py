@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -34,6 +34,30 @@ class Feeding:
     backlog_bytes: int = 256 << 20
 
 
+Offer = Callable[[bytes, str | None, str | None, Callable[[bool], object]], bool]
+"""(value, key, topic, thank) -> whether it was taken; `thank` then hears whether it is durable."""
+
+
+class Listener(Protocol):
+    """An inlet that is open."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Inlet(Protocol):
+    """Where messages come from that are offered once. The driver opens it."""
+
+    def open(self, offer: Offer) -> Listener:
+        """Offer what comes, from threads of its own.
+
+        Raises
+        ------
+        SourceError
+            Nothing can come.
+        """
+
+
 @dataclass(frozen=True)
 class SourceSpec:
     """Where a source's rows come from.
@@ -42,8 +66,8 @@ class SourceSpec:
     ----------
     kind
         "batches", "dataframe", "files", "kafka", "materialized" (a DataFrame that is written to
-        files first), "rate", "redis", "socket", "stream" (a streaming DataFrame) or "versions"
-        (of a table that is looked up).
+        files first), "mqtt", "postgres", "rate", "redis", "socket", "stream" (a streaming
+        DataFrame), "versions" (of a table that is looked up), "webhook" or "websocket".
     schema
         Of what the reader delivers.
     factory
@@ -64,6 +88,8 @@ class SourceSpec:
         Of a "stream".
     refresh_ms
         Of "versions": how often the table is read again.
+    inlet
+        Of "mqtt", "webhook" and "websocket". It stays in the driver, as its secrets do.
     ends
         Whether it is known to end by itself.
     narrow
@@ -82,12 +108,18 @@ class SourceSpec:
     rows_per_second: float | None = None
     feeding: Feeding | None = None
     refresh_ms: int | None = None
+    inlet: Inlet | None = field(default=None, compare=False)
     ends: bool = True
     narrow: Callable[[Sequence[str]], SourceSpec] | None = field(default=None, compare=False)
 
     @property
     def is_fed(self) -> bool:
-        """Whether the driver has Spark hand over rows while the job runs."""
+        """Whether the driver hands over rows while the job runs: Spark's, or an inlet's."""
+        return self.is_fed_by_spark or self.inlet is not None
+
+    @property
+    def is_fed_by_spark(self) -> bool:
+        """Whether Spark makes them."""
         return self.feeding is not None or self.refresh_ms is not None
 
     @property
@@ -102,4 +134,4 @@ class SourceSpec:
         return self.factory(task_index, parallelism)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "dataframe": None, "narrow": None}
+        return {**self.__dict__, "dataframe": None, "narrow": None, "inlet": None}

@@ -99,7 +99,7 @@ def decode_delta(
     """Per operator, its facts (True) and its keyed state (False): keys and values."""
     if not delta:
         return
-    table = _from_bytes(delta)
+    table = table_of(delta)
     written_by = json.loads(table.schema.metadata[_NAMES])
     if written_by != list(names):
         raise StateMismatch(
@@ -114,7 +114,7 @@ def decode_delta(
             chosen = of_operator & ((groups == FACTS) == is_fact)
             if chosen.any():
                 part = table if chosen.all() else table.filter(pa.array(chosen))
-                yield operator, is_fact, _column(part, "key"), _column(part, "value")
+                yield operator, is_fact, column_of(part, "key"), column_of(part, "value")
 
 
 def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
@@ -133,7 +133,7 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     >>> merge_deltas([b"", b""])
     b''
     """
-    tables = [_from_bytes(delta) for delta in deltas if delta]
+    tables = [table_of(delta) for delta in deltas if delta]
     if not tables:
         return b""
     schema = tables[-1].schema
@@ -151,7 +151,8 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     return _to_bytes(merged.combine_chunks()) if len(merged) else b""
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
+def column_of(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array."""
     column = table[name].combine_chunks()
     # Before version 19 of Arrow the result may still be in chunks.
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
@@ -172,7 +173,8 @@ def _write(table: pa.Table, sink: Any) -> None:
         writer.write_table(table)
 
 
-def _from_bytes(delta: bytes) -> pa.Table:
+def table_of(delta: bytes) -> pa.Table:
+    """A delta that is not empty, as :func:`encode_delta` has made it."""
     try:
         with pa.ipc.open_stream(delta) as reader:
             table = reader.read_all()

@@ -160,6 +160,17 @@ class PieceStore:
         if self._waiting > max(self._rows, _APPENDED_MIN):
             self._take_in()
 
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        """Pieces as they are in layers, with their numbers."""
+        columns = self._codec.decode(values)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def adopt(self, values: Sequence[pa.Array]) -> None:
+        """Take pieces that other stores had, as they are in layers."""
+        pieces = in_one_order([self.decode(v) for v in values if len(v)], self._schema)
+        if pieces.num_rows:
+            self.append(pieces)
+
     def _combine_many(self) -> None:
         """Combine if as many pieces have come as there were: at a cost in proportion to them."""
         if 2 * self._appended > self._rows:
@@ -258,6 +269,13 @@ def addresses(orders: Int64) -> pa.Array:
     data = pa.py_buffer(orders.astype(_ADDRESS))
     offsets = pa.py_buffer(np.arange(len(orders) + 1) * _ADDRESS.itemsize)
     return pa.Array.from_buffers(pa.large_binary(), len(orders), [None, offsets, data])
+
+
+def in_one_order(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of several stores, by their numbers and then by store; without the numbers."""
+    rows = concat([empty(schema), *parts])
+    by_order = pa.array(np.argsort(numbers(rows, ORDER), kind="stable"))
+    return rows.take(by_order).select(schema.names[:-1])
 
 
 def orders_of(keys: pa.Array) -> Int64:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from clonos.core.canonical import decode
@@ -92,6 +93,14 @@ class TimerTable:
                 due = int.from_bytes(address[1:_HEAD_BYTES], "big", signed=True)
                 number, group = decode(value)
                 heapq.heappush(heap, Timer(due, number, address, group))
+
+    def adopt(self, timers: Sequence[tuple[int, bytes, int]]) -> None:
+        """Take timers that other tables had: number there, address and key group of each. They are
+        numbered anew, in the order of those numbers."""
+        for _, address, group in sorted(timers, key=itemgetter(0)):
+            number = self._facts.get("timers", 0) + 1
+            self._facts.set("timers", number)
+            self._store.put(address, group, [number, group])
 
     def _is_live(self, timer: Timer) -> bool:
         value = self._store.get(timer.address)

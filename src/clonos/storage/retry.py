@@ -19,7 +19,12 @@ _T = TypeVar("_T")
 
 
 class StoreAway(ClonosError):
-    """A store cannot be reached, or takes nothing, for the moment: it may be tried again."""
+    """A store cannot be reached, or takes nothing, for the moment: it may be tried again.
+
+    ``after_s``: not before so many seconds, if the store has said so.
+    """
+
+    after_s: float = 0.0
 
 
 _WRONG: Final = (
@@ -92,7 +97,7 @@ class Retry:
                 if not pause_s:
                     self._warn(f"{self._what}: {error.what}. It is tried again until it works.")
                 pause_s = min(2 * pause_s, PAUSE_MAX_S) if pause_s else FIRST_PAUSE_S
-                if self._wait(pause_s):
+                if self._wait(max(pause_s, error.after_s)):
                     raise
             else:
                 if pause_s:

@@ -54,15 +54,17 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A slot to the coordinator: alive, `progress` steps done; since when one of them has been
-    under way, if that is long.
+    """A slot to the coordinator: alive, `progress` steps done.
 
-    ``nonce`` is that of the slot's registration.
+    ``nonce`` is that of the slot's registration. ``long_ms``: for how long a step has been under
+    way, if that is long; ``task``: whose; ``lines``: where it is in the user's code.
     """
 
     nonce: str
     progress: int
-    long_since_ms: int | None = None
+    long_ms: int = 0
+    task: str = ""
+    lines: str = ""
 
 
 @dataclass(frozen=True, slots=True)

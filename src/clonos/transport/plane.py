@@ -52,7 +52,7 @@ from clonos.transport.states import State
 from clonos.transport.streams import Incoming, Outgoing, Stream, Thing, wrong_schema
 from clonos.transport.tls import CLIENT_NAME, Identity, Keys, slot_name
 
-HEARTBEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 0.1
 """A slot that hangs is noticed after a few of these; one that dies, at once by its stream."""
 
 LINGER_S: Final = 5.0
@@ -337,8 +337,7 @@ class Plane:
         register
             Sent first.
         progress
-            Called by a thread of its own for the fields of every Heartbeat: steps done, and
-            since when (ms) a step has been under way, if that is long.
+            Called by a thread of its own for the fields of every Heartbeat.
         """
 
         def greet(purpose: Purpose) -> Greeting:

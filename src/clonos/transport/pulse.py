@@ -40,7 +40,7 @@ _FIRST_FILE: Final = 3  # behind standard input, output and error
 _FILES_MAX: Final = 1 << 20
 _FAR_MAX: Final = 1 << 14  # the system's table of files is as long as the highest number in it
 
-Progress = Callable[[], tuple[int, int | None]]
+Progress = Callable[[], tuple[int, int, str, str]]
 
 
 class Pulse:

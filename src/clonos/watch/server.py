@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -20,6 +20,7 @@ from typing import Any, Final
 from clonos.errors import ClonosError
 from clonos.watch.picture import picture, style
 from clonos.watch.snapshot import Snapshot
+from clonos.web import BoundedServer
 
 HOST: Final = "127.0.0.1"
 REQUESTS_MAX: Final = 8
@@ -91,41 +92,12 @@ class WatchServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
-    """A few requests at a time, each with a thread of its own."""
-
-    daemon_threads = True
-    allow_reuse_address = False
+class _Server(BoundedServer):
+    """The page's: it knows what it shows, and to whom."""
 
     def __init__(self, look: Callable[[], Snapshot], secret: str, port: int) -> None:
         self.look, self.secret = look, secret
-        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
-        super().__init__((HOST, port), _Request)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # Its own timeout is that of a single read: a byte now and then would hold the place.
-        limit = threading.Timer(REQUEST_S, _cut_off, [request])
-        limit.daemon = True
-        limit.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            limit.cancel()
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
-
-
-def _cut_off(request: socket.socket) -> None:
-    with suppress(OSError):  # it has been closed meanwhile
-        request.shutdown(socket.SHUT_RDWR)
+        super().__init__((HOST, port), _Request, places=REQUESTS_MAX, request_s=REQUEST_S)
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -1,0 +1,139 @@
+"""Which slots have been silent for too long: the driver's failure detector.
+
+Every slot beats ten times a second, whatever it does. What counts as long is learnt: on a machine
+that is busy all beats come late, and nobody is given up for that. It is an accrual failure detector
+(Hayashibara et al., 2004, as in Akka and Cassandra) with the gaps of all slots in one sample, and
+with two levels: who owes a recovery an answer is given up sooner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, KeysView
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Final
+
+from clonos.nodes.places import Seat
+from clonos.transport.events import Heartbeat
+
+HUSH: Final = 0.2
+"""Share of `silence_s` after which a silent slot is given up if a recovery awaits its answer."""
+LIMIT_MAX_S: Final = 10.0
+"""Nobody is awaited for longer, unless `silence_s` says so."""
+LOOK_MAX_S: Final = 0.1
+"""If two looks are further apart than this, the driver was away, and not the slots silent."""
+GAPS: Final = 256
+"""So many of the latest gaps between two beats are remembered ..."""
+RARE: Final = 3
+"""... of which the longest but two counts as what happens: one frozen process teaches nothing."""
+SLACK: Final = 3.0
+"""A gap this many times as long as what happens is silence."""
+FORGIVE_S: Final = 300.0
+"""Who was given up has twice the time from then on; for this long, if it is not needed again."""
+STUCK_MS: Final = 30_000
+"""A step that takes longer is worth a warning."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    at_s: float
+    is_told: bool = False  # that its step takes long
+
+
+class Pulses:
+    """When each slot was heard last.
+
+    Parameters
+    ----------
+    silence_s
+        A slot that is silent for this long is given up, and after the share :data:`HUSH` of it if a
+        recovery awaits its answer. Longer if beats are late in general; if the other slots are
+        silent, too (then it is rather the driver that is cut off); and for a slot whose place or
+        tasks belonged to one that was given up: some code keeps all threads from running.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._max_s = max(LIMIT_MAX_S, silence_s)
+        self._heard: dict[int, _Heard] = {}
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._doubts: dict[Hashable, tuple[int, float]] = {}  # how many, and since when
+        self._looked_s: float | None = None
+        self._now_s = 0.0  # for how long the driver has listened
+
+    @property
+    def slots(self) -> KeysView[int]:
+        """Who is listened to."""
+        return self._heard.keys()
+
+    def look(self, ticks_s: float) -> None:
+        """Time has passed; what came meanwhile is heard next."""
+        if self._looked_s is not None:
+            self._now_s += min(ticks_s - self._looked_s, LOOK_MAX_S)
+        self._looked_s = ticks_s
+
+    def began(self, slot: int) -> None:
+        """A slot has registered."""
+        self._heard[slot] = _Heard(self._now_s)
+
+    def ended(self, slot: int) -> None:
+        """It is gone, or given up."""
+        self._heard.pop(slot, None)
+
+    def came(self, slot: int, beat: Heartbeat) -> bool:
+        """Take a beat; whether the slot is stuck in a step, said once of each step."""
+        heard = self._heard[slot]
+        self._gaps.append(self._now_s - heard.at_s)
+        heard.at_s = self._now_s
+        is_stuck = beat.long_ms >= STUCK_MS
+        is_news, heard.is_told = is_stuck and not heard.is_told, is_stuck
+        return is_news
+
+    def silent(
+        self,
+        asked: Callable[[], Collection[int]],
+        known_by: Callable[[int], Iterable[Hashable]],
+    ) -> list[int]:
+        """Whom to give up now.
+
+        Parameters
+        ----------
+        asked
+            Slots whose answer a recovery awaits.
+        known_by
+            By what a slot's successor will be known: its place, its tasks.
+        """
+        shortest_s = HUSH * self._silence_s
+        silences = {slot: self._now_s - heard.at_s for slot, heard in self._heard.items()}
+        quiet = [slot for slot, silent_s in silences.items() if silent_s > shortest_s]
+        if not quiet:
+            return []
+        usual_s = SLACK * nlargest(RARE, self._gaps)[-1] if len(self._gaps) >= RARE else 0.0
+        ranked = sorted([0.0, *silences.values()])
+        median_s = ranked[(len(ranked) - 1) // 2]
+        awaited = asked()
+        given_up = []
+        for slot in quiet:
+            least_s = shortest_s if slot in awaited else self._silence_s
+            doubled = 2 ** max(map(self._doubts_about, known_by(slot)), default=0)
+            limit_s = max(least_s, usual_s) * doubled + median_s
+            if silences[slot] > min(limit_s, self._max_s):
+                given_up.append(slot)
+        for slot in given_up:
+            for name in known_by(slot):
+                self._doubts[name] = self._doubts_about(name) + 1, self._now_s
+        return given_up
+
+    def _doubts_about(self, name: Hashable) -> int:
+        doubts, since_s = self._doubts.get(name, (0, self._now_s))
+        return max(doubts - int((self._now_s - since_s) / FORGIVE_S), 0)
+
+
+def stuck(beat: Heartbeat, seat: Seat) -> str:
+    """What to warn of: code that does not come back."""
+    lines = f", in these lines of yours:\n{beat.lines}" if beat.lines else ""
+    return (
+        f"{beat.task} has been in one step for {beat.long_ms // 1000} s (process {seat.pid}, "
+        f"executor {seat.executor}); everything behind it waits{lines}"
+    )

@@ -1,0 +1,124 @@
+"""What a task takes over from the tasks that its operator had before, if there are more or fewer of
+them now: their state of some key groups, and facts made of the facts of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from clonos.errors import CannotUpgrade
+
+
+class Share(NamedTuple):
+    """Of one former task: all its facts, and of its state by key what another task takes over.
+
+    ``groups``: the key group of each row of ``keys`` and ``values``, which are those of a layer.
+    """
+
+    facts: Mapping[str, Any]
+    groups: pa.Array
+    keys: pa.Array
+    values: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """The new task: which of how many."""
+
+    index: int
+    parallelism: int
+
+
+Join = Callable[[Sequence[Any], Heir], Any]
+"""What becomes of a fact: made of its values in all former tasks (None: it was never set); None:
+it is not set."""
+
+
+def total(values: Sequence[Any], heir: Heir) -> int | None:
+    """A count of what has happened: the first task goes on with it."""
+    return sum(filter(None, values)) if heir.index == 0 else None
+
+
+def shared_out(values: Sequence[Any], heir: Heir) -> int:
+    """A count of what each task may use up of its share: everybody has spent as much.
+
+    Examples
+    --------
+    >>> [shared_out([5, None, 3], Heir(i, 3)) for i in range(3)]
+    [3, 3, 2]
+    """
+    spent: int = sum(filter(None, values))
+    return (spent + heir.parallelism - 1 - heir.index) // heir.parallelism
+
+
+def highest(values: Sequence[Any], heir: Heir) -> Any:
+    """Numbers go on behind all that were given."""
+    del heir
+    return max((value for value in values if value is not None), default=None)
+
+
+def lowest(values: Sequence[Any], heir: Heir) -> Any:
+    """What all of them have promised: nothing, if one has promised nothing."""
+    del heir
+    return None if None in values else min(values)
+
+
+def everybody(values: Sequence[Any], heir: Heir) -> bool:
+    """Whether it is so in all tasks."""
+    del heir
+    return all(values)
+
+
+def nothing(values: Sequence[Any], heir: Heir) -> None:
+    """It is found anew."""
+    del values, heir
+
+
+def require_answered(waiting: int, where: str) -> None:
+    """Raise `CannotUpgrade` if something waits for calls: they have numbers of their task."""
+    if waiting:
+        raise calls_are_open(where)
+
+
+def calls_are_open(where: str) -> CannotUpgrade:
+    """Calls, or what waits for them, belong to former tasks."""
+    return CannotUpgrade(
+        "calls of it are open, and they belong to the tasks that it had",
+        where=where,
+        remedy="start the job as it was, let the calls be answered, and stop it again with settle=",
+    )
+
+
+def joined(
+    shares: Sequence[Share], rules: Mapping[str, Join], heir: Heir, where: str
+) -> dict[str, Any]:
+    """The facts of a new task.
+
+    Raises
+    ------
+    CannotUpgrade
+        A fact is of each task, and nobody has said what it would be of others.
+
+    Examples
+    --------
+    >>> shares = [Share({"late_rows": n}, None, None, None) for n in (1, 2)]
+    >>> [joined(shares, {"late_rows": total}, Heir(i, 2), "") for i in range(2)]
+    [{'late_rows': 3}, {}]
+    """
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for share in shares for name in share.facts):
+        rule = rules.get(name) or rules.get(name.rpartition(" ")[2])  # of one of its services
+        if rule is None:
+            raise CannotUpgrade(
+                f"what it keeps as {name!r} belongs to each of its tasks",
+                where=where,
+                remedy="leave the parallelism of this operator as it was",
+            )
+        value = rule([share.facts.get(name) for share in shares], heir)
+        if value is not None:
+            found[name] = value
+    return found

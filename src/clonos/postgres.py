@@ -1,0 +1,114 @@
+"""What the PostgreSQL source and sink share: a server's address, and what its errors mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clonos.errors import DefinitionError
+from clonos.extras import imported
+
+CONNECT_S: Final = 10
+SILENCE_MS: Final = 20_000
+"""Either side gives the other up after so long without an answer of its kernel."""
+STATEMENT_MS: Final = 300_000
+IDLE_MS: Final = 20_000
+"""The server ends a transaction whose client says nothing for so long: it is frozen, or gone."""
+
+
+@dataclass(frozen=True, repr=False)
+class Server:
+    """A database. Only :meth:`connect` shows the password to anybody.
+
+    Parameters
+    ----------
+    dsn
+        As libpq takes it.
+
+    Examples
+    --------
+    >>> Server("postgresql://me:secret@db.example/shop")
+    <PostgreSQL at db.example:5432/shop>
+    """
+
+    dsn: str
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQL at {self.place}>"
+
+    @property
+    def place(self) -> str:
+        """Which server, without the password."""
+        known = self.parameters
+        host = known.get("host") or known.get("hostaddr") or "local"
+        return f"{host}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the dsn says.
+
+        Raises
+        ------
+        DefinitionError
+            It cannot be understood. Its text is in no message: the password may be in it.
+        """
+        psycopg = driver()
+        try:
+            return dict(psycopg.conninfo.conninfo_to_dict(self.dsn))
+        except psycopg.Error:
+            pass
+        raise DefinitionError(
+            "the dsn cannot be understood",
+            where="PostgreSQL",
+            remedy='write "postgresql://user@host:5432/database" or "host=... dbname=..."; letters '
+            "such as @, / and : in a password are written as %40, %2F and %3A in the first form",
+        )
+
+    def connect(self, name: str, *, autocommit: bool = False) -> Any:
+        """A new connection; `name` is shown in ``pg_stat_activity``."""
+        psycopg = driver()
+        found = psycopg.connect(
+            self.dsn,
+            application_name=name,
+            connect_timeout=CONNECT_S,
+            tcp_user_timeout=SILENCE_MS,
+            keepalives_idle=SILENCE_MS // 1000,
+            client_encoding="utf8",
+        )
+        try:
+            found.execute(
+                f"set statement_timeout = {STATEMENT_MS};"
+                f"set idle_in_transaction_session_timeout = {IDLE_MS};"
+                f"set tcp_user_timeout = {SILENCE_MS}; set tcp_keepalives_idle = 20"
+            )
+            found.commit()
+            found.autocommit = autocommit
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def told(self, error: BaseException) -> str:
+        """An error's text, without the password."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        secret = self.parameters.get("password")
+        return text.replace(secret, "***") if secret else text
+
+
+def driver() -> Any:
+    """The module psycopg.
+
+    Raises
+    ------
+    DefinitionError
+        It is not installed.
+    """
+    return imported("psycopg", extra="postgres", where="postgres")
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether it may help to connect again: servers that are away, deadlocks, timeouts."""
+    psycopg = driver()
+    if isinstance(error, psycopg.errors.InternalError):  # a replica that is none any more, or yet
+        return error.sqlstate in {"25006", "25P02"}
+    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))

@@ -1,0 +1,88 @@
+"""Deliberate mistakes in the switch to another plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clonos.core.housekeeper import HouseKeeper
+from clonos.storage.layers import LayerStore
+from clonos.upgrade.flow import Flow
+from clonos.upgrade.switch import Switch
+
+
+def every_group(original: Any) -> Any:
+    """Every task takes over the state of all key groups."""
+    del original
+    return lambda groups, _: groups >= 0
+
+
+def by_index_alone(original: Any) -> Any:
+    """A task goes on with the one of its number, whatever rows come to it now."""
+    del original
+
+    def predecessor(self: Flow, operator: str, index: int) -> int | None:
+        former, now = self._before.homes.get(operator, []), self._now.homes[operator]
+        return former[index] if len(former) == len(now) else None
+
+    return predecessor
+
+
+def fastest(original: Any) -> Any:
+    """Event time is that of the fastest."""
+    del original
+
+    def of(marks: Sequence[int | None]) -> int | None:
+        return max((mark for mark in marks if mark is not None), default=None)
+
+    return of
+
+
+def same_generation(original: Any) -> Any:
+    """Outputs go on in the generation that there was."""
+
+    def sealed(maker: Any, epoch: int, generation: int) -> Any:
+        return original(maker, epoch, generation - 1)
+
+    return sealed
+
+
+def in_the_same_generation(original: Any) -> Any:
+    """... and so does the house-keeper."""
+
+    def succeed(self: HouseKeeper, before: HouseKeeper, first: Any) -> None:
+        original(self, before, first)
+        self.generation = self.floor_generation = before.generation
+
+    return succeed
+
+
+def numbers_begin_anew(original: Any) -> Any:
+    """The lanes of sinks count from 1 again."""
+    del original
+    return lambda *_: (0, 0)
+
+
+class _Later:
+    """A store that stores nothing yet."""
+
+    def __init__(self, store: LayerStore) -> None:
+        self.get = store.get
+        self.waiting: dict[str, bytes] = {}
+
+    def put(self, path: str, data: bytes) -> int:
+        self.waiting[path] = data
+        return len(data) + 24
+
+
+def stored_afterwards(original: Any) -> Any:
+    """The layers are stored once the journal refers to them."""
+
+    def make(self: Switch, store: LayerStore, *rest: Any) -> bool:
+        later = _Later(store)
+        done: bool = original(self, later, *rest)
+        for path, data in later.waiting.items():
+            store.put(path, data)
+        return done
+
+    return make

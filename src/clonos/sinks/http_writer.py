@@ -1,0 +1,332 @@
+"""Rows as HTTP requests, each with a name that it keeps, however often it is sent.
+
+Nothing is written down about what was sent: a life of a task that does not know sends it again,
+under the same name (``Idempotency-Key``). A service that keeps names has each row once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+
+from clonos.blame import in_short
+from clonos.errors import ClonosError
+from clonos.sinks.errors import RowRefused, SinkFailed
+from clonos.sinks.json_texts import as_json
+from clonos.sinks.lanes import Lane, Output, OutputKey
+from clonos.sinks.spec import Claim
+from clonos.storage.files import files_of, folder_name
+from clonos.storage.folder import Folder
+from clonos.storage.retry import StoreAway, may_pass
+
+Body = Literal["array", "lines", "object"]
+"""What a request has: an array of rows, a row per line, or one row."""
+
+RETRY_AFTER_MAX_S: Final = 300.0
+"""A service that wants more time is asked earlier."""
+ANSWER_BYTES: Final = 1 << 16
+"""So much of an answer is read."""
+SHOWN: Final = 200
+"""Letters of an answer in an error."""
+
+_REFUSED: Final = (400, 413, 415, 422)
+"""It is due to the rows."""
+_AGAIN: Final = (408, 409, 425, 429)
+"""It passes; 409: a request of this name is under way."""
+_TYPES: Final = {
+    "array": "application/json",
+    "lines": "application/x-ndjson",
+    "object": "application/json",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Endpoint:
+    """Where requests go. Only requests show headers, and what follows the path, to anybody.
+
+    Parameters
+    ----------
+    key
+        The header that has a request's name.
+    rows
+        At most so many in a request.
+    timeout_s
+        For an answer.
+    dead_letters
+        The folder of rows that the service refuses; None: they fail the job.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    body: Body
+    key: str
+    rows: int
+    timeout_s: float
+    dead_letters: str | None
+
+    def __repr__(self) -> str:
+        return f"<HTTP: {self.place}>"
+
+    @property
+    def place(self) -> str:
+        """As errors name it."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}:{self.port}{parts.path}"
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def target(self) -> str:
+        """What a request asks for."""
+        parts = urlsplit(self.url)
+        return f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection; it connects when it is used."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            secure = ssl.create_default_context()
+            return http.client.HTTPSConnection(
+                host, self.port, timeout=self.timeout_s, context=secure
+            )
+        return http.client.HTTPConnection(host, self.port, timeout=self.timeout_s)
+
+
+@dataclass(frozen=True)
+class HttpStore:
+    """A :class:`~clonos.sinks.spec.Store`. Nothing is claimed: requests have the run's name."""
+
+    endpoint: Endpoint
+
+    @property
+    def place(self) -> str | None:
+        return None
+
+    def claim(self, lane: Lane, tasks: int) -> Claim | None:
+        return None
+
+    def writer(self, lane: Lane) -> HttpWriter:
+        return HttpWriter(self.endpoint, lane)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Rows of an output, from `first` to before `end`."""
+
+    key: OutputKey
+    first: int
+    end: int
+    rows: pa.RecordBatch = field(repr=False)
+
+    def halves(self) -> tuple[_Request, _Request]:
+        middle = (self.first + self.end) // 2
+        return self.part(self.first, middle), self.part(middle, self.end)
+
+    def part(self, first: int, end: int) -> _Request:
+        rows = self.rows.slice(first - self.first, end - first)
+        return _Request(self.key, first, end, rows)
+
+
+class _Refused(Exception):
+    """The service does not take these rows."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status} {text[:SHOWN]}".strip())
+        self.status, self.text = status, text
+
+
+class HttpWriter:
+    """An :class:`~clonos.sinks.lanes.OutputWriter`: requests one after the other, in order."""
+
+    def __init__(self, endpoint: Endpoint, lane: Lane) -> None:
+        self._endpoint, self._lane = endpoint, lane
+        self._connection: http.client.HTTPConnection | None = None
+        self._is_used = False  # it has had an answer: the server may close it at any time
+        self._sent: tuple[OutputKey, int] | None = None  # the output, and before which row
+
+    def write(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            for request in self._requests(output):
+                if self._sent is None or (request.key, request.end) > self._sent:
+                    self._deliver(request)
+                    self._sent = request.key, request.end
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._is_used = False
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
+
+    def name(self, request: _Request) -> str:
+        """A request's name: the same in all lives, and of no other request."""
+        lane = quote(self._lane.name, safe="/")
+        generation, seq = request.key
+        return f"{lane}/{generation}/{seq}/{request.first}-{request.end}"
+
+    def _requests(self, output: Output) -> Iterator[_Request]:
+        rows, step = output.batch, self._endpoint.rows
+        whole = _Request(output.key, 0, rows.num_rows, rows)
+        for first in range(0, rows.num_rows, step):
+            yield whole.part(first, min(first + step, rows.num_rows))
+
+    def _deliver(self, request: _Request) -> None:
+        """Send it; which of its rows are refused, halves show."""
+        try:
+            self._send(request)
+        except _Refused as refused:
+            if request.end - request.first > 1:
+                for half in request.halves():
+                    self._deliver(half)
+            elif self._endpoint.dead_letters is None:
+                raise RowRefused(
+                    f"the service refuses a row: {refused} (for {_text(request)[:SHOWN]})",
+                    where=f"{self._lane.task}, {self._endpoint.place}",
+                    remedy="correct the service and start the job again, or say dead_letters="
+                    "with a folder for such rows",
+                ) from None
+            else:
+                self._bury(request, refused, self._endpoint.dead_letters)
+
+    def _send(self, request: _Request) -> None:
+        status, retry_after, text = self._answer(request)
+        if 200 <= status < 300:
+            return
+        if status in _REFUSED:
+            raise _Refused(status, text)
+        told = f"the service answers {status} {text[:SHOWN]}".strip()
+        if status in _AGAIN or (status >= 500 and status != 501):
+            raise self._away(told, retry_after)
+        raise SinkFailed(
+            told,
+            where=f"{self._lane.task}, {self._endpoint.place}",
+            remedy="see that url and headers are right, and start the job again; redirections are "
+            "not followed",
+        )
+
+    def _answer(self, request: _Request) -> tuple[int, float, str]:
+        """Status, pause that is asked for, and text."""
+        endpoint = self._endpoint
+        headers = {
+            "Content-Type": _TYPES[endpoint.body],
+            **endpoint.headers,
+            endpoint.key: self.name(request),
+        }
+        content = self._content(request)
+        while True:
+            was_used = self._is_used
+            try:
+                if self._connection is None:
+                    self._connection = endpoint.connect()
+                self._connection.request("POST", endpoint.target, content, headers)
+                answer = self._connection.getresponse()
+                text = answer.read(ANSWER_BYTES).decode(errors="replace")
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if not was_used:  # else the server has closed it while it was idle
+                    raise self._away(f"no answer: {in_short(error)}") from error
+                continue
+            self._is_used = True
+            if not answer.isclosed():  # there is more of it than anybody wants
+                self.close()
+            return answer.status, retry_after_s(answer.headers.get("Retry-After")), text
+
+    def _content(self, request: _Request) -> bytes:
+        rows = _texts(request)
+        if self._endpoint.body == "object":
+            return rows[0].encode()
+        if self._endpoint.body == "lines":
+            return "".join(f"{row}\n" for row in rows).encode()
+        return f"[{','.join(rows)}]".encode()
+
+    def _bury(self, request: _Request, refused: _Refused, uri: str) -> None:
+        """Keep a row that is refused, once, whoever keeps it."""
+        row = json.loads(_text(request))
+        said = {"key": self.name(request), "status": refused.status, "answer": refused.text}
+        name = "-".join(
+            [
+                folder_name(self._lane.name),
+                f"{request.key.generation:04d}",
+                f"{request.key.seq:012d}",
+                f"{request.first:06d}.json",
+            ]
+        )
+        try:
+            files, root = files_of(uri)
+            Folder(files, root, "fsync").keep(
+                name,
+                json.dumps({**said, "row": row}).encode(),
+                lambda found: json.loads(found.to_pybytes())["row"] == row,
+            )
+        except OSError as error:
+            kind: type[ClonosError] = StoreAway if may_pass(error) else SinkFailed
+            raise kind(
+                f"dead letters cannot be written: {error}",
+                where=uri,
+                remedy="see that every executor reaches the folder and may write to it",
+            ) from error
+
+    def _away(self, what: str, after_s: float = 0.0) -> StoreAway:
+        away = StoreAway(what, where=f"{self._lane.task}, {self._endpoint.place}")
+        away.after_s = after_s
+        return away
+
+
+def _texts(request: _Request) -> list[str]:
+    rows = request.rows
+    found: list[str] = as_json(
+        pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
+    ).to_pylist()
+    return found
+
+
+def _text(request: _Request) -> str:
+    return _texts(request)[0]
+
+
+def retry_after_s(said: str | None) -> float:
+    """How long a ``Retry-After`` asks to wait: seconds, or until a date.
+
+    Examples
+    --------
+    >>> retry_after_s("3"), retry_after_s(None), retry_after_s("soon"), retry_after_s("1" * 20)
+    (3.0, 0.0, 0.0, 300.0)
+    >>> retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
+    0.0
+    """
+    if said is None:
+        return 0.0
+    if said.isascii() and said.isdigit():
+        return min(float(said), RETRY_AFTER_MAX_S)
+    try:
+        wait_s = parsedate_to_datetime(said).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(wait_s, 0.0), RETRY_AFTER_MAX_S)
+
+
+def check_headers(headers: Mapping[str, Any], key: Any) -> dict[str, str]:
+    """Headers as requests have them; `ValueError` if one cannot be sent, or is ours."""
+    everything: list[tuple[Any, Any]] = [*headers.items(), (key, "")]
+    for name, value in everything:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError("a header is a text, and so is its name")  # noqa: TRY004 - see above
+        if not name.isascii() or not name.replace("-", "").isalnum() or {"\r", "\n"} & set(value):
+            raise ValueError(f"the header {name!r} cannot be sent")
+        if name.lower() in {"content-length", "transfer-encoding"}:
+            raise ValueError(f"the header {name!r} is not yours to set")
+    return dict(headers)

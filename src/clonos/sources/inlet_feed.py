@@ -1,0 +1,167 @@
+"""Messages that are offered once: the driver spools them, and only then are they thanked for.
+
+::
+
+    sender ──► inlet (listens in the driver) ──► queue ──► group ──► spool, durably
+       ▲                                                                  │
+       └────────────────────────── thanks ◄───────────────────────────────┘
+
+A group is what has come while the one before was written. Whatever dies before the thanks: the
+sender has none, and offers the message again, if that is what it does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from clonos.blame import in_short
+from clonos.errors import ClonosError, SourceError
+from clonos.sources.offered import OFFERED
+from clonos.sources.spec import Inlet, Listener
+from clonos.sources.spool import Spool, write_parts
+
+WAITING_MESSAGES: Final = 10_000
+WAITING_BYTES: Final = 32 << 20
+"""More than that does not wait in the driver's memory: further messages are refused."""
+STOP_S: Final = 5.0
+"""How long a write under way may hold up the end of a job."""
+
+_QUERY: Final = "inlet"
+
+
+class _Offered(NamedTuple):
+    """A message, and who is to be told what became of it."""
+
+    row: tuple[bytes, str | None, str | None, int]
+    thank: Callable[[bool], object]
+
+    @property
+    def nbytes(self) -> int:
+        value, key, topic, _ = self.row
+        return len(value) + len(key or "") + len(topic or "")
+
+
+class InletFeed:
+    """An inlet and the spool that it fills.
+
+    Parameters
+    ----------
+    report
+        Called, from a thread of its own, with the error that has ended it.
+    """
+
+    def __init__(
+        self, name: str, inlet: Inlet, spool: Spool, report: Callable[[ClonosError], object]
+    ) -> None:
+        self._name, self._inlet, self._spool, self._report = name, inlet, spool, report
+        self._listener: Listener | None = None
+        self._waiting: list[_Offered] = []
+        self._nbytes = 0
+        self._is_over = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"clonos-inlet {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen.
+
+        Raises
+        ------
+        SourceError
+            It cannot.
+        """
+        self._thread.start()
+        self._listener = self._inlet.open(self.offer)
+
+    def offer(
+        self, value: bytes, key: str | None, topic: str | None, thank: Callable[[bool], object]
+    ) -> bool:
+        """Take a message, if there is room.
+
+        Parameters
+        ----------
+        thank
+            Called once if it is taken, from a thread of ours: True: it is durable.
+
+        Returns
+        -------
+        bool
+            False: it is not taken.
+        """
+        offered = _Offered((value, key, topic, time.time_ns() // 1000), thank)
+        with self._changed:
+            is_full = len(self._waiting) >= WAITING_MESSAGES or self._nbytes >= WAITING_BYTES
+            if self._is_over or is_full:
+                return False
+            self._waiting.append(offered)
+            self._nbytes += offered.nbytes
+            self._changed.notify()
+            return True
+
+    def leave(self) -> None:
+        """Begin to take nothing any more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._spool.close()
+
+    def close(self, until: float | None = None) -> None:
+        """Take nothing any more, from when this returns or from soon after that time."""
+        self.leave()
+        if self._listener is not None:
+            self._listener.close()
+        if self._thread.is_alive():
+            left_s = STOP_S if until is None else max(0.0, until - time.monotonic())
+            self._thread.join(min(STOP_S, left_s))
+
+    def _run(self) -> None:
+        group: list[_Offered] = []
+        try:
+            while group := self._next():
+                self._keep(group)
+                _tell(group, is_durable=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, senders and the job must hear
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._is_over = True
+                group, self._waiting = [*group, *self._waiting], []
+            _tell(group, is_durable=False)
+
+    def _next(self) -> list[_Offered]:
+        """What has come meanwhile; nothing when it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._waiting)
+            if self._is_over:
+                return []
+            group, self._waiting, self._nbytes = self._waiting, [], 0
+            return group
+
+    def _keep(self, group: list[_Offered]) -> None:
+        self._spool.wait_for_room()
+        newest = self._spool.newest
+        number = 0 if newest is None else newest.batch + 1
+        columns = zip(*(offered.row for offered in group), strict=True)
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, OFFERED, strict=True)], schema=OFFERED
+        )
+        self._spool.take(
+            _QUERY, number, list(write_parts(self._spool.store, number, 0, [rows], OFFERED))
+        )
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            if self._is_over:
+                return
+        if not isinstance(error, ClonosError):
+            error = SourceError(f"messages cannot be kept: {in_short(error)}", where=self._name)
+        self._report(error)
+
+
+def _tell(group: list[_Offered], *, is_durable: bool) -> None:
+    for offered in group:
+        offered.thank(is_durable)

@@ -1,0 +1,196 @@
+"""Sources whose messages are offered once: webhooks, and brokers that want thanks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from clonos.columns.durations import parse_duration
+from clonos.errors import BadSchema, WrongType
+from clonos.sources.lines import PARSERS
+from clonos.sources.messages import Value, columns_of
+from clonos.sources.offered import METADATA, OFFERED, ParseOffered
+from clonos.sources.spec import Inlet, SourceSpec
+
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def webhook(
+    port: int,
+    path: str = "/",
+    *,
+    value: Value = "json",
+    schema: Any = None,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    secret: str | None = None,
+    signature: str = "X-Hub-Signature-256",
+    key: str = "Idempotency-Key",
+    within: str | timedelta = "1 day",
+    body_bytes: int = 1 << 20,
+    metadata: bool = False,
+) -> SourceSpec:
+    """HTTP requests to the driver, a row each: an input without end.
+
+    A sender has its 200 when the body is on the disk below ``checkpoint_dir``: whatever dies then,
+    the row is there once. If it has none (503 with ``Retry-After``, or no answer), it sends the
+    request again, with the same key, and the row is still there once. Requests without a key are
+    there as often as they were sent, and perhaps once more for each that had no 200.
+
+    Parameters
+    ----------
+    port, host
+        Where the driver listens: by default for its own machine, such as a proxy there that does
+        TLS. Any other `host` needs a `token` or a `secret`.
+    path
+        POST requests to it, and below it, are taken.
+    value
+        "json" (the body is an object, its fields are the columns), "text" or "bytes" (a column
+        ``value``). A body that is something else is refused with 422.
+    schema
+        Of the columns of "json".
+    token
+        The request must say ``Authorization: Bearer`` and this.
+    secret
+        The header `signature` must have the HMAC-SHA256 of the body with it, in hex, as GitHub's
+        webhooks do.
+    key
+        The header in which senders name a request. Of requests with one key the first is taken.
+    within
+        How long keys are remembered.
+    body_bytes
+        A longer body is refused with 413.
+    metadata
+        Also give the columns ``key``, ``topic`` (the path), and ``received_at``.
+
+    Examples
+    --------
+    >>> hooks = webhook(8080, "/orders", schema="id long, amount double", token="of senders")
+    >>> hooks.rows_schema.names, hooks.inlet
+    (['id', 'amount'], <webhook http://127.0.0.1:8080/orders>)
+    """
+    # Every slot imports this package; only drivers listen.
+    from clonos.sources.webhook_inlet import Webhook
+
+    if host not in _LOOPBACK and token is None and secret is None:
+        raise WrongType(
+            f"everybody who reaches {host} could write to the job",
+            where="webhook",
+            remedy="give a token or a secret",
+        )
+    if not 0 < port < 1 << 16 or body_bytes < 1 or not path.startswith("/"):
+        raise WrongType(
+            f"port={port!r}, body_bytes={body_bytes!r}, path={path!r}",
+            where="webhook",
+            remedy='give a port from 1 to 65535, a number above 0, and a path such as "/orders"',
+        )
+    form = partial(_form, value, columns_of(value, schema))
+    inlet = Webhook(host, port, path, token, secret, signature, key, body_bytes, form)
+    return _offered("webhook", inlet, value, schema, within, metadata=metadata)
+
+
+def mqtt(
+    host: str,
+    topics: str | Sequence[str],
+    *,
+    client_id: str,
+    value: Value = "json",
+    schema: Any = None,
+    port: int | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    tls: bool = False,
+    metadata: bool = False,
+) -> SourceSpec:
+    """Messages of an MQTT broker, a row each: an input without end.
+
+    The driver subscribes with QoS 1, and acknowledges a message when it is on the disk below
+    ``checkpoint_dir``. The broker keeps what was not acknowledged, and sends it again. So a message
+    that was published with QoS 1 or 2 is there at least once, and twice if the connection is lost
+    between its being kept and its acknowledgement. The broker must speak MQTT 5. The driver
+    needs ``pip install "clonos[mqtt]"``.
+
+    Parameters
+    ----------
+    topics
+        Names, or filters such as ``"sensors/+/state"``.
+    client_id
+        The broker keeps messages for it while the job is away. One job may use it.
+    value
+        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
+        ``value``). What cannot be read is a bad record.
+    schema
+        Of the columns of "json".
+    port
+        1883, or 8883 with `tls`.
+    username, password
+        They are in no message.
+    metadata
+        Also give the columns ``key`` (null), ``topic`` and ``received_at``.
+
+    Examples
+    --------
+    >>> states = mqtt("broker", "sensors/+/state", client_id="job", schema="t double")
+    >>> states.rows_schema.names, states.inlet
+    (['t'], <MQTT at broker:1883>)
+    """
+    # Every slot imports this package; only drivers subscribe.
+    from clonos.sources.mqtt_inlet import Mqtt
+
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(names) or not client_id:
+        raise WrongType(
+            "no topics or no client_id", where="mqtt", remedy="give both: neither may be empty"
+        )
+    where = port if port is not None else (8883 if tls else 1883)
+    inlet = Mqtt(host, where, names, client_id, username, password, tls)
+    return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata)
+
+
+def _offered(
+    kind: str,
+    inlet: Inlet,
+    value: Value,
+    schema: Any,
+    within: str | timedelta,
+    *,
+    metadata: bool,
+) -> SourceSpec:
+    columns = columns_of(value, schema)
+    beside = METADATA if metadata else ()
+    if both := {field.name for field in METADATA} & set(columns.names):
+        raise BadSchema(
+            f"{', '.join(sorted(both))}: a column of the value and of the metadata",
+            where=kind,
+            remedy="rename the field where it is produced",
+        )
+    head = ParseOffered(value, columns, parse_duration(within), metadata)
+    return SourceSpec(
+        kind=kind,
+        schema=OFFERED,
+        factory=None,
+        replayable=True,
+        rows_schema=pa.schema([*columns, *beside]),
+        head=head,
+        parallelism_max=1,
+        inlet=inlet,
+        ends=False,
+    )
+
+
+def _form(value: Value, columns: pa.Schema, body: bytes) -> bytes:
+    """A body as it is kept, in one line; `ValueError` if it is not what it should be."""
+    if value == "bytes":
+        return body
+    kept = body.replace(b"\r", b" ").replace(b"\n", b" ") if value == "json" else body
+    try:
+        found = PARSERS[value](pa.array([kept], pa.binary()), columns).num_rows
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(f"the body is not {value}: {error}") from error
+    if found != 1:
+        raise ValueError(f"the body is not {value}: it is empty")
+    return kept

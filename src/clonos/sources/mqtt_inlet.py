@@ -1,0 +1,174 @@
+"""Messages of an MQTT broker, acknowledged when they are durable.
+
+The broker keeps the session of a client id: what it has no acknowledgement for, it sends again when
+the client connects again, whoever that is then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clonos.errors import SourceError
+from clonos.extras import imported
+from clonos.sources.spec import Offer
+
+CONNECT_S: Final = 10.0
+UNTHANKED: Final = 1000
+"""So many messages the broker sends ahead of acknowledgements."""
+FULL_S: Final = 0.05
+"""Time until a message is offered again for which there was no room."""
+
+_FOR_EVER: Final = 0xFFFF_FFFF
+_QOS: Final = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Mqtt:
+    """An :class:`~clonos.sources.spec.Inlet`."""
+
+    host: str
+    port: int
+    topics: tuple[str, ...]
+    client_id: str
+    username: str | None
+    password: str | None
+    is_secure: bool
+
+    def __repr__(self) -> str:
+        return f"<{self.place}>"
+
+    @property
+    def place(self) -> str:
+        """Which broker, without the password."""
+        return f"MQTT at {self.host}:{self.port}"
+
+    def open(self, offer: Offer) -> Session:
+        """See :class:`~clonos.sources.spec.Inlet`."""
+        session = Session(self, offer)
+        try:
+            session.start()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+class Session:
+    """A connection, and those that follow it.
+
+    Attributes
+    ----------
+    connection
+        Counts connections. A message that came by an earlier one comes again, under the same
+        number, and its number is free when that one is acknowledged: who acknowledged it twice
+        could acknowledge another message.
+    """
+
+    def __init__(self, mqtt: Mqtt, offer: Offer) -> None:
+        self._mqtt, self._offer = mqtt, offer
+        self.connection = 0
+        self._lock = threading.Lock()  # of the connection, while something is acknowledged
+        self._is_over = threading.Event()
+        self._heard = threading.Event()
+        self._refusal: str | None = None
+        client = imported("paho.mqtt.client", extra="mqtt", where="sources.mqtt")
+        self._client: Any = client.Client(
+            client.CallbackAPIVersion.VERSION2,
+            client_id=mqtt.client_id,
+            protocol=client.MQTTv5,
+            manual_ack=True,
+        )
+        self._client.username_pw_set(mqtt.username, mqtt.password)
+        if mqtt.is_secure:
+            self._client.tls_set()
+        self._client.reconnect_delay_set(1, 10)
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_message = self._on_message
+
+    def start(self) -> None:
+        """Connect, and subscribe.
+
+        Raises
+        ------
+        SourceError
+            The broker cannot be reached, or refuses.
+        """
+        packets = imported("paho.mqtt.packettypes", extra="mqtt", where="sources.mqtt")
+        said = imported("paho.mqtt.properties", extra="mqtt", where="sources.mqtt")
+        properties = said.Properties(packets.PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = _FOR_EVER
+        properties.ReceiveMaximum = UNTHANKED
+        try:
+            self._client.connect(
+                self._mqtt.host, self._mqtt.port, clean_start=False, properties=properties
+            )
+        except (OSError, ValueError) as error:
+            raise self._failed(f"it cannot be reached: {error}") from error
+        self._client.loop_start()
+        if not self._heard.wait(CONNECT_S):
+            raise self._failed("it does not answer")
+        if self._refusal is not None:
+            raise self._failed(self._refusal)
+
+    def close(self) -> None:
+        """Disconnect; the broker keeps the session."""
+        self._is_over.set()
+        with suppress(OSError, ValueError):
+            self._client.disconnect()
+        self._client.loop_stop()
+
+    def thank(self, message: Any, connection: int, *, is_durable: bool) -> None:
+        """Acknowledge a message, if it is still that connection's to be acknowledged."""
+        with self._lock:
+            if is_durable and message.qos and connection == self.connection:
+                self._client.ack(message.mid, message.qos)
+
+    def _on_connect(self, client: Any, *said: Any) -> None:
+        _, _, reason, _ = said
+        if reason.is_failure:
+            self._refuse(f"it refuses the connection: {reason}")
+        else:
+            client.subscribe([(topic, _QOS) for topic in self._mqtt.topics])
+
+    def _on_subscribe(self, client: Any, *said: Any) -> None:
+        del client
+        _, _, reasons, _ = said
+        wrong = [str(reason) for reason in reasons if reason.is_failure]
+        if wrong:
+            self._refuse(f"it refuses a topic: {', '.join(wrong)}")
+        self._heard.set()
+
+    def _on_disconnect(self, *_: Any) -> None:
+        with self._lock:
+            self.connection += 1
+
+    def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
+        del client, userdata
+        connection = self.connection
+
+        def thank(is_durable: bool) -> None:
+            self.thank(message, connection, is_durable=is_durable)
+
+        # While this waits, nothing is read: the broker waits, too.
+        while not self._offer(bytes(message.payload), None, message.topic, thank):
+            if self._is_over.is_set():
+                return
+            time.sleep(FULL_S)
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = why
+        self._heard.set()
+
+    def _failed(self, what: str) -> SourceError:
+        return SourceError(
+            what,
+            where=self._mqtt.place,
+            remedy="see that the driver reaches the broker, that it speaks MQTT 5, and that user, "
+            "password and topics are right",
+        )

@@ -1,0 +1,382 @@
+"""Rows of a PostgreSQL query, in the order of a column that grows.
+
+A number from a sequence is taken when a row is inserted, but the row is there for others only when
+its transaction commits. So a row may appear *below* rows that were read before, and who reads on
+behind the greatest value loses it. This reader therefore goes in two looks::
+
+    first:   the greatest value that is there;  then: who is writing in this database
+    later:   have all of these ended?  then rows up to that value are *settled*: read them
+
+Whoever has taken a smaller value had locked its table before, and so is among those writers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+
+from clonos.errors import ProtocolError, SourceError, WrongType
+from clonos.postgres import Server, driver, is_away
+from clonos.sources.readers import CutReader
+
+LOOK_S: Final = 0.02
+"""Time between looks while writers are waited for."""
+_AWAY_S: Final = 0.1
+
+PREPARED: Final = " prepared"
+"""What names of prepared transactions end with."""
+
+_WRITERS: Final = """
+select distinct virtualtransaction || case when lock.pid is null then ' prepared' else '' end
+from pg_locks as lock
+left join pg_class on pg_class.oid = relation
+left join pg_stat_activity as session on session.pid = lock.pid
+where granted and lock.pid is distinct from pg_backend_pid() and (
+    locktype = 'relation' and mode = 'RowExclusiveLock'
+    and relkind in ('r', 'p') and pg_class.oid >= 16384
+    and database = (select oid from pg_database where datname = current_database())
+    or locktype = 'transactionid' and mode = 'ExclusiveLock'
+    and (lock.pid is null or datname = current_database()))
+"""
+"""INSERT and COPY lock their table like this before they compute a default, and who has a number
+has locked that, until the end; a prepared transaction has no process. The ids of the server's own
+tables are below 16384."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """So many rows behind the value `after` (None: the first rows); the last one has `last`."""
+
+    after: str | None
+    last: str | None
+    rows: int
+
+    def encode(self) -> bytes:
+        """The cut of a batch.
+
+        Examples
+        --------
+        >>> Span.decode(Span("7", "12", 3).encode())
+        Span(after='7', last='12', rows=3)
+        """
+        packed: bytes = msgpack.packb((self.after, self.last, self.rows))
+        return packed
+
+    @classmethod
+    def decode(cls, cut: bytes) -> Span:
+        """Inverse of :meth:`encode`; anything else raises `SourceError`."""
+        try:
+            return cls(*msgpack.unpackb(cut))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise SourceError(
+                f"{len(cut)} bytes do not say where in a table they lie: {error}",
+                remedy="see that the source of this name was a PostgreSQL source when the job "
+                "began",
+            ) from error
+
+
+class Frontier:
+    """Finds the value up to which no further row can appear.
+
+    Parameters
+    ----------
+    settled_s
+        A value must have been seen so long ago, too.
+
+    Examples
+    --------
+    >>> frontier = Frontier(0.0)
+    >>> frontier.mark("42", {"3/7", "3/8"}, 0.0)
+    >>> frontier.settled({"3/8", "4/1"}, 1.0)
+    >>> frontier.settled({"4/1"}, 2.0)
+    '42'
+    """
+
+    def __init__(self, settled_s: float) -> None:
+        self._settled_s = settled_s
+        self._value: str | None = None
+        self._writers: frozenset[str] = frozenset()
+        self._since = 0.0
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a value waits to be settled."""
+        return self._value is not None
+
+    def mark(self, value: str, writers: AbstractSet[str], now_s: float) -> None:
+        """The greatest value there is, and who was writing *after* it was seen."""
+        self._value, self._writers, self._since = value, frozenset(writers), now_s
+
+    def settled(self, writers: AbstractSet[str], now_s: float) -> str | None:
+        """The value that was marked, if all that were writing then are no more among these."""
+        ended = self._writers - writers
+        self._writers -= ended
+        if any(not one.endswith(PREPARED) for one in ended):
+            # It may have been prepared: then it goes on under another name.
+            self._writers |= {one for one in writers if one.endswith(PREPARED)}
+        if self._writers or now_s - self._since < self._settled_s:
+            return None
+        return self._value
+
+    def clear(self) -> None:
+        """Everything that was settled has been read."""
+        self._value = None
+
+
+@dataclass(frozen=True, repr=False)
+class Query:
+    """What to read of a server.
+
+    Parameters
+    ----------
+    text
+        ``"select ... from ..."``.
+    column
+        The one that grows.
+    schema
+        Of what readers deliver: each column as bytes, of its text or as they are.
+    is_bytes
+        By column, whether the server has bytes.
+    every_s
+        Time between two looks for new rows.
+    start
+        Where a new job begins: "earliest", "latest", or, if it `is_value`, behind that.
+    """
+
+    server: Server
+    text: str
+    column: str
+    schema: pa.Schema
+    is_bytes: tuple[bool, ...]
+    every_s: float
+    settled_s: float
+    start: str
+    is_value: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{self.column} of a query of {self.server!r}>"
+
+    def newest(self) -> Any:
+        """SQL for the greatest value."""
+        sql = driver().sql
+        return sql.SQL("select q.{0}::text from {1} q where q.{0} is not null").format(
+            sql.Identifier(self.column), self._source
+        ) + sql.SQL(" order by q.{} desc limit 1").format(sql.Identifier(self.column))
+
+    def rows(self, *, has_after: bool) -> Any:
+        """SQL for rows, with their value last; parameters: the two values, if any, and a limit."""
+        sql = driver().sql
+        names = [sql.Identifier("q", name) for name in self.schema.names]
+        column = sql.Identifier("q", self.column)
+        wanted = [
+            name if is_bytes else sql.SQL("{}::text").format(name)
+            for name, is_bytes in zip(names, self.is_bytes, strict=True)
+        ]
+        behind = sql.SQL("{} > %s and ").format(column) if has_after else sql.SQL("")
+        return sql.SQL(
+            "select {}, {}::text from {} q where {}{} <= %s order by {} limit %s"
+        ).format(sql.SQL(", ").join(wanted), column, self._source, behind, column, column)
+
+    @property
+    def _source(self) -> Any:
+        # Its own % are none of a parameter, and it may end with a comment.
+        return driver().sql.SQL("(" + self.text.rstrip("; \n").replace("%", "%%") + "\n)")
+
+
+def query_of(
+    server: Server,
+    text: str,
+    column: str,
+    rows: pa.Schema,
+    start: object,
+    *,
+    every_s: float,
+    settled_s: float,
+) -> Query:
+    """The query that gives these columns."""
+    is_value = start not in {"earliest", "latest"}
+    if is_value and (isinstance(start, bool) or not isinstance(start, (int, str, datetime))):
+        raise WrongType(
+            f"start={start!r}",
+            where="postgres",
+            remedy='say "earliest", "latest" or a value of the column',
+        )
+    schema = pa.schema([pa.field(name, pa.binary()) for name in rows.names])
+    is_bytes = tuple(bool(pa.types.is_binary(field.type)) for field in rows)
+    return Query(
+        server, text, column, schema, is_bytes, every_s, settled_s, str(start), is_value=is_value
+    )
+
+
+class PostgresReader(CutReader):
+    """The one task that reads a query."""
+
+    def __init__(self, query: Query) -> None:
+        self.schema = query.schema
+        self._query = query
+        self._sql: Any = None
+        self._after: str | None = None  # the newest value that was delivered
+        self._frontier = Frontier(query.settled_s)
+        self._settled: str | None = None  # rows up to this may be read
+        self._look_at = 0.0
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """See :meth:`CutReader.open`."""
+        del rows_consumed
+        self.cut = cut
+        self._after = Span.decode(cut).last if cut else None
+        self._settled = None
+        self._frontier.clear()
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        try:
+            if not self.cut:
+                return self._begin()
+            if self._settled is None and not self._look(max_wait_s):
+                return None
+            return self._next(max_rows)
+        except driver().Error as error:
+            self.close()
+            if not (self.cut and is_away(error)):
+                raise self._failed(error) from None
+            time.sleep(_AWAY_S)
+            return None
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        """See :meth:`CutReader.read_cut`."""
+        span = Span.decode(cut)
+        if self.cut and span.after != self._after:
+            raise ProtocolError("cuts are read out of order", remedy="report this as a bug")
+        rows = self._again(span) if span.rows else []
+        if len(rows) != span.rows or (rows and rows[-1][-1] != span.last):
+            raise SourceError(
+                f"rows that are needed again have changed: of {span.rows} behind "
+                f"{self._query.column} = {span.after} and up to {span.last} there are {len(rows)}",
+                where=self._query.server.place,
+                remedy="delete rows only when no recovery can need them, and see that new ones "
+                f"have the greatest {self._query.column}; or start the job afresh, with another "
+                "checkpoint_dir",
+            )
+        return self._batch(rows, span)
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        sql, self._sql = self._sql, None
+        self._frontier.clear()  # names of writers end with the server's life
+        self._settled = None
+        if sql is not None:
+            sql.close()
+
+    def _begin(self) -> pa.RecordBatch:
+        """Choose where to begin, and have that written down before anything is read."""
+        start: str | None = self._query.start
+        if not self._query.is_value:
+            start = self._newest() if start == "latest" else None
+        self._connected()
+        return self._batch([], Span(start, start, 0))
+
+    def _look(self, max_wait_s: float) -> bool:
+        """Whether there are settled rows that were not read."""
+        wait_s = self._look_at - time.monotonic()
+        time.sleep(max(0.0, min(wait_s, max_wait_s)))
+        if wait_s > max_wait_s:
+            return False
+        self._look_at = time.monotonic() + self._query.every_s
+        if not self._frontier.is_marked:
+            newest = self._newest()
+            if newest is None or newest == self._after:
+                return False
+            # Only now: who has taken a smaller value before has locked its table before.
+            self._frontier.mark(newest, self._writers(), time.monotonic())
+        self._settled = self._frontier.settled(self._writers(), time.monotonic())
+        if self._settled is None:
+            self._look_at = min(self._look_at, time.monotonic() + LOOK_S)
+        return self._settled is not None
+
+    def _next(self, max_rows: int) -> pa.RecordBatch | None:
+        assert self._settled is not None
+        rows = self._rows(self._after, self._settled, max_rows + 1)
+        twice = next((a[-1] for a, b in pairwise(rows) if a[-1] == b[-1]), None)
+        if twice is not None:
+            raise SourceError(
+                f"two rows have {self._query.column} = {twice}",
+                where=self._query.server.place,
+                remedy="name a column whose values are unique",
+            )
+        if len(rows) <= max_rows:
+            self._frontier.clear()
+            self._settled = None
+        taken = rows[:max_rows]
+        if not taken:
+            return None
+        return self._batch(taken, Span(self._after, taken[-1][-1], len(taken)))
+
+    def _again(self, span: Span) -> Sequence[Any]:
+        while True:
+            try:
+                return self._rows(span.after, span.last, span.rows + 1)
+            except driver().Error as error:
+                self.close()
+                if not is_away(error):
+                    raise self._failed(error) from None
+                time.sleep(_AWAY_S)
+
+    # --- SQL ---
+
+    def _connected(self) -> Any:
+        if self._sql is None:
+            found = self._query.server.connect("clonos source", autocommit=True)
+            self._sql = found
+            # What a value looks like as a text must be the same in all lives.
+            found.execute(
+                "set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres';"
+                "set bytea_output = 'hex'; set extra_float_digits = 1;"
+                "set default_transaction_read_only = on"
+            )
+            if found.execute("select pg_is_in_recovery()").fetchone()[0]:
+                raise SourceError(
+                    "this is a replica: it does not show who is writing",
+                    where=self._query.server.place,
+                    remedy="name the primary server, with target_session_attrs=read-write",
+                )
+        return self._sql
+
+    def _newest(self) -> str | None:
+        found = self._connected().execute(self._query.newest(), ()).fetchone()
+        return None if found is None else found[0]
+
+    def _writers(self) -> set[str]:
+        return {name for (name,) in self._connected().execute(_WRITERS).fetchall()}
+
+    def _rows(self, after: str | None, last: str | None, limit: int) -> Sequence[Any]:
+        given = [*([] if after is None else [after]), last, limit]
+        with self._connected().cursor(binary=True) as cursor:
+            cursor.execute(self._query.rows(has_after=after is not None), given)
+            found: Sequence[Any] = cursor.fetchall()
+            return found
+
+    def _batch(self, rows: Sequence[Any], span: Span) -> pa.RecordBatch:
+        self._after, self.cut = span.last, span.encode()
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
+        arrays = [
+            pa.array(values, pa.binary() if is_bytes else pa.string()).cast(pa.binary())
+            for values, is_bytes in zip(columns, self._query.is_bytes, strict=False)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _failed(self, error: BaseException) -> SourceError:
+        server = self._query.server
+        return SourceError(
+            f"the query cannot be read: {server.told(error)}",
+            where=server.place,
+            remedy="see that every executor reaches the server and may read these tables",
+        )

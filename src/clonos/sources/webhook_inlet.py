@@ -1,0 +1,193 @@
+"""A webhook: HTTP requests as messages, thanked for when they are durable."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final
+
+from clonos.errors import SourceError
+from clonos.sources.spec import Offer
+from clonos.web import BoundedServer
+
+PLACES: Final = 64
+"""How many requests are answered at once; further ones are turned away."""
+REQUEST_S: Final = 20.0
+"""Time for a request to arrive, and for its answer to leave."""
+THANKS_S: Final = 5.0
+"""How long a request waits until its content is durable."""
+RETRY_AFTER_S: Final = 1
+
+_TURNED_AWAY: Final = (
+    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n"
+    % RETRY_AFTER_S
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Webhook:
+    """An :class:`~clonos.sources.spec.Inlet`.
+
+    Parameters
+    ----------
+    path
+        Requests to it, and below it, are taken.
+    token
+        That ``Authorization: Bearer`` must have.
+    secret
+        That signs bodies (HMAC-SHA256, in hex), in the header `signature`.
+    key
+        The header with the sender's key.
+    body_bytes
+        A longer body is refused.
+    form
+        Makes of a body what is kept; `ValueError` says why it is refused.
+    """
+
+    host: str
+    port: int
+    path: str
+    token: str | None
+    secret: str | None
+    signature: str
+    key: str
+    body_bytes: int
+    form: Callable[[bytes], bytes]
+
+    def __repr__(self) -> str:
+        return f"<webhook {self.url}>"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}{self.path}"
+
+    def open(self, offer: Offer) -> _Server:
+        """See :class:`~clonos.sources.spec.Inlet`."""
+        try:
+            server = _Server(self, offer)
+        except (OSError, OverflowError) as error:
+            raise SourceError(
+                f"nobody can listen there: {error}",
+                where=self.url,
+                remedy="give a port that is free, and an address of the driver's machine",
+            ) from error
+        server.start()
+        return server
+
+    def is_trusted(self, headers: Any, body: bytes) -> bool:
+        """Whether the sender knows what it must know."""
+        if self.token is not None:
+            given = headers.get("Authorization", "")
+            if not _same(given, f"Bearer {self.token}"):
+                return False
+        if self.secret is not None:
+            made = hmac.new(self.secret.encode(), body, hashlib.sha256).hexdigest()
+            given = headers.get(self.signature, "").removeprefix("sha256=")
+            return _same(given, made)
+        return True
+
+    def has(self, path: str) -> bool:
+        """Whether requests to that path are taken."""
+        base = self.path.rstrip("/")
+        return path in {self.path, base} or path.startswith(f"{base}/")
+
+
+class _Server(BoundedServer):
+    def __init__(self, hook: Webhook, offer: Offer) -> None:
+        self.hook, self.offer = hook, offer
+        super().__init__(
+            (hook.host, hook.port),
+            _Request,
+            places=PLACES,
+            request_s=REQUEST_S,
+            turned_away=_TURNED_AWAY,
+        )
+        self._thread = threading.Thread(
+            target=self.serve_forever, name="clonos-webhook", daemon=True
+        )
+
+    # A job that is started again listens where it has listened, although connections linger.
+    allow_reuse_address = True
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
+
+
+class _Request(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: _Server
+    timeout = REQUEST_S
+    server_version, sys_version = "clonos", ""
+
+    def do_POST(self) -> None:
+        hook = self.server.hook
+        path = self.path.partition("?")[0]
+        length = self.headers.get("Content-Length", "")
+        if not hook.has(path):
+            self._answer(404, "there is nothing here")
+        elif not (length.isascii() and length.isdigit()):
+            self._answer(411, "say how long the body is, with Content-Length")
+        elif int(length) > hook.body_bytes:
+            self._answer(413, f"more than {hook.body_bytes} bytes are not taken")
+        else:
+            body = self.rfile.read(int(length))
+            if len(body) == int(length):  # else it has gone away
+                self._take(path, body)
+
+    def _take(self, path: str, body: bytes) -> None:
+        if not self.server.hook.is_trusted(self.headers, body):
+            self._answer(401, "who are you?")
+            return
+        try:
+            kept = self.server.hook.form(body)
+        except ValueError as error:
+            self._answer(422, str(error))
+            return
+        if self._is_kept(path, kept):
+            self._answer(200, "")
+        else:
+            self._answer(503, "not now")
+
+    def _is_kept(self, path: str, body: bytes) -> bool:
+        """Whether it is durable, within some time."""
+        told = threading.Event()
+        outcome: list[bool] = []
+
+        def thank(is_durable: bool) -> None:
+            outcome.append(is_durable)
+            told.set()
+
+        key = self.headers.get(self.server.hook.key)
+        return self.server.offer(body, key, path, thank) and told.wait(THANKS_S) and outcome[0]
+
+    def _answer(self, code: int, text: str) -> None:
+        body = f"{text}\n".encode("utf-8", "replace") if text else b""
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if code == 503:
+            self.send_header("Retry-After", str(RETRY_AFTER_S))
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+        """Senders are told; who watches the job sees its rows."""
+
+
+def _same(given: str, wanted: str) -> bool:
+    """Compares without saying by its time how much is right."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())

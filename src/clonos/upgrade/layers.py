@@ -1,0 +1,378 @@
+"""The first layers of the tasks of another plan, made of the last ones of those before.
+
+An operator is known by its name. If it has as many tasks as before, each goes on with the state of
+the one before it as it is. Else state goes by key group, and facts by the operator's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clonos.columns.keys import owner_of_group
+from clonos.core.messages import Dependency, Layer
+from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.errors import CannotUpgrade
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.description import describe, names_of
+from clonos.operators.make import make_operator
+from clonos.operators.shares import Heir, Share, calls_are_open
+from clonos.operators.watermark import IDLE
+from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
+from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
+from clonos.upgrade.flow import Flow, slowest
+from clonos.upgrade.shape import Shape
+
+_SAME_GRAPH: Final = "start the job as it was; or, if that state may go, add "
+
+_NUMBERS: Final = ("asked", "came")
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """How the new layers are named: who makes them, and of which floor and generation they are."""
+
+    maker: Incarnation
+    epoch: int
+    generation: int
+
+
+def redistribute(
+    before: Shape,
+    layers: Mapping[int, Layer],
+    compiled: CompiledJob,
+    sealed: Sealed,
+    drop_state: Collection[str] = (),
+) -> dict[int, Layer]:
+    """The first layer of each new task.
+
+    Parameters
+    ----------
+    before
+        The job that has settled.
+    layers
+        Of each of its tasks, all layers as one.
+    compiled
+        The job that is to go on.
+    drop_state
+        Operators whose state may be lost.
+
+    Raises
+    ------
+    CannotUpgrade
+        State would be lost, or be read wrongly.
+    """
+    return Redistribution(before, layers, compiled, sealed, drop_state).layers()
+
+
+def require_continuable(
+    before: Mapping[str, Any], compiled: CompiledJob, retired: Collection[str] = ()
+) -> None:
+    """Raise `CannotUpgrade` if a job is another one than the one described, whatever its state.
+
+    Parameters
+    ----------
+    retired
+        Operators that an earlier graph had.
+    """
+    now = describe(compiled)
+    for what in ("job", "seed", "lineage", "causal_log"):
+        if before[what] != now[what]:
+            raise CannotUpgrade(
+                f"its {what} was {before[what]!r} and is {now[what]!r}: calls, effects and random "
+                "numbers would have other names",
+                where=compiled.name,
+                remedy="leave it as it was, or start the job afresh in another checkpoint_dir",
+            )
+    known = names_of(before)
+    for code in compiled.codes:
+        for name, _ in code.operators:
+            if code.task.has_effects and name in retired and name not in known:
+                raise CannotUpgrade(
+                    "the job had an operator of this name once: its effects might get the names "
+                    "of effects that were made then",
+                    where=name,
+                    remedy="give the operator another name",
+                )
+
+
+def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
+    """Which key groups a new task owns."""
+    is_owned: npt.NDArray[np.bool_] = owner_of_group(groups, heir.parallelism) == heir.index
+    return is_owned
+
+
+class Redistribution:
+    """One redistribution; the parameters are those of :func:`redistribute`."""
+
+    def __init__(
+        self,
+        before: Shape,
+        layers: Mapping[int, Layer],
+        compiled: CompiledJob,
+        sealed: Sealed,
+        drop_state: Collection[str],
+    ) -> None:
+        self._before, self._layers, self._sealed = before, layers, sealed
+        self._compiled, self._now = compiled, Shape.of(compiled)
+        self._kept = {task: kept_of(layer.delta) for task, layer in layers.items()}
+        self._flow = Flow(before, layers, self._kept, self._now)
+        self._dropped = frozenset(drop_state)
+        # No position of a former task comes again: random numbers are drawn by task and position.
+        self._position = max(layer.position for layer in layers.values())
+        self._clock_ms = max(layer.clock_ms for layer in layers.values())
+
+    def layers(self) -> dict[int, Layer]:
+        self._require_nothing_lost()
+        return {code.task.id: self._layer(code) for code in self._compiled.codes}
+
+    # --- what cannot be -------------------------------------------------------------------------
+
+    def _require_nothing_lost(self) -> None:
+        before, now = self._before, self._now
+        for name in sorted(self._dropped - before.homes.keys()):
+            raise CannotUpgrade(
+                f"drop_state names {name!r}, and the job had no operator of this name",
+                remedy=f"it had {', '.join(before.homes)}",
+            )
+        for name in before.homes:
+            if name in self._dropped:
+                continue
+            if name not in now.homes and self._has_state(name):
+                raise CannotUpgrade(
+                    f"the job had an operator {name!r}, which has state, and has none now",
+                    where=name,
+                    remedy=f"{_SAME_GRAPH}drop_state=[{name!r}]",
+                )
+            if name in now.homes and self._has_state(name):
+                self._require_fitting(name)
+
+    def _has_state(self, name: str) -> bool:
+        """Whether it would be missed: rows by key, or how far a source has been read."""
+        if name in self._before.sources:
+            return not all(self._layers[t].source_ended for t in self._before.homes[name])
+        return any(len(self._of(name, task).keys) for task in self._before.homes[name])
+
+    def _require_fitting(self, name: str) -> None:
+        before, now = self._before, self._now
+        was, becomes = before.operators[name], now.operators[name]
+        if was[:1] == ["ProcessRows"] == becomes[:1]:  # values by key: the rest may change
+            was, becomes = was[:2], becomes[:2]
+        pairs: list[tuple[str, Any, Any]] = [
+            ("kind and settings", was, becomes),
+            ("columns of what it keeps", before.keeps[name], now.keeps[name]),
+            ("source", before.sources.get(name), now.sources.get(name)),
+        ]
+        for what, one, other in pairs:
+            if one != other:
+                raise CannotUpgrade(
+                    f"its {what} have changed, and its state was made with the old ones: "
+                    f"{one}, not {other}",
+                    where=name,
+                    remedy=f"give the changed operator another name, and {_SAME_GRAPH}"
+                    f"drop_state=[{name!r}]",
+                )
+
+    # --- one task ---------------------------------------------------------------------------------
+
+    def _of(self, name: str, task: int) -> Kept:
+        """What an operator has kept in a former task."""
+        place = self._before.chains[task].index(name)
+        return self._kept[task].get(place, nothing_kept())
+
+    def _former(self, name: str, index: int) -> list[int]:
+        """The former tasks whose state a task of an operator goes on with."""
+        if name in self._dropped or not self._is_same_kind(name):
+            return []
+        return self._flow.former(name, index)
+
+    def _predecessor(self, name: str, index: int) -> int | None:
+        """The one whose state it has as it is, if there is one."""
+        known = self._former(name, index)
+        return self._flow.predecessor(name, index) if known else None
+
+    def _is_same_kind(self, name: str) -> bool:
+        known = self._before.operators.get(name, [None])
+        return bool(known[:1] == self._now.operators[name][:1])
+
+    def _layer(self, code: TaskCode) -> Layer:
+        task, sealed = code.task, self._sealed
+        names = [name for name, _ in code.operators]
+        former = {t for name in names for t in self._former(name, task.index)}
+        wakes = [w for t in former if (w := self._layers[t].wake_ms) is not None]
+        has_ended = [self._flow.has_ended(name, task.index) for name in names]
+        senders = self._now.before(names[0], task.index)
+        ended = tuple(
+            channel
+            for channel, sender in zip(task.inputs, senders, strict=True)
+            if self._flow.has_ended(*sender)
+        )
+        changes: list[tuple[int, Changes | Frozen]]
+        changes = [(CHAIN, fact_changes(self._chain_facts(code, ended)))]
+        for number, (name, _) in enumerate(code.operators):
+            changes += [(number, change) for change in self._changes(code, number, name)]
+        rows, cut, source_ended = self._source(code)
+        if (source_ended or (ended and ended == task.inputs)) and not all(has_ended):
+            self._require_same_chain(names)
+        return Layer(
+            task=task.id,
+            incarnation=sealed.maker,
+            epoch=sealed.epoch,
+            position=self._position,
+            ins=dict.fromkeys(task.inputs, (0, 0)),
+            outs={c: self._out(code, c) for c in task.outputs},
+            ended=ended,
+            dep={task.id: Dependency(sealed.maker, self._position)},
+            clock_ms=self._clock_ms,
+            wake_ms=min(wakes, default=None),
+            source_rows=rows,
+            source_cut=cut,
+            source_ended=source_ended,
+            delta=encode_delta(names, changes),
+            end_is_out=all(has_ended),
+            generation=sealed.generation,
+        )
+
+    def _require_same_chain(self, names: Sequence[str]) -> None:
+        """No input comes any more, and END waits for calls: with those that it waits for."""
+        for task in self._before.homes.get(names[0], ()):
+            if self._before.chains[task] != tuple(names):
+                raise calls_are_open(names[0])
+
+    def _out(self, code: TaskCode, channel: int) -> tuple[int, int]:
+        """A lane of a sink goes on with its numbers: who keeps its mark expects the next one."""
+        task, before = code.task, self._before
+        is_lane = self._compiled.plan.channels[channel].receiver == HOUSE_KEEPER
+        if is_lane and task.sink in before.sinks and task.index < len(before.homes[task.sink]):
+            former = before.homes[task.sink][task.index]
+            return self._layers[former].outs[before.plan.tasks[former].outputs[-1]]
+        return 0, 0
+
+    def _source(self, code: TaskCode) -> tuple[int, bytes, bool]:
+        """Rows taken, the cut behind them, and whether the source has ended."""
+        if code.source is None:
+            return 0, b"", False
+        name, index = code.source_name, code.task.index
+        predecessor = self._predecessor(name, index)
+        if predecessor is not None:
+            mine = self._layers[predecessor]
+            return mine.source_rows, mine.source_cut, mine.source_ended
+        former = [self._layers[task] for task in self._former(name, index)]
+        if not former or all(layer.source_ended for layer in former):
+            return 0, b"", bool(former)
+        raise CannotUpgrade(
+            f"{len(former)} tasks have read from this source, and nobody knows what "
+            f"{code.parallelism} tasks would have read",
+            where=name,
+            remedy=f"leave it as it was, job.source(..., parallelism={len(former)}), and give what "
+            "follows the parallelism that you want; rebalance() shares its rows out",
+        )
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def _changes(self, code: TaskCode, number: int, name: str) -> Sequence[Changes | Frozen]:
+        former = self._former(name, code.task.index)
+        if not former:
+            return [fact_changes(self._numbers(name))]
+        predecessor = self._predecessor(name, code.task.index)
+        if predecessor is not None:
+            return self._of(name, predecessor).changes()
+        heir = Heir(code.task.index, code.parallelism)
+        operator = make_operator(code.operators[number][1])
+        shares, as_they_are, watermark = [], list[Changes | Frozen](), self._watermark(name)
+        for task in former:
+            kept = self._of(name, task)
+            mine = kept.chosen(owned(kept.groups, heir))
+            if (same := operator.as_they_are(mine.keys)) is not None:
+                is_same = same.to_numpy(zero_copy_only=False)
+                as_they_are.append(Changes(*mine.chosen(is_same)[1:]))
+                mine = mine.chosen(~is_same)
+            facts = {fact: v for fact, v in mine.facts.items() if fact != "watermark"}
+            shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values))
+        operator.adopt(shares, heir, name)
+        if watermark is not None:
+            operator.facts.set("watermark", watermark)
+        changes = operator.changes()  # first: it may change a fact
+        return [operator.facts.changes(), changes, *as_they_are]
+
+    def _numbers(self, name: str) -> dict[str, Any]:
+        """How many calls an operator has asked whose state may go: no effect gets a name again."""
+        former = self._before.homes[name] if self._is_same_kind(name) else []
+        asked = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
+        return dict.fromkeys(_NUMBERS, max(asked)) if any(asked) else {}
+
+    def _watermark(self, name: str) -> int | None:
+        """The newest one that has come to an operator, whose tasks are others now.
+
+        Tasks that hear of the same senders have heard the same. If some of these were idle, one may
+        be ahead, as any of them might have been.
+        """
+        former = self._before.homes[name]
+        marks = [self._of(name, task).facts.get("watermark") for task in former]
+        known = [mark for mark in marks if mark is not None]
+        if self._before.is_shuffled(name) or len(set(marks)) == 1:
+            return max(known, default=None)
+        if self._has_state(name):
+            raise CannotUpgrade(
+                "its tasks are at different event times, and their state cannot be one",
+                where=name,
+                remedy="leave the parallelism of this operator as it was",
+            )
+        return min(known) if len(known) == len(marks) else None
+
+    def _chain_facts(self, code: TaskCode, ended: Collection[int]) -> dict[str, Any]:
+        """What the chain of a new task knows: event time of its inputs, their end, counts."""
+        task = code.task
+        bad = {c for other in self._compiled.codes if other.bad_records
+               for c in other.bad_records.channels}  # fmt: skip
+        marks = dict(zip(task.inputs, self._flow.came(task.id), strict=True))
+        facts: dict[str, Any] = {f"ended {c}": True for c in ended}
+        facts |= {
+            f"watermark {c}": mark for c, mark in marks.items() if mark is not None and c not in bad
+        }
+        running = [mark for c, mark in marks.items() if c not in ended and c not in bad]
+        if running and None not in running:
+            slow = slowest(running)
+            facts["idle"] = slow == IDLE
+        known = self._head_watermark(code)
+        if known is not None:
+            facts["watermark"] = known
+        names = [name for name, _ in code.operators]
+        facts["over"] = len(
+            list(takewhile(lambda name: self._flow.heard_the_end(name, task.index), names))
+        )
+        if task.index == 0:
+            facts["traffic"] = self._traffic(names)
+        return facts
+
+    def _head_watermark(self, code: TaskCode) -> int | None:
+        """The event time that the chain has come to, which is that of its head."""
+        name = code.operators[0][0]
+        predecessor = self._predecessor(name, code.task.index)
+        if predecessor is not None:
+            mark: int | None = self._of(name, predecessor).facts.get("watermark")
+            return mark
+        return self._watermark(name) if self._former(name, code.task.index) else None
+
+    def _traffic(self, names: Sequence[str]) -> list[int]:
+        """Counts of batches and rows, of all former tasks: the first task goes on with them."""
+        counts = [0] * (2 + len(names) + 1)
+        for number, name in enumerate(names):
+            for task in self._before.homes.get(name, ()):
+                chain = self._before.chains[task]
+                said = self._flow.facts(task, CHAIN).get("traffic") or [0] * (3 + len(chain))
+                place = chain.index(name)
+                counts[2 + number] += said[2 + place]
+                if number == len(names) - 1:
+                    counts[-1] += said[2 + place + 1]
+                if number == place == 0:
+                    counts[0] += said[0]
+                if number == len(names) - 1 and place == len(chain) - 1:
+                    counts[1] += said[1]
+        return counts

@@ -1,0 +1,138 @@
+"""The shape of a job: tasks, channels and operators, from what a checkpoint says of its graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
+from clonos.graph.compile import CompiledJob
+from clonos.graph.description import describe
+
+_HOUSE_KEEPER: Final = "house-keeper"
+
+
+class Shape:
+    """A graph as :func:`~clonos.graph.description.describe` tells it.
+
+    Attributes
+    ----------
+    plan
+        Its tasks and channels.
+    chains
+        By task, the names of its operators.
+    homes
+        By operator, the tasks that it is in, in their order.
+    operators
+        By name: its kind, and its settings.
+    keeps
+        By name: the schemas of the rows that it keeps.
+    sources, sinks
+        By operator, what is known of them.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> job = clonos.Job(parallelism=2)
+    >>> rows = job.source(clonos.sources.from_batches([], "n long"), name="numbers")
+    >>> rows.key_by("n").deduplicate(name="once").sink(clonos.sinks.collect(), name="out")
+    >>> shape = Shape.of(job.compile())
+    >>> shape.homes["once"], shape.chains[2], shape.before("once", 0)
+    ([2, 3], ('once', 'out'), [('numbers', 0), ('numbers', 1)])
+    """
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        tasks = description["tasks"]
+        self.plan = _plan(description)
+        self._origins: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}
+        self.chains: dict[int, tuple[str, ...]] = {}
+        self.homes: dict[str, list[int]] = {}
+        self.operators: dict[str, list[Any]] = {}
+        self.keeps: dict[str, list[str]] = {}
+        self.sources: dict[str, Any] = {}
+        self.sinks: dict[str, Any] = {}
+        for spec, about in zip(self.plan.tasks, tasks.values(), strict=True):
+            names = tuple(name for name, *_ in about["operators"])
+            self.chains[spec.id] = names
+            self.keeps.update(about["keeps"])
+            for name, *operation in about["operators"]:
+                self.homes.setdefault(name, []).append(spec.id)
+                self.operators[name] = operation
+            if about["source"] is not None:
+                self.sources[names[0]] = about["source"]
+            if about["sink"] is not None:
+                self.sinks[names[-1]] = about["sink"]
+
+    @classmethod
+    def of(cls, compiled: CompiledJob) -> Shape:
+        """That of a compiled job."""
+        return cls(json.loads(json.dumps(describe(compiled))))
+
+    def place(self, operator: str, index: int) -> tuple[int, int]:
+        """Where the `index`-th task of an operator is: which task, and where in its chain."""
+        task = self.homes[operator][index]
+        return task, self.chains[task].index(operator)
+
+    def senders(self, task: int) -> list[int]:
+        """Who sends to a task."""
+        return [self.plan.channels[c].sender for c in self.plan.tasks[task].inputs]
+
+    def before(self, operator: str, index: int) -> list[tuple[str, int]]:
+        """Where rows of the `index`-th task of an operator come from: operators, and which task."""
+        task, place = self.place(operator, index)
+        if place:
+            return [(self.chains[task][place - 1], index)]
+        senders = self.senders(task)
+        return [(self.chains[sender][-1], self.plan.tasks[sender].index) for sender in senders]
+
+    def origins(self, operator: str, index: int) -> frozenset[tuple[str, int]]:
+        """The source tasks whose rows may come to the `index`-th task of an operator."""
+        if (operator, index) not in self._origins:
+            before = self.before(operator, index)
+            of_those = (self.origins(*one) for one in before)
+            found = frozenset().union(*of_those) if before else frozenset({(operator, index)})
+            self._origins[operator, index] = found
+        return self._origins[operator, index]
+
+    def is_shuffled(self, operator: str) -> bool:
+        """Whether all tasks of the operator's chain hear of the same tasks."""
+        heard = [frozenset(self.senders(task)) for task in self.homes[operator]]
+        return bool(heard[0]) and len(set(heard)) == 1
+
+
+def _plan(description: Mapping[str, Any]) -> Plan:
+    numbers = {name: number for number, name in enumerate(description["tasks"])}
+    tasks = [_task(number, name, description["tasks"][name]) for name, number in numbers.items()]
+    numbers[_HOUSE_KEEPER] = HOUSE_KEEPER
+    channels = [
+        ChannelSpec(number, numbers[sender], numbers[receiver], port, is_feedback=bool(more))
+        for number, (sender, receiver, port, *more) in enumerate(description["channels"])
+    ]
+    return Plan(
+        tasks=tuple(tasks),
+        channels=tuple(channels),
+        sharing_depth=description["sharing_depth"],
+        causal_log=description["causal_log"],
+        job_seed=description["seed"],
+        has_markers=description["has_markers"],
+    )
+
+
+def _task(number: int, name: str, about: Mapping[str, Any]) -> TaskSpec:
+    operator, _, index = name.removesuffix("]").rpartition("[")
+    flags: Sequence[bool] = about["flags"]
+    is_source, is_sink, is_gated, writes_itself, has_effects = flags
+    return TaskSpec(
+        id=number,
+        name=name,
+        operator=operator,
+        index=int(index),
+        inputs=tuple(about["inputs"]),
+        outputs=tuple(about["outputs"]),
+        is_source=is_source,
+        sink=about["operators"][-1][0] if is_sink else None,
+        is_gated=is_gated,
+        writes_itself=writes_itself,
+        has_effects=has_effects,
+    )

@@ -1,0 +1,144 @@
+"""The switch to another plan: one new segment of the journal, and before it nothing has changed.
+
+::
+
+    layers of the new tasks are stored    nobody refers to them yet
+    the new graph is written down         beside the old one: the journal says which of them counts
+    the journal begins anew               <- from here on the new plan counts
+    the old graph is forgotten            when the job is claimed, as at every start
+
+Whoever dies in between has either done nothing, but for files that the next driver deletes, or all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from clonos.core.events import StoreLayer
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import merge_layers
+from clonos.core.messages import Layer, LayerRef
+from clonos.core.plan import Incarnation, TaskSpec
+from clonos.errors import CannotUpgrade
+from clonos.graph.compile import CompiledJob
+from clonos.state.deltas import merge_deltas
+from clonos.storage.layers import LayerStore, get_layers, put_layer
+from clonos.upgrade.layers import Sealed, redistribute
+from clonos.upgrade.shape import Shape
+
+
+class Journal(Protocol):
+    """What a switch needs of the journal."""
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        """Begin anew with these records; whether that is durable."""
+
+
+class Switch:
+    """From one plan to another, by the driver that has the journal's lock and a term.
+
+    Parameters
+    ----------
+    before, keeper
+        The job as it was, and its house-keeper, which has read the journal.
+    waiting
+        The outputs that it has found there.
+    compiled, successor
+        The job as it is to be, and a house-keeper of its plan, who knows nothing yet.
+    drop_state
+        Operators whose state may be lost.
+    """
+
+    def __init__(
+        self,
+        before: Shape,
+        keeper: HouseKeeper,
+        waiting: Sequence[Deliver],
+        compiled: CompiledJob,
+        successor: HouseKeeper,
+        drop_state: Collection[str] = (),
+    ) -> None:
+        self._before, self._keeper, self._waiting = before, keeper, waiting
+        self._compiled, self._successor, self._drop_state = compiled, successor, drop_state
+
+    def make(
+        self, store: LayerStore, term: int, announce: Callable[[], object], journal: Journal
+    ) -> bool:
+        """Do it; whether it is durable.
+
+        Parameters
+        ----------
+        term
+            Of this driver: it names the new layers.
+        announce
+            Writes the new graph down, beside the old one.
+
+        Raises
+        ------
+        CannotUpgrade
+            Nothing has changed.
+        """
+        self._require_rest()
+        keeper = self._keeper
+        maker = Incarnation(term, 0)
+        sealed = Sealed(maker, keeper.epoch + 1, keeper.generation + 1)
+        last = self.last_layers(store)
+        first = redistribute(self._before, last, self._compiled, sealed, self._drop_state)
+        stored = {task: (layer, _put(store, layer)) for task, layer in first.items()}
+        announce()
+        self._successor.succeed(keeper, stored)
+        return journal.rotate(self._successor.snapshot())
+
+    def _require_rest(self) -> None:
+        keeper = self._keeper
+        if self._before.plan.loops or self._compiled.plan.loops:
+            raise CannotUpgrade(
+                "rows go round in the job: who is in a loop cannot be told from who is before it",
+                remedy="start it with the graph that it had; its functions may be others",
+            )
+        if keeper.complete:
+            raise CannotUpgrade(
+                "the job is complete: nothing is left that another graph could do",
+                remedy="start the new job in another checkpoint_dir",
+            )
+        if self._waiting or not keeper.is_settled:
+            raise CannotUpgrade(
+                "the job has not settled: what is on its way belongs to the graph that it had",
+                remedy="start it with that graph, stop it with running.stop(settle=...) until that "
+                "returns True, and start this one then",
+            )
+
+    def last_layers(self, store: LayerStore) -> Mapping[int, Layer]:
+        """What each task has kept until now."""
+        found = {}
+        for task in self._before.plan.tasks:
+            layers = get_layers(store, self._keeper.layers[task.id])
+            if layers:
+                found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
+            else:  # it has stopped before its first checkpoint
+                found[task.id] = _nothing(task)
+        return found
+
+
+def _nothing(task: TaskSpec) -> Layer:
+    """Where a task begins."""
+    return Layer(
+        task=task.id,
+        incarnation=Incarnation(0, 0),
+        epoch=0,
+        position=0,
+        ins=dict.fromkeys(task.inputs, (0, 0)),
+        outs=dict.fromkeys(task.outputs, (0, 0)),
+        ended=(),
+        dep={},
+        clock_ms=0,
+        wake_ms=None,
+        source_rows=0,
+        source_ended=False,
+        delta=b"",
+    )
+
+
+def _put(store: LayerStore, layer: Layer) -> LayerRef:
+    return put_layer(store, StoreLayer(layer, layer.delta))

@@ -1,0 +1,176 @@
+"""Jobs that have settled go on with another graph: another parallelism, other operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import clonos
+from clonos.errors import CannotUpgrade, OtherJob
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
+]
+
+ROWS = 6_000
+NEVER = int(datetime(2100, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
+TOLD = "key string, what string, number long"
+
+
+async def price(n: int) -> int:
+    await asyncio.sleep(0.001)
+    return 7 * n
+
+
+class Totals(clonos.Process):
+    """The sum so far; by timer, how many rows have come since the last one."""
+
+    def open(self, ctx: Any) -> None:
+        self.total, self.fresh = ctx.state("total", "long"), ctx.state("fresh", "long")
+
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        self.total.set(self.total.get(0) + row.price)
+        if not self.fresh.get(0):
+            ctx.timers.processing_time(ctx.clock.now_ms() + 20)
+            ctx.timers.event_time(NEVER)  # at the end of the input
+        self.fresh.set(self.fresh.get(0) + 1)
+        yield row.key, "total", self.total.get()
+
+    def on_timer(self, key: str, due: int, ctx: Any) -> Any:
+        if self.fresh.get(0):
+            yield key, "fresh", self.fresh.get()
+            self.fresh.set(0)
+
+
+class Counting(clonos.Process):
+    """Numbers the rows of a key."""
+
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        count = ctx.state("count", "long")
+        count.set(count.get(0) + 1)
+        yield row.key, "count", count.get()
+
+
+@pytest.fixture
+def made(kit, tmp_path):
+    """Makes the job, whose rows come from one task, so that its output is known."""
+    source = kit.gated(tmp_path, ROWS)
+
+    def make(parallelism: int, rate: float = 400.0) -> clonos.Job:
+        job = clonos.Job(
+            "totals",
+            parallelism=parallelism,
+            checkpoint_dir=str(tmp_path / "checkpoint"),
+            checkpoint_interval="200 ms",
+        )
+        events = job.source(source, name="events", parallelism=1, rows_per_second=rate)
+        events = events.with_watermark("at", "1 second", name="times")
+        priced = events.with_column_async("price long", price, "n", name="price", in_flight=50)
+        totals = priced.key_by("key").process(Totals(), TOLD, name="totals")
+        sink = clonos.sinks.parquet(str(tmp_path / "out"), rows_per_file=50, linger="50 ms")
+        totals.sink(sink, name="out")
+        return job
+
+    return make
+
+
+def told(kit: Any) -> tuple[list[tuple[str, int]], Counter[str]]:
+    """All sums of a run that nothing disturbs, and how many rows each key has."""
+    sums: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    totals = []
+    for _, key, n in map(kit.row, range(ROWS)):
+        sums[key] += 7 * n
+        rows[key] += 1
+        totals.append((key, sums[key]))
+    return totals, rows
+
+
+def check(table: pa.Table, kit: Any) -> None:
+    totals, rows = told(kit)
+    found = sorted((r["key"], r["number"]) for r in table.to_pylist() if r["what"] == "total")
+    assert found == sorted(totals)
+    fresh: Counter[str] = Counter()
+    for row in table.to_pylist():
+        if row["what"] == "fresh":
+            fresh[row["key"]] += row["number"]
+    assert fresh == rows
+
+
+def test_two_then_four_then_one(kit, spark, tmp_path, made):
+    running = made(2).start(spark)
+    kit.wait_rows(running, 200)
+    assert running.stop(settle="60 seconds")
+    with pytest.raises(OtherJob, match="upgrade=True"):
+        made(4).start(spark)
+    running = made(4).start(spark, upgrade=True)
+    kit.wait_quiet(running)
+    kit.kill(running, "totals[2]")
+    kit.wait_recovered(running, 1)
+    kit.wait_rows(running, 200)
+    assert running.stop(settle="60 seconds")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("part-*.parquet")}
+    running = made(1, 4000.0).start(spark, upgrade=True)
+    kit.wait_quiet(running)
+    kit.kill(running, "totals[0]")
+    kit.wait_recovered(running, 1)
+    kit.open_tap(tmp_path)
+    assert running.wait(300).is_complete
+    check(pq.read_table(tmp_path / "out"), kit)
+    for name, content in files.items():  # what was written under earlier plans stays as it was
+        assert (tmp_path / "out" / name).read_bytes() == content
+    assert {name.split("-")[1] for name in files} == {"0000", "0001"}
+
+
+def test_not_settled(kit, spark, tmp_path, made):
+    """A job that has merely stopped goes on as it was, and nothing of it has changed."""
+    running = made(1).start(spark)
+    kit.wait_rows(running, 50)
+    running.stop()
+    if not running.wait(0).is_complete and not running._setup.keeper.is_settled:
+        with pytest.raises(CannotUpgrade, match="has not settled"):
+            made(2).start(spark, upgrade=True)
+    kit.open_tap(tmp_path)
+    assert made(1, 4000.0).run(spark, timeout_s=300).is_complete
+    check(pq.read_table(tmp_path / "out"), kit)
+
+
+def test_an_operator_comes_and_another_goes(kit, spark, tmp_path):
+    source, rows = kit.gated(tmp_path, 2_000), 2_000
+
+    def make(*names: str) -> clonos.Job:
+        job = clonos.Job("two", parallelism=2, checkpoint_dir=str(tmp_path / "checkpoint"))
+        keyed = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        for name in names:
+            counted = keyed.key_by("key").process(Counting(), TOLD, name=name)
+            counted.sink(clonos.sinks.collect(), name=f"{name} out")
+        return job
+
+    running = make("stays", "goes").start(spark)
+    kit.wait_rows(running, 100, sink="stays out")
+    assert running.stop(settle="60 seconds")
+    before = running.wait(0).rows["stays out"]
+    with pytest.raises(CannotUpgrade, match=r"drop_state=\['goes'\]"):
+        make("stays", "comes").start(spark, upgrade=True)
+    with pytest.raises(CannotUpgrade, match="no operator of this name"):
+        make("stays", "comes").start(spark, upgrade=True, drop_state=["gone"])
+    kit.open_tap(tmp_path)
+    started = make("stays", "comes").start(spark, upgrade=True, drop_state=["goes"])
+    result = started.wait(300)
+    keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
+    whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
+    stays = result.table("stays out").to_pylist()
+    assert sorted((row["key"], row["number"]) for row in stays) == whole
+    seen = Counter(key for _, key, _ in map(kit.row, range(before)))
+    later = keys - seen
+    due = sorted((key, n) for key, count in later.items() for n in range(1, count + 1))
+    comes = result.table("comes out").to_pylist()
+    assert sorted((row["key"], row["number"]) for row in comes) == due

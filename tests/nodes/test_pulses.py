@@ -1,0 +1,115 @@
+"""Which slots are given up for their silence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+
+import pytest
+
+from clonos.nodes.pulses import FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, Pulses
+from clonos.transport.events import Heartbeat
+
+SILENCE_S = 1.5
+BEAT = Heartbeat("nonce", 0)
+STEP_S = 0.02
+
+
+class Ward:
+    """Some slots, and a clock."""
+
+    def __init__(self, slots: Collection[int]) -> None:
+        self.now_s = 0.0
+        self.pulses = Pulses(SILENCE_S)
+        self.asked: set[int] = set()
+        self.places = {slot: slot for slot in slots}
+        self.pulses.look(0.0)
+        for slot in slots:
+            self.pulses.began(slot)
+
+    def known_by(self, slot: int) -> Iterable[Hashable]:
+        return [self.places[slot]]
+
+    def passes(self, seconds: float, *beating: int, every_s: float = 0.1) -> list[int]:
+        """Who is given up meanwhile."""
+        given_up: list[int] = []
+        for n in range(1, round(seconds / STEP_S) + 1):
+            self.now_s += STEP_S
+            self.pulses.look(self.now_s)
+            if n % round(every_s / STEP_S) == 0:
+                for slot in beating:
+                    self.pulses.came(slot, BEAT)
+            for slot in self.pulses.silent(lambda: self.asked, self.known_by):
+                given_up.append(slot)
+                self.pulses.ended(slot)
+        return given_up
+
+
+def test_a_silent_slot_is_given_up_and_sooner_if_it_owes_an_answer() -> None:
+    ward = Ward([1, 2, 3])
+    assert ward.passes(SILENCE_S - 0.1, 2, 3) == []
+    assert ward.passes(0.3, 2, 3) == [1]
+    ward.asked = {2}
+    assert ward.passes(HUSH * SILENCE_S - 0.1, 3) == []
+    assert ward.passes(0.3, 3) == [2]
+
+
+@pytest.mark.parametrize("every_s", [0.2, 0.5])
+def test_where_all_beats_are_late_nobody_is_given_up_for_that(every_s: float) -> None:
+    ward = Ward([1, 2, 3])
+    ward.passes(20 * every_s, 1, 2, 3, every_s=every_s)
+    ward.asked = {1, 2, 3}
+    assert ward.passes(60.0, 1, 2, 3, every_s=every_s) == []
+    assert ward.passes(2.5 * every_s, 2, 3, every_s=every_s) == []
+    assert ward.passes(max(SILENCE_S, 3 * every_s), 2, 3, every_s=every_s) == [1]
+
+
+def test_two_processes_that_were_frozen_teach_nothing() -> None:
+    ward = Ward([1, 2, 3, 4])
+    ward.passes(5.0, 1, 2, 3, 4)
+    assert ward.passes(1.0, 3, 4) == []
+    assert ward.passes(5.0, 1, 2, 3, 4) == []
+    ward.asked = {1}
+    assert ward.passes(0.5, 2, 3, 4) == [1]
+
+
+def test_if_most_are_silent_it_is_rather_the_driver_that_is_cut_off() -> None:
+    ward = Ward([1, 2, 3, 4])
+    ward.asked = {1, 2, 3, 4}
+    assert ward.passes(LIMIT_MAX_S - 0.2, 4) == []
+    assert ward.passes(0.2, 1, 2, 3, 4) == []
+    assert ward.passes(LIMIT_MAX_S + 0.2, 4) == [1, 2, 3], "but not for ever"
+
+
+def test_a_drivers_absence_is_no_silence_of_the_slots() -> None:
+    ward = Ward([1])
+    for _ in range(int(SILENCE_S / LOOK_MAX_S) - 1):
+        ward.now_s += 60.0
+        ward.pulses.look(ward.now_s)
+        assert ward.pulses.silent(lambda: {1}, ward.known_by) == [] or ward.now_s > 180.0
+
+
+def test_who_was_given_up_has_twice_the_time_from_then_on() -> None:
+    """Code that keeps all threads from running gets on in the end."""
+    ward, taken_s = Ward([0, 1]), []
+    for slot in range(2, 6):
+        began_s = ward.now_s
+        assert ward.passes(LIMIT_MAX_S + 1, 0) == [slot - 1]
+        taken_s.append(ward.now_s - began_s)
+        ward.places[slot] = 1
+        ward.pulses.began(slot)
+        ward.passes(0.1, 0, slot)
+    ward.passes(5.0, 0, 5)
+    assert ward.passes(LIMIT_MAX_S - 0.5, 0) == []
+    assert ward.passes(1.0, 0) == [5]
+    ward.places[6] = 1
+    ward.pulses.began(6)
+    ward.passes(6 * FORGIVE_S, 0, 6)
+    assert ward.passes(SILENCE_S + 0.1, 0) == [6], "forgiven"
+
+
+def test_a_step_that_takes_long_is_told_of_once() -> None:
+    ward = Ward([1])
+    told = [ward.pulses.came(1, Heartbeat("nonce", 0, ms)) for ms in (0, 29_000, 30_000, 31_000)]
+    assert told == [False, False, True, False]
+    assert not ward.pulses.came(1, BEAT)
+    assert ward.pulses.came(1, Heartbeat("nonce", 1, 40_000))

@@ -1,0 +1,35 @@
+"""Jobs that settle and go on with another plan, under faults; the switch breaks off at any call."""
+
+from __future__ import annotations
+
+import pytest
+
+from clonos.simulator.seeds import simulate
+
+FOUND = {
+    18: "one of two sources had ended: its channels to the new tasks have ended, too",
+    31: "an operator came before others: they heard of the fastest of two senders",
+    294: "a source had ended, and calls were open: END had not been put out",
+    381: "an old life took what an old life had made, while new ones were on their way",
+}
+"""What seeds have found; each was shown first, then mended."""
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 400))]
+)
+def test_any_job_goes_on(seed):
+    result = simulate(seed, upgrade=True)
+    assert result.verdict == "ok", result.failure
+
+
+@pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
+def test_what_was_found(seed):
+    result = simulate(seed, upgrade=True)
+    assert result.verdict == "ok", result.failure
+
+
+def test_plans_are_replaced_and_switches_broken_off():
+    results = [simulate(seed, upgrade=True) for seed in range(12)]
+    assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
+    assert sum(result.coverage["no switch", "finished"] for result in results) > 0

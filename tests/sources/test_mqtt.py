@@ -1,0 +1,194 @@
+"""MQTT as a source: acknowledged when durable, on a broker whose clients are killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import clonos
+from clonos.errors import ClonosError, SourceError, WrongType
+from clonos.sources.inlet_feed import InletFeed
+from clonos.sources.mqtt_inlet import Session
+from clonos.sources.offered import OFFERED
+from clonos.sources.spool import Spool, SpoolReader
+
+paho = pytest.importorskip("paho.mqtt.client")
+_numbers = itertools.count()
+
+
+class Bench:
+    """A topic of a test, and a source that reads it."""
+
+    def __init__(self, port: int, folder: Any) -> None:
+        self.port, self.folder = port, folder
+        self.topic = f"open/{os.getpid()}/{next(_numbers)}"
+        self.client_id = self.topic.replace("/", "-")
+        self.errors: list[ClonosError] = []
+        self.publisher = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self.publisher.connect("127.0.0.1", port)
+        self.publisher.loop_start()
+
+    def source(self, **options: Any) -> Any:
+        given = {"client_id": self.client_id, "port": self.port, "value": "text", **options}
+        return clonos.sources.mqtt("127.0.0.1", given.pop("topics", f"{self.topic}/+"), **given)
+
+    def feed(self, spool: str = "spool") -> InletFeed:
+        """One life of the driver's end."""
+        at = Spool(f"{self.folder}/{spool}", 1)
+        made = InletFeed("sensors", self.source().inlet, at, self.errors.append)
+        made.start()
+        return made
+
+    def publish(self, *numbers: int) -> None:
+        for n in numbers:
+            self.publisher.publish(f"{self.topic}/{n % 3}", b"%d" % n, qos=1).wait_for_publish(60)
+
+    def rows(self, count: int, spool: str = "spool") -> list[dict[str, Any]]:
+        """What is spooled, once these are so many."""
+        reader = SpoolReader(f"{self.folder}/{spool}", OFFERED, 0, 1)
+        reader.open(0)
+        found: list[dict[str, Any]] = []
+        for _ in range(600):
+            batch = reader.read(1000, 0.1)
+            found += [] if batch is None else batch.to_pylist()
+            if len(found) >= count:
+                return found
+        raise AssertionError(f"{len(found)} of {count}")
+
+    def close(self) -> None:
+        self.publisher.disconnect()
+        self.publisher.loop_stop()
+
+
+@pytest.fixture
+def bench(mqtt_port, tmp_path):
+    made = Bench(mqtt_port, tmp_path)
+    yield made
+    made.close()
+
+
+def test_messages_come_with_their_topic_also_those_of_when_nobody_listened(bench):
+    first = bench.feed()
+    bench.publish(0, 1, 2)
+    bench.rows(3)
+    first.close()
+    bench.publish(3, 4)
+    second = bench.feed()
+    rows = bench.rows(5)
+    while len({row["value"] for row in rows}) < 5:
+        rows = bench.rows(len(rows) + 1)
+    second.close()
+    # One that was kept, but not acknowledged yet, comes again.
+    assert {(row["value"], row["topic"]) for row in rows} == {
+        (b"%d" % n, f"{bench.topic}/{n % 3}") for n in range(5)
+    }
+    assert not bench.errors
+
+
+def test_what_is_not_durable_is_not_acknowledged_and_comes_again(bench, monkeypatch):
+    reached, gate = threading.Event(), threading.Event()
+    take = Spool.take
+
+    def stuck(self: Spool, *what: Any) -> bool:
+        reached.set()
+        assert gate.wait(60)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Spool, "take", stuck)
+    first = bench.feed("lost")
+    bench.publish(7)
+    assert reached.wait(60)
+    gate.set()
+    first.close()
+    monkeypatch.setattr(Spool, "take", take)
+    second = bench.feed()
+    assert [row["value"] for row in bench.rows(1)] == [b"7"]
+    second.close()
+
+
+def test_a_message_of_an_earlier_connection_is_not_acknowledged_by_its_number():
+    session: Any = Session(
+        clonos.sources.mqtt("h", "t", client_id="c", value="text").inlet,  # type: ignore[arg-type]
+        lambda *_: True,
+    )
+    acknowledged: list[int] = []
+    session._client = SimpleNamespace(ack=lambda mid, _: acknowledged.append(mid))
+    session.thank(SimpleNamespace(mid=1, qos=1), 0, is_durable=True)
+    session.thank(SimpleNamespace(mid=2, qos=1), 0, is_durable=False)
+    session.thank(SimpleNamespace(mid=0, qos=0), 0, is_durable=True)
+    session._on_disconnect()
+    session.thank(SimpleNamespace(mid=3, qos=1), 0, is_durable=True)
+    session.thank(SimpleNamespace(mid=4, qos=1), 1, is_durable=True)
+    assert acknowledged == [1, 4]
+
+
+DRIVER = """
+import sys
+import clonos
+from clonos.sources.inlet_feed import InletFeed
+from clonos.sources.spool import Spool
+port, topic, client_id, uri = sys.argv[1:]
+source = clonos.sources.mqtt(
+    "127.0.0.1", topic + "/+", client_id=client_id, port=int(port), value="text"
+)
+feed = InletFeed("sensors", source.inlet, Spool(uri, 1), print)
+feed.start()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_message_is_lost_though_the_process_is_killed(bench):
+    uri = str(bench.folder / "spool")
+
+    def start() -> Any:
+        arguments = [str(bench.port), bench.topic, bench.client_id, uri]
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        return process
+
+    process = start()
+    published = 0
+    for _ in range(3):
+        bench.publish(*range(published, published + 150))
+        published += 150
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        process = start()
+    found: set[int] = set()
+    count = 0
+    while len(found) < published:
+        rows = bench.rows(count + 1)
+        count = len(rows)
+        found = {int(row["value"]) for row in rows}
+    assert found == set(range(published))
+    process.communicate()
+
+
+def test_what_is_said_of_brokers_that_are_away_or_refuse(bench):
+    away = bench.source(port=1, username="me", password="secret").inlet
+    with pytest.raises(SourceError, match="cannot be reached") as caught:
+        away.open(lambda *_: True)
+    assert "secret" not in str(caught.value) + repr(bench.source(password="secret"))
+
+
+@pytest.mark.parametrize("options", [{"topics": []}, {"topics": [""]}, {"client_id": ""}])
+def test_wrong_arguments(options):
+    given = {"topics": "t", "client_id": "c", "value": "text", **options}
+    with pytest.raises(WrongType) as caught:
+        clonos.sources.mqtt("broker", **given)
+    assert caught.value.remedy
