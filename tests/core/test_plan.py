@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
+from clonos.errors import BadGraph
 
 
 def chain(*cells: int | None, depth: int, edges: tuple[tuple[int, int], ...] = ()) -> Plan:
@@ -74,3 +77,15 @@ def test_the_way_back_into_its_own_cell_leads_no_further_away() -> None:
 def test_one_cell_for_all_leaves_all_logs_to_the_house_keeper() -> None:
     plan = chain(0, 0, 0, depth=FULL_DEPTH)
     assert kept(plan) == [(), (), (0, 1, 2)]
+
+
+def test_a_cycle_without_feedback_is_refused():
+    tasks = (
+        TaskSpec(0, "in[0]", "in", 0, (), (0,), is_source=True),
+        TaskSpec(1, "round[0]", "round", 0, (0, 1), (1,)),
+    )
+    channels = (ChannelSpec(0, 0, 1), ChannelSpec(1, 1, 1))
+    with pytest.raises(BadGraph, match="'round' are in a cycle that has no feedback"):
+        Plan(tasks, channels)
+    plan = Plan(tasks, (channels[0], ChannelSpec(1, 1, 1, is_feedback=True)))
+    assert plan.loops == {1: {1}}

@@ -85,7 +85,7 @@ class Rounds:
         if is_over:
             step.ended = (*step.ended, *self._inbounds.end_feedback())
 
-    def stepped(self, step: RunningStep, *, may_probe: bool) -> list[int]:
+    def stepped(self, step: RunningStep, may_probe: bool) -> list[int]:
         """A step is done: what the probes say that are to be sent now.
 
         ``may_probe``: the task is idle, and has not ended.

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from typing import Final, NamedTuple, TypeVar
 
 from clonos.errors import BadGraph
@@ -201,17 +200,11 @@ def require_sound(plan: Plan) -> None:
     """Raise `BadGraph` unless each cycle has a feedback channel, and each feedback channel is in a
     cycle that rows enter from outside.
     """
-    before: dict[int, set[int]] = {task.id: set() for task in plan.tasks}
-    for channel in plan.channels:
-        if not channel.is_feedback and channel.receiver != HOUSE_KEEPER:
-            before[channel.receiver].add(channel.sender)
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError as error:
+    if circle := _without_feedback(plan):
         raise BadGraph(
-            f"{_names(plan, error.args[1])} are in a cycle that has no feedback edge",
+            f"{_names(plan, circle)} are in a cycle that has no feedback edge, or behind one",
             remedy="close the loop with job.feedback(...)",
-        ) from None
+        )
     feedback = [channel for channel in plan.channels if channel.is_feedback]
     for channel in feedback:
         ends = _names(plan, (channel.sender, channel.receiver))
@@ -232,6 +225,23 @@ def require_sound(plan: Plan) -> None:
             where=_names(plan, (feedback[0].sender,)),
             remedy="leave guarantee at 'exactly_once'",
         )
+
+
+def _without_feedback(plan: Plan) -> list[int]:
+    """The tasks that are in or behind a cycle even if nothing is fed back."""
+    before = {task.id: 0 for task in plan.tasks}
+    behind: dict[int, list[int]] = {task.id: [] for task in plan.tasks}
+    for channel in plan.channels:
+        if not channel.is_feedback and channel.receiver != HOUSE_KEEPER:
+            before[channel.receiver] += 1
+            behind[channel.sender].append(channel.receiver)
+    free = [task for task, count in before.items() if not count]
+    while free:
+        for task in behind[free.pop()]:
+            before[task] -= 1
+            if not before[task]:
+                free.append(task)
+    return [task for task, count in before.items() if count]
 
 
 def _names(plan: Plan, tasks: Iterable[int]) -> str:

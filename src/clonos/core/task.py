@@ -553,8 +553,8 @@ class TaskMachine:
         if not self.end_is_out:  # what comes after an END, some input's sender has made again
             self.end_is_out = self.ended
             dep, born_ms = dict(self.dep), self.born_ms
-            may_probe = self._is_idle and not self.ended
-            probes = self.rounds.stepped(step, may_probe=may_probe) if self.rounds else ()
+            rounds, ended = self.rounds, self.ended
+            probes = rounds.stepped(step, not ended and self._is_idle) if rounds else ()
             self.outbounds.put_out(step, self.epoch, marker, dep, born_ms, self.ended, probes)
         if marker:
             self.inbounds.next_epoch()

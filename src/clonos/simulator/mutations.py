@@ -481,11 +481,6 @@ MUTATIONS: dict[str, Mutation] = {
     "feedback is in no layer": mutation(
         "carried feedback", (InFlightLog, "carried", wrong_loops.nothing_carried), kind=LOOPS
     ),
-    "feedback does not wait until a layer is sealed": mutation(
-        "carried feedback",
-        (Inbounds, "available", wrong_loops.feedback_waits_for_no_marker),
-        kind=LOOPS,
-    ),
     "a loop is over when one task is quiet": mutation(
         "conservation", (Rounds, "_next", wrong_loops.one_quiet_round), kind=LOOPS
     ),

@@ -28,23 +28,11 @@ def one_quiet_round(_: Any) -> Any:
 def rows_are_quiet(original: Any) -> Any:
     """Whoever takes rows between two probes does not say so."""
 
-    def stepped(self: Rounds, step: RunningStep, *, may_probe: bool) -> Any:
+    def stepped(self: Rounds, step: RunningStep, *rest: Any) -> Any:
         step.is_quiet = True
-        return original(self, step, may_probe=may_probe)
+        return original(self, step, *rest)
 
     return stepped
-
-
-def feedback_waits_for_no_marker(original: Any) -> Any:
-    """What a sender makes behind its marker is taken before one's own layer is sealed."""
-
-    def available(self: Inbounds, end: Any) -> int:
-        was, end.waits_behind = end.waits_behind, False
-        count: int = original(self, end)
-        end.waits_behind = was
-        return count
-
-    return available
 
 
 def markers_wait_for_feedback(_: Any) -> Any:
