@@ -36,12 +36,20 @@ from clonos.operators.make import make_operator
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sources.lines import ParseLines
 from clonos.sources.messages import ParseFields, ParseMessages
+from clonos.sources.offered import ParseOffered
 from clonos.spark.session import get_or_create
 from clonos.testing import InMemoryRun
 
 SCHEMA = "k string, n long, f double, t timestamp, u timestamp"
 START = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
-OF_SOURCES_AND_SINKS = {op.PassVersions, ParseLines, ParseMessages, ParseFields, BufferFiles}
+OF_SOURCES_AND_SINKS = {
+    op.PassVersions,
+    ParseLines,
+    ParseMessages,
+    ParseFields,
+    ParseOffered,
+    BufferFiles,
+}
 """What sources and sinks do to rows is not translated: they are, as a whole."""
 
 

@@ -133,8 +133,12 @@ def live_without_inject(original: Any) -> Any:
 
 
 def without_end_on_replay(original: Any) -> Any:
-    def put_out(self: Outbounds, step: RunningStep, *rest: Any, ends: bool) -> None:
-        original(self, step, *rest, ends=ends and step._replayed is None)
+    def put_out(
+        self: Outbounds, step: RunningStep, epoch: int, marker: int, dep: Any, born_ms: int,
+        ends: bool, probes: Any = (),
+    ) -> None:  # fmt: skip
+        ends &= step._replayed is None
+        original(self, step, epoch, marker, dep, born_ms, ends, probes)
 
     return put_out
 
@@ -238,11 +242,10 @@ def own_log_only(original: Any) -> Any:
         marker: int,
         dep: Dependencies,
         *rest: Any,
-        ends: bool,
     ) -> None:
         own = self._life.id
         dep = {own: dep[own]} if self._life.spec.is_sink else dep
-        original(self, step, epoch, marker, dep, *rest, ends=ends)
+        original(self, step, epoch, marker, dep, *rest)
 
     return put_out
 

@@ -48,10 +48,10 @@ from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes import driver as driver_module
 from clonos.nodes.commits import Commits
-from clonos.nodes.driver import DriverNode
 from clonos.nodes.history import HistoryCare
 from clonos.nodes.layers import LayerCare
 from clonos.nodes.places import Places
+from clonos.nodes.pulses import Pulses
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
@@ -445,9 +445,7 @@ MUTATIONS: dict[str, Mutation] = {
     "an outcome that was taken still waits": mutation(
         "sound state", (OpenCalls, "take", wrong.unchanged("came"))
     ),
-    "a lost slot is still heard": mutation(
-        "sound state", (DriverNode, "_on_control_lost", wrong.unchanged("_heard"))
-    ),
+    "a lost slot is still heard": mutation("sound state", (Pulses, "ended", constant(None))),
     "a lost slot keeps its place": mutation(
         "sound state", (Places, "lost", wrong.only_the_seat_goes)
     ),
