@@ -182,6 +182,19 @@ def test_the_numbers_of_an_operator_go_on_though_its_state_goes():
     assert [kept.facts["asked"] for kept in after.kept("kept")] == [9, 9]
 
 
+async def ask(n: int) -> int:
+    return n
+
+
+def test_the_numbers_go_on_in_an_operator_of_another_kind():
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+    asked = rows.with_column_async("m long", ask, "n", name="kept")
+    asked.sink(clonos.sinks.collect(), name="out")
+    after = Before(job(2), asked=[9, 4]).upgraded(made, drop_state=["kept"])
+    assert [kept.facts.get("asked") for kept in after.kept("kept")] == [9, 9]
+
+
 def test_sources_go_on_where_they_were():
     after = Before(job(2)).upgraded(job(4))
     tasks = after.shape.homes["rows"]

@@ -279,7 +279,8 @@ class Redistribution:
     def _changes(self, code: TaskCode, number: int, name: str) -> Sequence[Changes | Frozen]:
         former = self._former(name, code.task.index)
         if not former:
-            return [fact_changes(self._numbers(name))]
+            operator = make_operator(code.operators[number][1])
+            return [fact_changes(self._numbers(name) if "asked" in operator.joins else {})]
         predecessor = self._predecessor(name, code.task.index)
         if predecessor is not None:
             return self._of(name, predecessor).changes()
@@ -303,7 +304,7 @@ class Redistribution:
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """How many calls an operator has asked whose state may go: no effect gets a name again."""
-        former = self._before.homes[name] if self._is_same_kind(name) else []
+        former = self._before.homes.get(name, [])  # of whatever kind: effects are known by name
         asked = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
         return dict.fromkeys(_NUMBERS, max(asked)) if any(asked) else {}
 
