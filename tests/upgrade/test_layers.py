@@ -204,6 +204,24 @@ def test_sources_go_on_where_they_were():
     assert "parallelism=2" in (told.value.remedy or "")
 
 
+def test_rows_that_the_checkpoint_keeps_are_not_read_as_those_of_another_source():
+    made = job(2, readers=1)
+    compiled = made.compile()
+    codes = tuple(
+        replace(code, source=replace(code.source, kind="materialized")) if code.source else code
+        for code in compiled.codes
+    )
+    before, spooled = Before(job(2, readers=1)), replace(compiled, codes=codes)
+    with pytest.raises(CannotUpgrade, match="still has rows of the source"):
+        redistribute(before.shape, before.layers, spooled, SEALED, ["rows"])
+    other = describe(job(2, readers=1).compile())
+    for task in other["tasks"].values():
+        task["operators"] = [["other", *rest] for _, *rest in task["operators"]]
+    with pytest.raises(CannotUpgrade, match="still has rows of the source"):
+        require_continuable(other, spooled, ["rows"])
+    require_continuable(other, spooled)
+
+
 def test_event_time_is_that_of_the_senders():
     after = Before(job(2)).upgraded(job(3))
     for task in after.shape.homes["kept"]:
