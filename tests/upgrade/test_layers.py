@@ -182,6 +182,19 @@ def test_the_numbers_of_an_operator_go_on_though_its_state_goes():
     assert [kept.facts["asked"] for kept in after.kept("kept")] == [9, 9]
 
 
+async def ask(n: int) -> int:
+    return n
+
+
+def test_the_numbers_go_on_in_an_operator_of_another_kind():
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+    asked = rows.with_column_async("m long", ask, "n", name="kept")
+    asked.sink(clonos.sinks.collect(), name="out")
+    after = Before(job(2), asked=[9, 4]).upgraded(made, drop_state=["kept"])
+    assert [kept.facts.get("asked") for kept in after.kept("kept")] == [9, 9]
+
+
 def test_sources_go_on_where_they_were():
     after = Before(job(2)).upgraded(job(4))
     tasks = after.shape.homes["rows"]
@@ -189,6 +202,24 @@ def test_sources_go_on_where_they_were():
     with pytest.raises(CannotUpgrade, match="nobody knows what 3 tasks would have read") as told:
         Before(job(2)).upgraded(job(2, readers=3))
     assert "parallelism=2" in (told.value.remedy or "")
+
+
+def test_rows_that_the_checkpoint_keeps_are_not_read_as_those_of_another_source():
+    made = job(2, readers=1)
+    compiled = made.compile()
+    codes = tuple(
+        replace(code, source=replace(code.source, kind="materialized")) if code.source else code
+        for code in compiled.codes
+    )
+    before, spooled = Before(job(2, readers=1)), replace(compiled, codes=codes)
+    with pytest.raises(CannotUpgrade, match="still has rows of the source"):
+        redistribute(before.shape, before.layers, spooled, SEALED, ["rows"])
+    other = describe(job(2, readers=1).compile())
+    for task in other["tasks"].values():
+        task["operators"] = [["other", *rest] for _, *rest in task["operators"]]
+    with pytest.raises(CannotUpgrade, match="still has rows of the source"):
+        require_continuable(other, spooled, ["rows"])
+    require_continuable(other, spooled)
 
 
 def test_event_time_is_that_of_the_senders():

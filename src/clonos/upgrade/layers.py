@@ -92,6 +92,8 @@ def require_continuable(
             )
     known = names_of(before)
     for code in compiled.codes:
+        if _is_spooled(code) and code.source_name in retired and code.source_name not in known:
+            raise _old_rows(code.source_name)
         for name, _ in code.operators:
             if code.task.has_effects and name in retired and name not in known:
                 raise CannotUpgrade(
@@ -100,6 +102,20 @@ def require_continuable(
                     where=name,
                     remedy="give the operator another name",
                 )
+
+
+def _is_spooled(code: TaskCode) -> bool:
+    """Whether its rows are kept in the checkpoint, by the name of the source."""
+    source = code.source
+    return source is not None and (source.is_fed or source.kind == "materialized")
+
+
+def _old_rows(name: str) -> CannotUpgrade:
+    return CannotUpgrade(
+        "the checkpoint still has rows of the source that had this name: they would be read",
+        where=name,
+        remedy="give the source another name",
+    )
 
 
 def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
@@ -178,6 +194,10 @@ class Redistribution:
                     remedy=f"give the changed operator another name, and {_SAME_GRAPH}"
                     f"drop_state=[{name!r}]",
                 )
+
+        for code in self._compiled.codes:
+            if _is_spooled(code) and code.source_name in self._dropped:
+                raise _old_rows(code.source_name)
 
     # --- one task ---------------------------------------------------------------------------------
 
@@ -279,7 +299,8 @@ class Redistribution:
     def _changes(self, code: TaskCode, number: int, name: str) -> Sequence[Changes | Frozen]:
         former = self._former(name, code.task.index)
         if not former:
-            return [fact_changes(self._numbers(name))]
+            operator = make_operator(code.operators[number][1])
+            return [fact_changes(self._numbers(name) if "asked" in operator.joins else {})]
         predecessor = self._predecessor(name, code.task.index)
         if predecessor is not None:
             return self._of(name, predecessor).changes()
@@ -303,7 +324,7 @@ class Redistribution:
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """How many calls an operator has asked whose state may go: no effect gets a name again."""
-        former = self._before.homes[name] if self._is_same_kind(name) else []
+        former = self._before.homes.get(name, [])  # of whatever kind: effects are known by name
         asked = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
         return dict.fromkeys(_NUMBERS, max(asked)) if any(asked) else {}
 
