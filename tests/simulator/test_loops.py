@@ -12,8 +12,10 @@ from clonos.errors import LoopIsOver
 from clonos.simulator.cluster import Cluster
 from clonos.simulator.command import main
 from clonos.simulator.loop_jobs import loop_job
+from clonos.simulator.mutations import MUTATIONS
 from clonos.simulator.programs import Behaviour, Toy
 from clonos.simulator.seeds import Kind as KindOfSeed
+from clonos.simulator.violations import Violation
 
 from .play import SEEDS, Play, sink, source, stage
 
@@ -76,6 +78,48 @@ def test_all_tasks_of_a_loop_die_at_once(play):
     for slot in [play.slot(task) for task in sorted(play.job.plan.loops)]:
         play.cluster.kill(slot, "script")
     play.finish()
+
+
+def late_marker(seed):
+    """A task has what its twin has sent it behind a marker, and not that marker, which is late."""
+    play = Play(ITSELF, seed, rows=200, slots=4, standbys=0)
+    source, twin, late, _ = range(4)
+    channels = play.job.plan.channels
+    (between,) = (
+        c.id for c in channels if c.is_feedback and (c.sender, c.receiver) == (twin, late)
+    )
+    play.all_live()
+    play.at(late, 8)
+    play.until(lambda: not play.checkpoints.pending_epoch)
+    play.cluster.network.delay_from(play.slot(source), play.slot(late), 100.0)
+    epoch = play.machine(late).epoch
+
+    def is_ahead():
+        end = play.machine(late).inputs[between]
+        _, sent = play.machine(twin).outputs[between].log.carried
+        return any(i.epoch > epoch and i.seq <= end.consumed + len(end.queue) for i in sent)
+
+    play.until(is_ahead)
+    assert play.machine(late).epoch == epoch
+    play.until(lambda: play.keeper.epoch > epoch)
+    return play
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_feedback_from_behind_a_marker_waits_for_it(seed):
+    """Or a floor would have rows that its sender's has yet to make, and may make differently."""
+    play = late_marker(seed)
+    play.kill(1, 2, 3)  # and with them, what the journal lacks of their logs
+    play.finish()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_if_it_does_not_wait_the_floor_has_it_twice(seed):
+    with (
+        MUTATIONS["feedback from behind a marker is taken before it"].active(),
+        pytest.raises(Violation, match="carried feedback"),
+    ):
+        late_marker(seed).finish()
 
 
 def test_it_settles_only_when_nothing_goes_round(play):

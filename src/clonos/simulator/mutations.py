@@ -479,6 +479,9 @@ MUTATIONS: dict[str, Mutation] = {
     "feedback is in no layer": mutation(
         "carried feedback", (InFlightLog, "carried", wrong_loops.nothing_carried), kind=LOOPS
     ),
+    "feedback from behind a marker is taken before it": mutation(
+        "carried feedback", (Inbound, "__init__", wrong_loops.never_behind), kind=LOOPS
+    ),
     "a loop is over when one task is quiet": mutation(
         "conservation", (Rounds, "_next", wrong_loops.one_quiet_round), kind=LOOPS
     ),

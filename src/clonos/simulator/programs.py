@@ -282,17 +282,18 @@ class Toy:
         self.visits[row_id] = visits + 1
         return True
 
-    @staticmethod
     def _emit_on(
-        step: Step, edges: tuple[tuple[int, ...], ...], rows: list[tuple[int, int]]
+        self, step: Step, edges: tuple[tuple[int, ...], ...], rows: list[tuple[int, int]]
     ) -> None:
+        # Elsewhere with each round, or rows would never cross from one task to its twin.
+        shifts = self.visits if edges is self.back else {}
         for channels in edges if rows else ():
             if len(channels) == 1:
                 step.emit(channels[0], batch_of(tuple(rows)))
                 continue
             parts: list[list[tuple[int, int]]] = [[] for _ in channels]
             for row in rows:
-                parts[row[0] * 7 % len(channels)].append(row)
+                parts[(row[0] * 7 + shifts.get(row[0], 0)) % len(channels)].append(row)
             for channel, part in zip(channels, parts, strict=True):
                 if part:
                     step.emit(channel, batch_of(tuple(part)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clonos.core.channels import Inbound
 from clonos.core.inbounds import Inbounds
 from clonos.core.loops import Rounds
 from clonos.core.outbounds import Outbounds
@@ -68,3 +69,13 @@ def wait_for_each_other(_: Any) -> Any:
 def never_full(_: Any) -> Any:
     """Rows come in, however many go round."""
     return property(lambda _: False)
+
+
+def never_behind(original: Any) -> Any:
+    """What was made behind a marker is taken before that marker has come."""
+
+    def init(self: Inbound, *args: Any, **rest: Any) -> None:
+        original(self, *args, **rest)
+        self.waits_behind = False
+
+    return init
