@@ -154,3 +154,16 @@ def test_rows_given_out_at_the_end_of_a_loop_are_an_error():
     play.all_live()
     with pytest.raises(LoopIsOver, match="nobody would take them"):
         play.finish()
+
+
+def test_it_settles_again_though_nothing_happens(has_markers):
+    """The next driver has nothing to replay, and there are no more rows."""
+    play = Play(LOOP, SEEDS[0], rows=20)
+    play.until(lambda: play.machine(0) and play.machine(0).intake.taken == 20)
+    play.coordinator.settle()
+    play.until(lambda: play.coordinator.has_settled)
+    first = play.coordinator
+    play.cluster.kill_driver()
+    play.until(lambda: play.coordinator is not first)
+    play.coordinator.settle()
+    play.until(lambda: play.coordinator.has_settled)

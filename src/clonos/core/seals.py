@@ -109,7 +109,11 @@ class Seals:
         self.is_due = False
         self._seals: dict[int, Seal] = {}
         self._open: dict[int, Seal] = {}  # those that are not acknowledged
-        self._newest = (floor.position, floor.generation) if floor else (0, 0)
+        # Who sends feedback seals once in each life: what its floor has sent back, only its
+        # acknowledgement says, and that may have been heard by an earlier coordinator.
+        self._newest = (0, 0)
+        if floor is not None and not floor.carried:
+            self._newest = floor.position, floor.generation
 
     def has_news(self, task: Task) -> bool:
         """Whether something has happened that no layer has."""
