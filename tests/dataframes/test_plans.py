@@ -149,7 +149,7 @@ class TestWithSpark:
         given = clonos.sources.from_batches([rows], SCHEMA).reader(0, 1)
         given.open(0)
         table = pa.Table.from_batches([given.read(1000, 0.0)])
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         pq.write_table(table, folder / "rows.parquet")
         schema = spark.read.parquet(str(folder)).schema
         frame = spark.readStream.schema(schema).parquet(str(folder))
@@ -425,7 +425,7 @@ class TestWithSpark:
         again = counts._job.start(spark, execution="spark", available_now=True)
         again.wait(100)
         assert not found
-        longer = self.streaming(spark, tmp_path / "more", checkpoint_dir=folder)
+        longer = self.streaming(spark, tmp_path / "in", rows, checkpoint_dir=folder)
         longer = longer.filter(lambda row: row.n != 4).key_by("k")
         longer = longer.window(clonos.session("4 s", on="t")).agg(s=clonos.sum("n"))
         longer.sink(clonos.sinks.callback(found.append), name="sums")
@@ -437,6 +437,32 @@ class TestWithSpark:
         still.sink(clonos.sinks.console())
         with pytest.raises(NotInSpark, match="does not stream"):
             still._job.start(spark, execution="spark")
+
+    def test_queries_do_not_go_on_with_another_input(self, spark, tmp_path):
+        def job(folder: Path) -> Any:
+            stream = self.streaming(spark, folder, checkpoint_dir=str(tmp_path / "checkpoint"))
+            stream.sink(clonos.sinks.callback(lambda batch: None), name="out")
+            return stream._job
+
+        first = job(tmp_path / "in")
+        for _ in range(2):  # the same input goes on
+            first.start(spark, execution="spark", available_now=True).wait(100)
+        with pytest.raises(OtherJob, match=r"in\.source.*FileSource.*/in.*FileSource.*/moved"):
+            job(tmp_path / "moved").start(spark, execution="spark", available_now=True)
+
+    def test_a_number_that_no_window_reaches(self, spark, tmp_path):
+        def top(stream: Any, **options: Any) -> Any:
+            window = stream.window(clonos.tumbling("4 s", on="t"))
+            return window.top(2**40, "n", **options).to_dataframe(spark, execution="spark")
+
+        whole = Counter(range(8))
+        for number, options in enumerate(({}, {"ties": True})):
+            assert Counter(row.n for row in top(self.stream(), **options).collect()) == whole
+            rows = [*ROWS, ("far", 0, 0.0, at(1e6), at(1e6))]
+            streaming = top(self.streaming(spark, tmp_path / f"in{number}", rows), **options)
+            writer = streaming.writeStream.format("memory").queryName(f"top{number}")
+            assert writer.trigger(availableNow=True).start().awaitTermination(100)
+            assert Counter(row.n for row in spark.table(f"top{number}").collect()) == whole
 
     def stream_of_tasks(self) -> Any:
         stream = self.stream()

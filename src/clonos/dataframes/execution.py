@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.columns.batches import conform
 from clonos.dataframes.plan import Plans
+from clonos.dataframes.sources import inputs_of
 from clonos.errors import (
     DefinitionError,
     NotInSpark,
@@ -280,7 +281,12 @@ def _claim(folder: str, graph: LogicalGraph) -> None:
             f"the checkpoint {folder} belongs to a job that ran in tasks",
             remedy="give another checkpoint_dir: positions and state mean different things",
         )
-    place, now = Folder(files, path, "fsync"), describe_plans(graph)
+    inputs = {
+        vertex.id: inputs_of(vertex.source)
+        for vertex in graph.vertices
+        if vertex.source is not None and vertex.source.kind == "stream"
+    }
+    place, now = Folder(files, path, "fsync"), describe_plans(graph, inputs)
     if files.info(f"{path}/{_QUERIES}") is None:  # no query has begun
         place.put(OF_QUERIES, json.dumps({"graph": now}, indent=1).encode())
     else:

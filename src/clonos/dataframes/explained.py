@@ -22,7 +22,7 @@ PLANS: Final[dict[type[op.Operation], str]] = {
     op.WithWatermark: "withWatermark, where it is needed",
     op.LookUp: "broadcast join",
     op.AggregateWindows: "groupBy(keys, window).agg",
-    op.TopOfWindows: "groupBy(keys, window), a sorted list cut",
+    op.TopOfWindows: "rank() over keys and window; in a stream a sorted list cut",
     op.RowsOfWindows: "groupBy(keys, window), a list",
     op.Join: "inner join",
     op.Deduplicate: "dropDuplicates",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +21,8 @@ _ROWS: Final = 10_000
 
 _WATERMARK: Final = "spark.watermarkDelayMs"
 
+_READ: Final = re.compile(r"StreamingRelation (.*?), \[")
+
 _INSTEAD: Final = {
     "kafka": 'give job.source(...) the DataFrame of spark.readStream.format("kafka")',
     "postgres": "give job.source(...) the DataFrame of spark.read.jdbc(...), which ends",
@@ -29,6 +34,14 @@ _INSTEAD: Final = {
 def streams(source: SourceSpec) -> bool | None:
     """Whether the source is a streaming DataFrame; None if it can be mixed with either kind."""
     return None if source.kind == "versions" else source.kind == "stream"
+
+
+def inputs_of(source: SourceSpec) -> list[str]:
+    """What a streaming DataFrame reads: files with their path, of anything else the kind."""
+    told = StringIO()
+    with redirect_stdout(told):  # the only public way to see a plan
+        source.dataframe.explain()
+    return _READ.findall(told.getvalue())
 
 
 def rows_of(source: SourceSpec, site: Site) -> Rows:

@@ -1,4 +1,4 @@
-"""Windows in event time as plans: groups, and of rows lists that are sorted and cut."""
+"""Windows in event time as plans: groups, ranks, and in streams lists that are sorted and cut."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column
+from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols
@@ -20,6 +21,12 @@ from clonos.operators.window_kinds import Fixed, Given, Session, Window
 _START: Final = "~start"
 _END: Final = "~end"
 _LIST: Final = "~rows"
+_RANK: Final = "~rank"
+_PLACE: Final = "~place"
+_DOUBTFUL: Final = "~doubtful"
+
+_LONGEST: Final = 2**31 - 2
+"""A list of Spark's has no more rows."""
 
 
 @dataclass(frozen=True)
@@ -127,33 +134,86 @@ def _(operation: op.RowsOfWindows, site: Site, inputs: list[Rows]) -> Rows:
 
 @plan_of.register
 def _(operation: op.TopOfWindows, site: Site, inputs: list[Rows]) -> Rows:
-    rows, number, by = inputs[0].applied, operation.number, operation.by
     if isinstance(operation.window, Session):  # the API refuses it, too
         raise site.refusal("the rows of sessions cannot be ranked")
-    ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, by))
+    rows = inputs[0].applied
+    if not operation.ties:
+        site.require_comparable(rows.schema, "sorts by none")
+    if site.streams:  # Spark has no other way to rank rows of a stream
+        return _sorted(operation, site, rows)
+    return _ranked(operation, site, rows)
+
+
+def _ranked(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
+    """The first rows of each window by functions over windows: none has to fit the memory."""
+    grouped = _grouped(rows, site, operation.keys, operation.window)
+    start, end = grouped.bounds
+    frame, keys = grouped.frame, cols(operation.keys)
+    if isinstance(operation.window, Fixed):
+        frame = frame.withColumn(WINDOW, *grouped.by)
+    parts = Over.partitionBy(*keys, start, end)
+    by = _order(operation.by)
+    frame = frame.withColumn(_RANK, F.rank().over(parts.orderBy(*by)))
+    # Of its own, because Spark then drops rows before it sends them to where they are ranked.
+    frame = frame.where(col(_RANK) <= operation.number)
+    if not operation.ties:
+        whole = parts.orderBy(*by, *_order(_rest(operation, rows)))
+        frame = frame.withColumn(_PLACE, F.row_number().over(whole))
+        is_out = col(_PLACE) > operation.number
+        # Rows that are equal in all columns share a rank: then it is all the same which are out.
+        is_doubtful = is_out & (F.rank().over(whole) > col(_RANK))
+        frame = frame.withColumn(_DOUBTFUL, is_doubtful)
+        told = F.raise_error(F.lit(_tied(operation, site))).cast("boolean")
+        frame = frame.where(F.when(col(_DOUBTFUL), told).otherwise(~is_out))
+    made = {WINDOW_START: start, WINDOW_END: end}
+    known = rows.schema.names
+    columns = [col(n) if n in known else made[n].alias(n) for n in site.vertex.schema.names]
+    return _behind(site, frame.select(*columns), operation.window)
+
+
+def _sorted(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
+    """The first rows of each window out of a sorted list of all of them."""
+    number, by = min(operation.number, _LONGEST), operation.by
     if operation.ties:
+        ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, by))
         last = F.get(col(_LIST), F.lit(number - 1))
         kept = F.filter(
             col(_LIST), lambda row, i: (i < number) | last.isNull() | _same(row, last, by)
         )
         return _listed(rows, site, operation.keys, operation.window, kept, ranked)
-    # Which of several that rank the same is in is the order of arrival in tasks: Spark has none.
-    site.require_comparable(rows.schema, "sorts by none")
-    names = {ranking.column for ranking in by}
-    rest = [Ranking(name, is_descending=False) for name in rows.schema.names if name not in names]
+    rest = _rest(operation, rows)
     ranked = F.array_sort(_LIST, lambda a, b: _compared(a, b, [*by, *rest]))
     inside, outside = (F.get(col(_LIST), F.lit(at)) for at in (number - 1, number))
     # They stand side by side, in the order of all columns: they are all equal if the ends are.
     tied = F.filter(_LIST, lambda row: _same(row, inside, by))
     differ = ~F.get(tied, F.lit(0)).eqNullSafe(F.element_at(tied, -1))
     is_doubtful = (F.size(_LIST) > number) & _same(inside, outside, by) & differ
-    told = (
-        f"{site.vertex.name}: several rows rank the same, and which are among the first "
-        f"{number} depends on the order of arrival, which Spark does not keep. To do: rank by more "
-        "columns, or use ties=True"
-    )
-    kept = F.when(is_doubtful, F.raise_error(F.lit(told))).otherwise(F.slice(_LIST, 1, number))
+    told = F.raise_error(F.lit(_tied(operation, site)))
+    kept = F.when(is_doubtful, told).otherwise(F.slice(_LIST, 1, number))
     return _listed(rows, site, operation.keys, operation.window, kept, ranked)
+
+
+def _rest(operation: op.TopOfWindows, rows: Rows) -> list[Ranking]:
+    """The columns that are not ranked by, to tell rows apart that rank the same."""
+    names = {ranking.column for ranking in operation.by}
+    return [Ranking(name, is_descending=False) for name in rows.schema.names if name not in names]
+
+
+def _order(by: Sequence[Ranking]) -> list[Column]:
+    """As tasks rank: NaN is the largest, null comes last."""
+    return [
+        col(name).desc_nulls_last() if is_descending else col(name).asc_nulls_last()
+        for name, is_descending in by
+    ]
+
+
+def _tied(operation: op.TopOfWindows, site: Site) -> str:
+    """Which of several that rank the same is in is the order of arrival: Spark has none."""
+    return (
+        f"{site.vertex.name}: several rows rank the same, and which are among the first "
+        f"{operation.number} depends on the order of arrival, which Spark does not keep. "
+        "To do: rank by more columns, or use ties=True"
+    )
 
 
 def _listed(

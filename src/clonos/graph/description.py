@@ -69,21 +69,30 @@ def _files(factory: Any) -> list[Any]:
     return [[list(files.paths), list(files.sizes)] for files in found]
 
 
-def describe_plans(graph: LogicalGraph) -> dict[str, Any]:
-    """The graph of a job that runs as Spark's streaming queries, for the state that they keep."""
+def describe_plans(graph: LogicalGraph, inputs: Mapping[int, list[str]]) -> dict[str, Any]:
+    """The graph of a job that runs as Spark's streaming queries, for the state that they keep.
+
+    Parameters
+    ----------
+    inputs
+        What streaming DataFrames read, by the id of their vertex: other input has other rows at
+        the same offsets.
+    """
     return {
         "job": graph.name,
         "bad_records": graph.on_bad_record,
-        "operators": {vertex.name: _vertex(vertex) for vertex in graph.vertices},
+        "operators": {
+            vertex.name: _vertex(vertex, inputs.get(vertex.id, [])) for vertex in graph.vertices
+        },
     }
 
 
-def _vertex(vertex: Vertex) -> dict[str, Any]:
+def _vertex(vertex: Vertex, inputs: list[str]) -> dict[str, Any]:
     return {
         "operation": [type(vertex.operation).__name__, *vertex.operation.settings],
         "reads": [[edge.vertex.name, list(edge.keys)] for edge in vertex.edges],
         "schema": str(vertex.schema),
-        "source": None if vertex.source is None else vertex.source.kind,
+        "source": None if vertex.source is None else [vertex.source.kind, inputs],
         "sink": None if vertex.sink is None else [vertex.sink.kind, vertex.sink.path],
     }
 
