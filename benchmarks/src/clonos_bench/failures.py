@@ -368,11 +368,15 @@ def analyse(
 
 
 def _stages(recoveries: Sequence[Recovery], kill_s: float) -> dict[str, float]:
-    """When the last of the tasks reached each stage, in ms after the kill."""
+    """When the last of the tasks reached each stage, in ms after the kill.
+
+    Of a task that went to a slot that had died, too, the recovery counts that came through.
+    """
+    last = {r.name: r for r in recoveries}
     return {
-        stage: 1000 * (max(r.stages[stage] for r in recoveries) - kill_s)
+        stage: 1000 * (max(r.stages[stage] for r in last.values()) - kill_s)
         for stage in STAGES
-        if recoveries and all(stage in r.stages for r in recoveries)
+        if last and all(stage in r.stages for r in last.values())
     }
 
 
