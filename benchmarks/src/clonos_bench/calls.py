@@ -12,6 +12,7 @@ import asyncio
 import os
 import struct
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +22,9 @@ import pyarrow as pa
 
 import clonos
 from clonos_bench import jobs, run
-from clonos_bench.kills import kill_repeatedly
-from clonos_bench.recovery import FILL_S
+from clonos_bench.kills import kill_repeatedly, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
+from clonos_bench.run import FILL_S
 from clonos_bench.statistics import mean, paired_ratio, summarize
 
 COST: Final = Aim(40.0)
@@ -97,10 +98,10 @@ def _book(folder: str) -> int:
     return _books[pid]
 
 
-def _events(folder: Path) -> dict[int, np.ndarray[Any, Any]]:
+def _events(folder: str) -> dict[int, np.ndarray[Any, Any]]:
     """By process, what was asked and answered."""
     kind = np.dtype([("key", "<i8"), ("at", "<f8"), ("answered", "?")])
-    return {int(p.stem): np.fromfile(p, kind) for p in folder.glob("*.calls")}
+    return {int(p.stem): np.fromfile(p, kind) for p in Path(folder).glob("*.calls")}
 
 
 def add_key(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -163,7 +164,7 @@ def _cost(arguments: argparse.Namespace) -> Report:
 
 def _paced_job(arguments: argparse.Namespace, fn: Any, *, protected: bool = True) -> clonos.Job:
     rows = arguments.rows
-    source = jobs.paced(1.0, at_once=rows, rows=rows, stop_file=os.devnull)
+    source = jobs.at_once(rows)
     how = {} if fn is plain else {"in_flight": 400, "ordered": False}
     return _job(arguments, source, fn, protected=protected, **how)
 
@@ -179,49 +180,49 @@ def _cpu_s(arguments: argparse.Namespace, spark: Any, fn: Any, *, protected: boo
 def _latency(arguments: argparse.Namespace) -> Report:
     title = f"calls of {arguments.call_ms:g} ms at {arguments.rate:,.0f} rows/s"
     report = Report("latency", title, PERCENTILES)
-    with run.stop_file() as stop:
-        source = jobs.paced(arguments.rate, stop_file=str(stop))
-        fn = partial(slow, str(stop.parent), arguments.call_ms / 1000)
-        kinds = {
-            "as they come": (fn, False),
-            "in order": (fn, True),
-            "effects": (clonos.effect(fn), False),
-        }
-        for kind, (asked, ordered) in kinds.items():
-            stop.unlink(missing_ok=True)
-            job = _job(arguments, source, asked, in_flight=400, ordered=ordered)
-            with (
-                run.session(f"local[{job.cores()}]") as spark,
-                run.running(job, spark) as (started, watch),
-            ):
-                begun = lambda w=watch: w.ledger.rows >= 5 * arguments.rate  # noqa: E731
-                run.until(started, watch, begun, FILL_S, "five seconds of rows are through")
-                began = time.monotonic()
-                goal = began + arguments.seconds
-                over = lambda g=goal: time.monotonic() >= g  # noqa: E731
-                run.until(started, watch, over, arguments.seconds + 10, "measuring")
-                ended = time.monotonic()
-                stop.touch()
-                started.wait(60)
-                watch.drain()
-            late = np.concatenate([
-                ms[(times >= began) & (times < ended)]
-                for times, ms in (watch.series(task) for task in watch.tasks())
-            ])  # fmt: skip
-            report.summary(
-                f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE
-            )
-            watch.require_right(arguments.parallelism)
-    report.notes.append("from the read of the oldest row of an output to its durable delivery")
+    kinds: dict[str, tuple[Callable[[Any], Any], bool]] = {
+        "as they come": (lambda fn: fn, False),
+        "in order": (lambda fn: fn, True),
+        "effects": (clonos.effect, False),
+    }
+    for kind, (made, ordered) in kinds.items():
+        late = _late_ms(arguments, made, ordered=ordered)
+        report.summary(f"beyond the call, {kind} (ms)", summarize(late - arguments.call_ms), **LATE)
+    report.notes.append("from when the oldest row of an output was due to its durable delivery")
     return report
+
+
+def _late_ms(
+    arguments: argparse.Namespace, made: Callable[[Any], Any], *, ordered: bool
+) -> np.ndarray[Any, Any]:
+    """One run: how long after they were due the outputs came."""
+    with run.paced(arguments.rate) as schedule:
+        fn = made(partial(slow, schedule.folder, arguments.call_ms / 1000))
+        job = _job(arguments, jobs.paced(schedule), fn, in_flight=400, ordered=ordered)
+        with (
+            run.session(f"local[{job.cores()}]") as spark,
+            run.running(job, spark, schedule) as (started, watch),
+        ):
+            begun = lambda: watch.ledger.rows >= 5 * arguments.rate  # noqa: E731
+            run.until(started, watch, begun, FILL_S, "five seconds of rows are through")
+            began = time.monotonic()
+            over = lambda: time.monotonic() >= began + arguments.seconds  # noqa: E731
+            run.until(started, watch, over, arguments.seconds + 10, "measuring")
+            ended = time.monotonic()
+            schedule.stop.touch()
+            started.wait(60)
+            watch.drain()
+    watch.require_right(arguments.parallelism)
+    series = [watch.series(task) for task in watch.tasks()]
+    return np.concatenate([ms[(times >= began) & (times < ended)] for times, ms in series])
 
 
 def _kills(arguments: argparse.Namespace) -> Report:
     columns = ("", "value", "aim")
     report = Report("kills", f"kill -9 at {arguments.kill_rate:,.0f} calls/s", columns)
-    with run.stop_file() as stop:
-        source = jobs.paced(arguments.kill_rate, stop_file=str(stop))
-        fn = partial(slow, str(stop.parent), arguments.call_ms / 1000)
+    with run.paced(arguments.kill_rate) as schedule:
+        source = jobs.paced(schedule)
+        fn = partial(slow, schedule.folder, arguments.call_ms / 1000)
         job = _job(arguments, source, fn, in_flight=1000, ordered=False)
         with (
             run.session(f"local[{job.cores()}]") as spark,
@@ -230,13 +231,15 @@ def _kills(arguments: argparse.Namespace) -> Report:
             begun = lambda: watch.ledger.rows >= 2 * arguments.kill_rate  # noqa: E731
             run.until(started, watch, begun, FILL_S, "two seconds of rows are through")
             victims = [task.name for task in started.plan.tasks if not task.is_source]
-            done = kill_repeatedly(started, watch, "worker", victims, arguments.kills, 2.0)
-            stop.touch()
+            turns = [victims[i % len(victims)] for i in range(arguments.kills)]
+            blows = [partial(kill_workers, started, [name]) for name in turns]
+            done = kill_repeatedly(started, watch, blows, 2.0)
+            schedule.stop.touch()
             started.wait(120)
             watch.drain()
             gaps = [r.milliseconds()["live"] for r in started.observer.recoveries if r.finished]
         watch.require_right(arguments.parallelism)
-        asked, unanswered, again = _repeated(_events(stop.parent), [kill.pid for kill in done])
+        asked, unanswered, again = _repeated(_events(schedule.folder), [kill.pid for kill in done])
     report.add("calls asked", f"{asked:,}", "")
     report.add("open at the kills", f"{unanswered:,}", "")
     share = 100 * again / max(unanswered, 1)
@@ -266,15 +269,15 @@ def _repeated(events: dict[int, np.ndarray[Any, Any]], killed: list[int]) -> tup
 def _hanging(arguments: argparse.Namespace) -> Report:
     columns = ("", "value", "aim")
     report = Report("hanging", f"while every call takes {HANG_S:g} s", columns)
-    with run.stop_file() as stop:
-        source = jobs.paced(100.0, stop_file=str(stop))
-        fn = partial(slow, str(stop.parent), HANG_S)
+    with run.paced(100.0) as schedule:
+        source = jobs.paced(schedule)
+        fn = partial(slow, schedule.folder, HANG_S)
         job = _job(arguments, source, fn, in_flight=100, ordered=False)
         with (
             run.session(f"local[{job.cores()}]") as spark,
             run.running(job, spark) as (started, watch),
         ):
-            full = lambda: len(_events(stop.parent)) >= arguments.parallelism  # noqa: E731
+            full = lambda: len(_events(schedule.folder)) >= arguments.parallelism  # noqa: E731
             run.until(started, watch, full, FILL_S, "all tasks ask")
             time.sleep(5.0)  # more rows come than may ask
             times = [time.monotonic()]

@@ -16,12 +16,12 @@ from clonos_bench import (
     columns,
     edges,
     executions,
+    failures,
     kafka,
     latency,
     layers,
     overhead,
     postgres,
-    recovery,
     run,
     seals,
     shuffle,
@@ -32,7 +32,7 @@ from clonos_bench.nexmark import measurement as nexmark
 from clonos_bench.soak import run as soak
 
 _ALL: dict[str, tuple[ModuleType, str]] = {
-    "recovery": (recovery, "what killed workers and executors do to the output"),
+    "failures": (failures, "what failures do to the output: gaps, and when all is normal again"),
     "soak": (soak, "kills, freezes and a fickle service for as long as you like, and a verdict"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),

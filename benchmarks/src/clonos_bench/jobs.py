@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,63 +23,59 @@ from clonos.sources.spec import SourceSpec
 IDS: Final = pa.schema([pa.field("id", pa.int64())])
 _PIECE_ROWS: Final = 1024
 """What the source gives at once while it does not keep a pace: bounds the length of a step."""
+_NAP_S: Final = 0.01
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PacedReader(BaseReader):
-    """Rows ``(id,)`` = 0, 1, 2, ... shared out to the tasks: the first ones at once, then paced.
+    """Rows ``(id,)`` = 0, 1, 2, ..., shared out to the tasks: each is there when it is due.
 
     Parameters
     ----------
-    rate
-        Rows per second of all tasks together, after the first `at_once` rows.
+    schedule
+        When rows are due. A reader that was away is behind, and does not begin its pace anew: a
+        failure hides nothing.
     rows
-        How many in all; None: until `stop_file` exists.
+        How many in all; None: until the schedule's ``stop`` exists.
     """
 
     schema = IDS
 
     def __init__(
-        self,
-        rate: float,
-        at_once: int,
-        rows: int | None,
-        stop_file: str,
-        task_index: int,
-        parallelism: int,
+        self, schedule: Schedule, rows: int | None, task_index: int, parallelism: int
     ) -> None:
         def share(total: int) -> int:
             return len(range(task_index, total, parallelism))
 
-        self._rate = rate / parallelism
-        self._at_once = share(at_once)
+        self._schedule = schedule
+        self._rate = schedule.rate / parallelism
+        self._at_once = share(schedule.at_once)
         self._rows = None if rows is None else share(rows)
-        self._stop_file = Path(stop_file)
         self._task_index = task_index
         self._parallelism = parallelism
         self._next = 0
-        self._paced: tuple[float, int] | None = None
 
     def open(self, rows_consumed: int) -> None:
         """See :meth:`Reader.open`."""
         self._next = rows_consumed
-        self._paced = None
 
     def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
         """See :meth:`Reader.read`."""
         left = None if self._rows is None else self._rows - self._next
-        if left == 0 or (left is None and self._stop_file.exists()):
+        if left == 0 or (left is None and self._schedule.stop.exists()):
             raise EndOfInput
         wanted = max_rows if left is None else min(max_rows, left)
         if self._next < self._at_once:
             return self.read_exactly(min(wanted, _PIECE_ROWS, self._at_once - self._next))
-        now = time.monotonic()
-        since, first = self._paced = self._paced or (now, self._next)
-        due_at = since + (self._next - first + 1) / self._rate
+        began_s = self._schedule.began_s()
+        if began_s is None:
+            time.sleep(min(max_wait_s, _NAP_S))
+            return None
+        due_s = began_s + (self._next - self._at_once + 1) / self._rate
         # A batch that is worth its cost, but not older than the job lets it become.
-        time.sleep(max(0.0, min(due_at - now, 0.05), max_wait_s))
-        due = first + int((time.monotonic() - since) * self._rate) - self._next
-        return self.read_exactly(min(due, wanted)) if due > 0 else None
+        time.sleep(max(0.0, min(due_s - time.time(), 0.05), max_wait_s))
+        due = self._at_once + int((time.time() - began_s) * self._rate) - self._next
+        return self.read_exactly(min(due, wanted, _PIECE_ROWS)) if due > 0 else None
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """See :meth:`Reader.read_exactly`."""
@@ -84,10 +85,72 @@ class PacedReader(BaseReader):
         return pa.RecordBatch.from_arrays([ids], schema=IDS)
 
 
-def paced(rate: float, *, at_once: int = 0, rows: int | None = None, stop_file: str) -> SourceSpec:
+@dataclass(frozen=True)
+class Schedule:
+    """When rows are due: the first `at_once` immediately, each of the others ``1 / rate`` s later.
+
+    All processes agree on it by the files of a folder: ``begin`` holds the moment (s since the
+    epoch) from which on rows are due, and as soon as ``stop`` exists no more rows come.
+
+    Parameters
+    ----------
+    waits
+        Somebody else begins; else the first reader that is through with its first rows.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     schedule = Schedule(100.0, 10, folder)
+    ...     began_s = schedule.began_s()
+    ...     schedule.began_s() == began_s, round(schedule.late_ms(60, began_s + 2.0))
+    (True, 1500)
+    """
+
+    rate: float
+    at_once: int
+    folder: str
+    waits: bool = False
+
+    @property
+    def stop(self) -> Path:
+        return Path(self.folder) / "stop"
+
+    def began_s(self) -> float | None:
+        """The moment from which on rows are due; None if it has not come."""
+        path = Path(self.folder) / "begin"
+        if not path.exists():
+            if self.waits:
+                return None
+            self.begin()
+        return float(path.read_text())
+
+    def begin(self) -> None:
+        """Rows are due from now on, unless somebody has said so before."""
+        path = Path(self.folder) / "begin"
+        mine = path.with_name(f"begin-{os.getpid()}-{threading.get_ident()}")
+        mine.write_text(repr(time.time()))
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)  # whole, and only once
+        mine.unlink()
+
+    def late_ms(self, row: int, now_s: float) -> float:
+        """How long ago a row was due; NaN if it had no moment, as the first ones."""
+        began_s = None if row < self.at_once else self.began_s()
+        if began_s is None:
+            return math.nan
+        return (now_s - began_s) * 1000 - (row - self.at_once) / self.rate * 1000
+
+
+def paced(schedule: Schedule, *, rows: int | None = None) -> SourceSpec:
     """A source of :class:`PacedReader`."""
-    factory = partial(PacedReader, rate, at_once, rows, stop_file)
+    factory = partial(PacedReader, schedule, rows)
     return SourceSpec("paced", IDS, factory, True, IDS)
+
+
+def at_once(rows: int) -> SourceSpec:
+    """So many rows, as fast as they are taken."""
+    return paced(Schedule(1.0, rows, os.devnull), rows=rows)
 
 
 class AddKey:

@@ -1,16 +1,17 @@
-"""Killing workers and executors of a job, one at a time, each when it has been normal for long."""
+"""What strikes a job that is measured: processes are killed or frozen, when all is normal."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from clonos.cluster.driver import RunningJob
 from clonos.errors import ClonosError
+from clonos.nodes.views import SlotView
 from clonos_bench import run
 from clonos_bench.watch import Watch
 
@@ -20,7 +21,10 @@ PATIENCE_S: Final = 120.0
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed, and when (s, monotonic): a process and the tasks that ran in it."""
+    """What was struck: a process (the first, if there were several) and all tasks that were lost.
+
+    ``at_s``: when (monotonic); of several the first.
+    """
 
     kind: str
     pid: int
@@ -31,30 +35,24 @@ class Kill:
 def kill_repeatedly(
     job: RunningJob,
     watch: Watch,
-    kind: str,
-    victims: Sequence[str],
-    count: int,
+    blows: Iterable[Callable[[], Kill]],
     pause_s: float,
     is_in_time: Callable[[], bool] = lambda: True,
 ) -> list[Kill]:
-    """Kill the workers (or executors) of `victims` in turn, `count` times in all.
+    """Strike blow after blow.
 
     Parameters
     ----------
-    kind
-        "worker" or "executor".
-    victims
-        Names of tasks.
     pause_s
-        For so long every task is live with its standbys before each kill, and after the last.
+        For so long every task is live with its standbys before each blow, and after the last.
     is_in_time
         What has to hold for so long, too.
     """
     done: list[Kill] = []
-    for number in range(count + 1):
+    for blow in blows:
         _wait_until_quiet(job, watch, pause_s, is_in_time)
-        if number < count:
-            done.append(_kill(job, kind, victims[number % len(victims)]))
+        done.append(blow())
+    _wait_until_quiet(job, watch, pause_s, is_in_time)
     return done
 
 
@@ -72,18 +70,49 @@ def _wait_until_quiet(
     run.until(job, watch, quiet, PATIENCE_S, "all is live and in time")
 
 
-def _kill(job: RunningJob, kind: str, victim: str) -> Kill:
-    slots = job.slots()
-    slot = next(slot for slot in slots if victim in slot.runs)
-    pid, tasks = slot.pid, list(slot.runs)
-    if kind == "executor":
-        if slot.executor == "driver":
-            raise ClonosError(
-                "the only executor of a local master is the driver itself",
-                remedy="use --executor-master local-cluster[...]",
-            )
-        pid = slot.executor_pid
-        tasks = [name for s in slots if s.executor_pid == pid for name in s.runs]
+def _slot_of(job: RunningJob, task: str) -> SlotView:
+    return next(slot for slot in job.slots() if task in slot.runs)
+
+
+def kill_workers(job: RunningJob, tasks: Sequence[str], apart_s: float = 0.0) -> Kill:
+    """Kill the processes of some tasks, at once or one after the other."""
+    slots = [_slot_of(job, task) for task in tasks]
     at_s = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    return Kill(kind, pid, tuple(tasks), at_s)
+    for number, slot in enumerate(slots):
+        time.sleep(max(0.0, at_s + number * apart_s - time.monotonic()))
+        os.kill(slot.pid, signal.SIGKILL)
+    lost = tuple(name for slot in slots for name in slot.runs)
+    return Kill("worker" if len(tasks) == 1 else "workers", slots[0].pid, lost, at_s)
+
+
+def kill_executors(job: RunningJob, task: str | None = None) -> Kill:
+    """Kill the executor that runs a task, or all of them."""
+    slots = [slot for slot in job.slots() if task is None or task in slot.runs]
+    if any(slot.executor == "driver" for slot in slots):
+        raise ClonosError(
+            "the only executor of a local master is the driver itself",
+            remedy="use a local-cluster[...]",
+        )
+    pids = list(dict.fromkeys(slot.executor_pid for slot in slots))
+    lost = [name for slot in job.slots() if slot.executor_pid in pids for name in slot.runs]
+    at_s = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return Kill("executor" if len(pids) == 1 else "executors", pids[0], tuple(lost), at_s)
+
+
+def freeze_worker(job: RunningJob, watch: Watch, task: str) -> Kill:
+    """Stop a task's process (SIGSTOP), and let it go on when the task is live in another one."""
+    slot = _slot_of(job, task)
+    at_s = time.monotonic()
+    os.kill(slot.pid, signal.SIGSTOP)
+    try:
+
+        def elsewhere() -> bool:
+            mine = [each for each in job.tasks() if each.name in slot.runs]
+            return all(each.phase == "live" and each.pid not in {None, slot.pid} for each in mine)
+
+        run.until(job, watch, elsewhere, PATIENCE_S, "what was frozen is live elsewhere")
+    finally:
+        os.kill(slot.pid, signal.SIGCONT)
+    return Kill("frozen", slot.pid, slot.runs, at_s)

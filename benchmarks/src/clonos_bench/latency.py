@@ -10,7 +10,6 @@ import numpy as np
 
 from clonos.cluster.driver import RunningJob
 from clonos_bench import jobs, plots, run
-from clonos_bench.recovery import FILL_S
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import percentile, summarize
 from clonos_bench.watch import Watch
@@ -39,9 +38,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     out = run.folder(arguments, "latency")
     report = Report("latency", f"latency at {arguments.rate:,.0f} rows/s", PERCENTILES)
     keys = run.keys_of(arguments)
-    with run.stop_file() as stop, run.profiled(arguments, out):
+    with run.paced(arguments.rate, keys) as schedule, run.profiled(arguments, out):
         job = jobs.stateful(
-            jobs.paced(arguments.rate, at_once=keys, stop_file=str(stop)),
+            jobs.paced(schedule),
             keys=keys,
             value_bytes=arguments.value_bytes,
             parallelism=arguments.parallelism,
@@ -50,15 +49,15 @@ def measure(arguments: argparse.Namespace) -> Report:
         )
         with (
             run.session(f"local[{job.cores()}]") as spark,
-            run.running(job, spark, linger_ms=arguments.linger_ms) as (started, watch),
+            run.running(job, spark, schedule, linger_ms=arguments.linger_ms) as (started, watch),
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
-            run.until(started, watch, filled, FILL_S, "the state is filled")
+            run.until(started, watch, filled, run.FILL_S, "the state is filled")
             begin, wall = _wait(started, watch, arguments.warm_up)
             rows = watch.ledger.rows
             end, _ = _wait(started, watch, arguments.seconds)
             rows = watch.ledger.rows - rows
-            stop.touch()
+            schedule.stop.touch()
             started.wait(60)
             watch.drain()
     series = {started.plan.tasks[t].name: watch.series(t) for t in watch.tasks()}
@@ -75,8 +74,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     report.ok = not faults
     report.notes.append("; ".join(faults) or "every row delivered once")
     report.notes.append(
-        f"{rows / (end - begin):,.0f} rows/s delivered; a row may wait {arguments.linger_ms:g} ms "
-        "in the source before it is read: not included"
+        f"{rows / (end - begin):,.0f} rows/s delivered; latency is from when the oldest row of an "
+        f"output was due; it may wait {arguments.linger_ms:g} ms before it is read"
     )
     report.data = {"hops_ms": {name: percentile(v, 50) for name, v in hops.items()}, "rows": rows}
     plots.timeline(out / "timeline.png", measured, [], report.title)

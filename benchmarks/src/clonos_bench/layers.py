@@ -10,8 +10,8 @@ until the marker has come. Without markers nothing waits.
 from __future__ import annotations
 
 import argparse
-import os
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -75,13 +75,15 @@ def one(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def _branches(arguments: argparse.Namespace, checkpoints: Any, stop: str) -> clonos.Job:
+def _branches(
+    arguments: argparse.Namespace, checkpoints: Any, schedule: jobs.Schedule
+) -> clonos.Job:
     schema = "key long, id long, lane long"
     job = clonos.Job("branches", checkpoints=checkpoints, checkpoint_interval="1 second")
-    fast = job.source(jobs.paced(arguments.rate, stop_file=stop), name="fast source")
+    fast = job.source(jobs.paced(schedule), name="fast source")
     fast = fast.map_batches(partial(in_lane, 0, 0.0), schema, name="fast way")
     backlog = int(arguments.behind * SLOW_RATE)
-    source = jobs.paced(SLOW_RATE, at_once=backlog, stop_file=stop)
+    source = jobs.paced(replace(schedule, rate=SLOW_RATE, at_once=backlog))
     slow = job.source(source, name="slow source").start_new_chain().slot_group("slow")
     slow = slow.map_batches(partial(in_lane, 1, SLOW_MS), schema, name="slow way")
     both = fast.union(slow, name="both").start_new_chain().slot_group("both")
@@ -113,17 +115,17 @@ def _behind(arguments: argparse.Namespace) -> Report:
         f"{arguments.pairs} runs of each kind in turn, {arguments.seconds:g} s each; floors moved "
         f"{counts['marked']} times with markers, {counts['uncoordinated']} times without"
     )
-    report.notes.append("from the read of the oldest row of an output to its durable delivery")
+    report.notes.append("from when the oldest row of an output was due to its durable delivery")
     report.data = {"floors": floors}
     return report
 
 
 def _fast_rows(arguments: argparse.Namespace, kind: str) -> tuple[np.ndarray[Any, Any], int]:
-    with run.stop_file() as stop:
-        job = _branches(arguments, kind, str(stop))
+    with run.paced(arguments.rate) as schedule:
+        job = _branches(arguments, kind, schedule)
         with (
             run.session(f"local[{job.cores()}]") as spark,
-            run.running(job, spark) as (started, watch),
+            run.running(job, spark, schedule) as (started, watch),
         ):
             (task,) = [t.id for t in started.plan.tasks if t.sink == "fast"]
             begun = lambda: len(watch.series(task)[0]) > 100  # noqa: E731
@@ -133,7 +135,7 @@ def _fast_rows(arguments: argparse.Namespace, kind: str) -> tuple[np.ndarray[Any
             over = lambda: time.monotonic() >= began + arguments.seconds  # noqa: E731
             run.until(started, watch, over, arguments.seconds + 10, "measuring")
             ended, moved = time.monotonic(), started.observer.floors - floors
-            stop.touch()
+            schedule.stop.touch()
             started.wait(120)
             watch.drain()
         watch.require_right(parallelism=1)
@@ -164,7 +166,7 @@ def _cost(arguments: argparse.Namespace) -> Report:
 
 def _keyed(arguments: argparse.Namespace, kind: str) -> clonos.Job:
     return jobs.stateful(
-        jobs.paced(1.0, at_once=arguments.rows, rows=arguments.rows, stop_file=os.devnull),
+        jobs.at_once(arguments.rows),
         keys=run.keys_of(arguments),
         value_bytes=arguments.value_bytes,
         parallelism=arguments.parallelism,

@@ -13,7 +13,6 @@ grow.
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any, Final
 
 from clonos.cluster.driver import RunningJob
@@ -77,7 +76,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def _job(arguments: argparse.Namespace, *, protected: bool, checkpoint_ms: int | None) -> Any:
     return jobs.stateful(
-        jobs.paced(1.0, at_once=arguments.rows, rows=arguments.rows, stop_file=os.devnull),
+        jobs.at_once(arguments.rows),
         keys=run.keys_of(arguments),
         value_bytes=arguments.value_bytes,
         parallelism=arguments.parallelism,

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import clonos
@@ -92,10 +93,10 @@ class Report:
             numeric = i > 0 and column != "aim"
             table.add_column(column, justify="right" if numeric else "left")
         for line in self.lines:
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         console.print(table)
         for note in self.notes:
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=False)
 
     def markdown(self) -> str:
         r"""The table and the notes, ready to be pasted into a document.

@@ -16,9 +16,12 @@ import clonos
 from clonos.cluster.driver import RunningJob
 from clonos.errors import ClonosError
 from clonos.spark.session import get_or_create
+from clonos_bench.jobs import Schedule
 from clonos_bench.processes import CpuMeter
 from clonos_bench.watch import Watch
 
+FILL_S: Final = 600.0
+"""State has to be there within this time."""
 LOOK_S: Final = 0.02
 """How often a measurement looks at its job."""
 
@@ -66,10 +69,15 @@ def end_jvm() -> None:
 
 
 @contextlib.contextmanager
-def running(job: clonos.Job, spark: Any, **options: Any) -> Iterator[tuple[RunningJob, Watch]]:
-    """A started job and what it delivers; stopped in the end if it has not ended by itself."""
+def running(
+    job: clonos.Job, spark: Any, schedule: Schedule | None = None, **options: Any
+) -> Iterator[tuple[RunningJob, Watch]]:
+    """A started job and what it delivers; stopped in the end if it has not ended by itself.
+
+    With a schedule, rows are as late as they come out after they were due.
+    """
     started = RunningJob(job.compile(), spark, **options)
-    watch = Watch(started)
+    watch = Watch(started, schedule)
     started.start()
     try:
         yield started, watch
@@ -79,10 +87,10 @@ def running(job: clonos.Job, spark: Any, **options: Any) -> Iterator[tuple[Runni
 
 
 @contextlib.contextmanager
-def stop_file() -> Iterator[Path]:
-    """A file that tells the sources to end as soon as it is made."""
+def paced(rate: float, at_once: int = 0) -> Iterator[Schedule]:
+    """A schedule with a folder of its own; rows come until its ``stop`` exists."""
     with tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder:
-        yield Path(folder) / "stop"
+        yield Schedule(rate, at_once, folder)
 
 
 def until(

@@ -28,9 +28,9 @@ from pyspark.sql.types import StructType
 
 from clonos.errors import ClonosError
 from clonos_bench import jobs, plots, run
+from clonos_bench.failures import Measured
 from clonos_bench.kills import PATIENCE_S, Kill
 from clonos_bench.processes import command_line, descendants
-from clonos_bench.recovery import Measured
 from clonos_bench.report import PERCENTILES, Report
 from clonos_bench.statistics import Series, back_to_normal, output_gap, percentile, summarize
 
@@ -250,8 +250,7 @@ def _victim(kind: str) -> int:
 def _effect(kill: Kill, times: Series, latencies: Series, until_s: float) -> Measured:
     found = output_gap(times, kill.at_s, min(until_s, kill.at_s + WINDOW_S), usual_s=WINDOW_S)
     if found is None:
-        nan, inf = math.nan, math.inf
-        return Measured(kill.kind, (), inf, inf, nan, nan, inf)
+        return Measured(kill.kind, (), math.inf, math.inf, math.nan, normal_ms=math.inf)
     gap, end_s = found
     normal = back_to_normal(
         times,
@@ -263,5 +262,5 @@ def _effect(kill: Kill, times: Series, latencies: Series, until_s: float) -> Mea
         hold_s=HOLD_S,
     )
     return Measured(
-        kill.kind, (), gap.gap_ms, gap.pause_ms, gap.usual_ms, normal.usual_ms, normal.after_ms
+        kill.kind, (), gap.gap_ms, gap.pause_ms, gap.usual_ms, normal_ms=normal.after_ms
     )

@@ -56,7 +56,9 @@ def measure(arguments: argparse.Namespace) -> Report:
             for journal in ("", dsn):
                 for who in (_STANDBY, _AGAIN):
                     key = (who, "PostgreSQL" if journal else "disk")
-                    taken.setdefault(key, []).append(_kill(journal, is_standby=who == _STANDBY))
+                    taken.setdefault(key, []).append(
+                        kill_driver(journal, is_standby=who == _STANDBY)
+                    )
         for (who, where), times in taken.items():
             lives, rows = zip(*times, strict=True)
             for what, values in (("all tasks live", lives), ("new output", rows)):
@@ -167,7 +169,7 @@ class _Said:
                 return moment
 
 
-def _kill(journal: str, *, is_standby: bool) -> tuple[float, float]:
+def kill_driver(journal: str, *, is_standby: bool) -> tuple[float, float]:
     """Kill the driver; return seconds until all tasks live again, and until there is new output."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clonos-bench-")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any, Final
@@ -13,6 +14,7 @@ from clonos.cluster.driver import RunningJob
 from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.errors import ClonosError
+from clonos_bench.jobs import Schedule
 from clonos_bench.statistics import Series
 
 _GROWTH: Final = 1 << 16
@@ -78,9 +80,9 @@ def _fit(array: npt.NDArray[Any], index: int) -> npt.NDArray[Any]:
 class Watch:
     """Records each delivered output of a job; cheap in the driver's loop, the rest in `drain`.
 
-    Latency is the delivery (the output is durable and out) less the moment when the source read
-    the output's oldest row. What a row has waited in the source's reader before, at most the
-    job's linger, is not in it.
+    Latency is the delivery (the output is durable and out) less the moment when the output's
+    oldest row was due by the schedule. Without one, less the moment when the source read that row:
+    what it has waited in the reader before, at most the job's linger, is not in it.
 
     Attributes
     ----------
@@ -90,7 +92,8 @@ class Watch:
         Sum of ``rows`` in rows ``(key, rows)``.
     """
 
-    def __init__(self, job: RunningJob) -> None:
+    def __init__(self, job: RunningJob, schedule: Schedule | None = None) -> None:
+        self._schedule = schedule
         self.ledger = Ledger()
         self.counted = 0
         self._fresh: deque[tuple[float, float, Deliver]] = deque()
@@ -111,6 +114,9 @@ class Watch:
             assert batch is not None
             self._times.setdefault(output.task, []).append(at_s)
             late_ms = wall_s * 1000 - output.item.born_ms
+            if self._schedule is not None:
+                oldest = int(batch.payload.column("id").to_numpy().min())
+                late_ms = self._schedule.late_ms(oldest, wall_s)
             self._latencies.setdefault(output.task, []).append(late_ms)
             if batch.payload.schema.names == ["key", "id", "seen"]:
                 self.ledger.add(*(column.to_numpy() for column in batch.payload.columns))
@@ -123,8 +129,13 @@ class Watch:
             raise ClonosError(f"wrong output: {'; '.join(faults)}")
 
     def series(self, task: int) -> tuple[Series, Series]:
-        """When a sink task's outputs were delivered (s, monotonic), and how late (ms)."""
+        """When a sink task's outputs were delivered (s, monotonic), and how late (ms; NaN: the
+        schedule had no moment for them)."""
         return np.array(self._times.get(task, [])), np.array(self._latencies.get(task, []))
+
+    def latest_ms(self) -> float:
+        """How late the newest output of the partition was that is most behind."""
+        return max((late[-1] for late in self._latencies.values()), default=math.inf)
 
     def tasks(self) -> list[int]:
         return sorted(self._times)

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +18,7 @@ import pyarrow as pa
 
 import clonos
 from clonos.errors import CallError
-from clonos.sources.readers import EndOfInput
-from clonos.sources.spec import SourceSpec
-from clonos_bench.jobs import IDS, PacedReader
+from clonos_bench.jobs import Schedule, paced
 from clonos_bench.soak.service import ATTEMPTS, ask
 
 CUSTOMERS: Final = 5_000
@@ -33,38 +29,6 @@ BILL_MS: Final = 200
 """A merchant's rows are billed so long after the first of them."""
 _LAST_MS: Final = 1 << 50
 """An event time that only the end of the input reaches."""
-_PIECE_ROWS: Final = 500
-_NAP_S: Final = 0.01
-
-
-class DueReader(PacedReader):
-    """Rows ``(id,)`` = 0, 1, 2, ..., shared out to the tasks; each is there when it is due.
-
-    Row n is due ``n / rate`` seconds after the moment that the file `begin` names: a source that
-    was away is behind, and does not begin its pace anew.
-    """
-
-    def __init__(self, rate: float, rows: int, begin: str, task_index: int, tasks: int) -> None:
-        super().__init__(rate, 0, rows, "", task_index, tasks)
-        self._begin = Path(begin)
-        self._began_s: float | None = None
-
-    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
-        """See :meth:`Reader.read`."""
-        assert self._rows is not None
-        left = self._rows - self._next
-        if not left:
-            raise EndOfInput
-        count = min(self._due() - self._next, left, max_rows, _PIECE_ROWS)
-        if count <= 0:
-            time.sleep(min(max_wait_s, _NAP_S))
-            return None
-        return self.read_exactly(count)
-
-    def _due(self) -> int:
-        if self._began_s is None and self._begin.exists():
-            self._began_s = float(self._begin.read_text())
-        return 0 if self._began_s is None else int((time.time() - self._began_s) * self._rate)
 
 
 def spread(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -150,9 +114,7 @@ def build(
         standbys=standbys,
         checkpoint_dir=str(folder / "checkpoint"),
     )
-    source = SourceSpec(
-        "due", IDS, partial(DueReader, rate, rows, str(folder / "begin")), True, IDS
-    )
+    source = paced(Schedule(rate, 0, str(folder), waits=True), rows=rows)
     keyed = "id long, customer long, merchant long"
     counted = (
         job.source(source, name="rows")

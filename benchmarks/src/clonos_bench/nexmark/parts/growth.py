@@ -23,7 +23,6 @@ watermark), and the memory of all slots.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ from typing import Any, Final
 
 import clonos
 from clonos.sources.spec import SourceSpec
-from clonos_bench import jobs, plots, recovery, run
+from clonos_bench import failures, jobs, plots, run
 from clonos_bench.gates import Timed, gated, timed
 from clonos_bench.nexmark.parts.overhead import BASE, VARIANTS, Variant, count_results
 from clonos_bench.report import Report
@@ -101,17 +100,15 @@ def measure(chosen: object, arguments: argparse.Namespace, out: Path) -> Report:
     for point in points:
         for name, runs in point.runs.items():
             report.add(f"{point.axis} {point.at:,}, {name}", *_cells(point, runs))
-    gaps: dict[int, recovery.Run] = {}
+    gaps: dict[int, failures.Run] = {}
     if "state" in arguments.axes.split(",") and arguments.state_kills:
         for size in _POINTS["state"][: arguments.points]:
-            gaps[size] = _kill(size, arguments)
-            report.ok = report.ok and not gaps[size].faults
+            gaps[size] = failures.kill_one_worker(arguments, size, arguments.state_kills)
     for size, done in gaps.items():
         gap, normal = (percentile([of(m) for m in done.measured], 50) for of in (_gap, _normal))
-        verdict = "; ".join(done.faults) or "every row once"
         report.notes.append(
             f"state {size} MB: {len(done.kills)} kills: gap p50 {gap:.0f} ms, normal p50 "
-            f"{normal:.0f} ms; {verdict}"
+            f"{normal:.0f} ms; every row once"
         )
     report.notes.append(
         f"{arguments.rounds} rounds in random order; B/row and B/item: bytes written and sent; "
@@ -184,7 +181,7 @@ def _chain(
 
 def _stateful(size_mb: int, variant: Variant, gate: Path) -> clonos.Job:
     keys = size_mb * 1_000_000 // _VALUE_BYTES
-    source = jobs.paced(1.0, at_once=_STATE_ROWS, rows=_STATE_ROWS, stop_file=os.devnull)
+    source = jobs.at_once(_STATE_ROWS)
     job = variant.job("growth", 2, 1000)
     return jobs.stateful(
         gated(source, gate), keys=keys, value_bytes=_VALUE_BYTES, is_apart=True, job=job
@@ -205,13 +202,6 @@ def _run_all(points: list[Point], arguments: Any) -> None:
                         point.runs.setdefault(name, []).append(done)
     for point in points:
         point.runs = {name: point.runs[name] for name in point.builds}
-
-
-def _kill(size_mb: int, arguments: Any) -> recovery.Run:
-    options = argparse.ArgumentParser()
-    recovery.add_arguments(options)
-    wanted = ["--state-mb", str(size_mb), "--parallelism", str(arguments.parallelism)]
-    return recovery.kill_workers(options.parse_args(wanted), arguments.state_kills)
 
 
 # --- what comes out -------------------------------------------------------------------------------
@@ -247,7 +237,7 @@ def _cells(point: Point, runs: list[Timed]) -> list[str]:
     return [*cells, f"{memory:,.0f}"]
 
 
-def _draw(points: list[Point], gaps: Mapping[int, recovery.Run], path: Path, title: str) -> None:
+def _draw(points: list[Point], gaps: Mapping[int, failures.Run], path: Path, title: str) -> None:
     """A row per measure, a column per axis."""
     axes = list(dict.fromkeys(point.axis for point in points))
     rows: list[list[tuple[str, plots.Lines]]] = []
@@ -270,14 +260,14 @@ def _draw(points: list[Point], gaps: Mapping[int, recovery.Run], path: Path, tit
 
 
 def _medians(
-    gaps: Mapping[int, recovery.Run], of: Callable[[recovery.Measured], float]
+    gaps: Mapping[int, failures.Run], of: Callable[[failures.Measured], float]
 ) -> list[tuple[float, float]]:
     return [(size, percentile([of(m) for m in done.measured], 50)) for size, done in gaps.items()]
 
 
-def _gap(measured: recovery.Measured) -> float:
+def _gap(measured: failures.Measured) -> float:
     return measured.gap_ms
 
 
-def _normal(measured: recovery.Measured) -> float:
+def _normal(measured: failures.Measured) -> float:
     return measured.normal_ms

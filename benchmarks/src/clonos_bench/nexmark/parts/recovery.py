@@ -38,7 +38,7 @@ from clonos.core.housekeeper import Deliver
 from clonos.core.messages import Kind
 from clonos.errors import ClonosError
 from clonos_bench import jobs, plots, run
-from clonos_bench.kills import PATIENCE_S, kill_repeatedly
+from clonos_bench.kills import PATIENCE_S, kill_executors, kill_repeatedly, kill_workers
 from clonos_bench.nexmark.parts import flink_recovery, spark_recovery
 from clonos_bench.nexmark.parts.flink_recovery import FLINK
 from clonos_bench.nexmark.parts.paced import LINGER_MS, Pace, Rows, paced
@@ -204,12 +204,14 @@ def _ours(query: str, system: str, arguments: Any) -> tuple[Timeline, list[str]]
     if system != depth:
         kind, count = "executor", arguments.executor_kills
     with _joining(query, depth, arguments, kind) as run_of:
+        victim = f"q{query}[0]"
+        blow = partial(kill_workers, run_of.job, [victim])
+        if kind == "executor":
+            blow = partial(kill_executors, run_of.job, victim)
         kills = kill_repeatedly(
             run_of.job,
             run_of.watch,
-            kind,
-            [f"q{query}[0]"],
-            count,
+            [blow] * count,
             arguments.pause,
             run_of.rows.are_in_time,
         )
@@ -241,7 +243,7 @@ def _joining(
 ) -> Iterator[Joining]:
     pace = Pace(time.time() + START_S, arguments.rate)
     rows = Rows(pace, query)
-    with run.stop_file() as stop:
+    with run.paced(arguments.rate) as schedule:
         job = clonos.Job(
             f"q{query}",
             parallelism=arguments.parallelism,
@@ -249,7 +251,7 @@ def _joining(
             sharing_depth="full" if depth == "full" else int(depth),
             checkpoint_interval=f"{arguments.checkpoint_ms} ms",
         )
-        house = Auctions(job, 0, source=partial(paced, pace, stop))
+        house = Auctions(job, 0, source=partial(paced, pace, schedule.stop))
         JOINS[query](house).sink(clonos.sinks.callback(jobs.nothing), name="sink")
         # Every task that goes with an executor needs a place at once.
         spare = len(job.compile().plan.tasks) if kind == "executor" else None
@@ -264,7 +266,7 @@ def _joining(
             started.consumers.watch(partial(_take, rows, watched))
             run.until(started, watch, rows.drain, PATIENCE_S, "rows are delivered")
             _settle(started, rows, pace)
-            yield Joining(started, watch, rows, stop)
+            yield Joining(started, watch, rows, schedule.stop)
 
 
 def _standbys(query: str, arguments: Any) -> list[str]:

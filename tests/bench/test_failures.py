@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.views import Recovery
 from clonos.sources.readers import EndOfInput
 from clonos_bench import jobs, plots
+from clonos_bench.failures import analyse
 from clonos_bench.kills import Kill
-from clonos_bench.recovery import analyse
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.statistics import summarize
 from clonos_bench.watch import Ledger
@@ -36,7 +37,6 @@ def test_a_worker_is_judged_by_its_own_partition():
     assert found.gap_ms == pytest.approx(50)
     assert found.stages["detected"] == pytest.approx(9)
     assert found.stages["live"] == pytest.approx(49)
-    assert math.isfinite(found.normal_ms)
 
 
 def test_an_executor_is_judged_by_the_worst_partition():
@@ -57,10 +57,25 @@ def test_each_kill_has_its_own_recovery():
     assert second.gap_ms == pytest.approx(50)
 
 
+def test_what_comes_after_the_last_kill_s_time_is_due_to_something_else():
+    series = {"sink[0]": partition(5.0, 5.06)}
+    kill = Kill("worker", 1, ("state[0]",), 5.001)
+    recoveries = [recovery("state[0]", 5.01, 5.05), recovery("state[0]", 9.0, 9.5)]
+    (found,) = analyse([kill], series, recoveries, pause_s=2, end_s=8.0)
+    assert found.stages["live"] == pytest.approx(49)
+
+
+def test_what_feeds_all_partitions_is_judged_by_the_worst_of_them():
+    series = {"sink[0]": partition(5.0, 5.06), "sink[1]": partition(5.0, 5.9)}
+    kill = Kill("workers", 1, ("map[0]", "state[0]", "sink[0]"), 5.001)
+    (found,) = analyse([kill], series, [recovery("map[0]", 5.01, 5.85)], pause_s=2)
+    assert found.gap_ms == pytest.approx(890)
+
+
 def test_output_that_never_returns_is_infinitely_late():
     kill = Kill("worker", 1, ("state[0]",), 5.0)
     (found,) = analyse([kill], {"sink[0]": partition(4.9, 11.0)}, [], pause_s=2)
-    assert found.gap_ms == found.normal_ms == math.inf
+    assert found.gap_ms == math.inf
 
 
 def ledger(ids):
@@ -85,7 +100,7 @@ def test_the_ledger_grows():
 
 def test_the_paced_source_gives_the_same_rows_again(tmp_path):
     def reader():
-        return jobs.PacedReader(1000.0, 10, 30, str(tmp_path / "stop"), 1, 2)
+        return jobs.PacedReader(jobs.Schedule(1000.0, 10, str(tmp_path)), 30, 1, 2)
 
     first, second = reader(), reader()
     first.open(0)
@@ -100,18 +115,29 @@ def test_the_paced_source_gives_the_same_rows_again(tmp_path):
     assert second.read_exactly(3).column(0).to_pylist() == ids[4:7]
 
 
-def test_the_paced_source_keeps_its_pace_and_ends_when_told(tmp_path):
-    stop = tmp_path / "stop"
-    reader = jobs.PacedReader(1000.0, 0, None, str(stop), 0, 1)
+def test_a_row_is_due_whether_or_not_a_reader_was_there(tmp_path):
+    schedule = jobs.Schedule(1000.0, 0, str(tmp_path))
+    (tmp_path / "begin").write_text(repr(time.time() - 0.5))
+    for index in range(2):
+        late = jobs.PacedReader(schedule, None, index, 2)
+        late.open(0)
+        batch = late.read(8192, 0.0)
+        assert batch is not None
+        assert batch.num_rows >= 250
+        assert schedule.late_ms(index, time.time()) >= 499.0
+    assert math.isnan(jobs.Schedule(1000.0, 5, str(tmp_path)).late_ms(4, time.time()))
+
+
+def test_a_source_waits_for_who_begins_and_ends_when_told(tmp_path):
+    schedule = jobs.Schedule(1000.0, 0, str(tmp_path), waits=True)
+    reader = jobs.PacedReader(schedule, None, 0, 1)
     reader.open(0)
-    rows = 0
-    for _ in range(10):
-        batch = reader.read(8192, 0.005)
-        rows += 0 if batch is None else batch.num_rows
-    assert rows >= 40
-    stop.touch()
+    assert reader.read(10, 0.0) is None
+    schedule.begin()
+    assert schedule.began_s() is not None
+    schedule.stop.touch()
     with pytest.raises(EndOfInput):
-        reader.read(8192, 0.005)
+        reader.read(10, 0.0)
 
 
 def test_the_repeating_source_gives_the_same_rows_again():
@@ -125,7 +151,7 @@ def test_the_repeating_source_gives_the_same_rows_again():
 
 
 def test_jobs_are_four_tasks_deep():
-    job = jobs.stateful(jobs.paced(1.0, stop_file=""), keys=1, value_bytes=8)
+    job = jobs.stateful(jobs.at_once(1), keys=1, value_bytes=8)
     names = [task.name for task in job.compile().plan.tasks]
     assert names == [f"{n}[{i}]" for n in ("source", "map", "state", "sink") for i in (0, 1)]
 
