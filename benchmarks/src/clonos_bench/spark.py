@@ -5,7 +5,7 @@ makes them once per second) -> ``mapInArrow`` -> count per key, in Spark's state
 ``foreachBatch``, which takes the batch to the driver. Batches follow each other without a pause.
 
 Latency of a batch: its delivery less the moment when its oldest row came into being. Gap and return
-to normal as in :mod:`clonos_bench.recovery`, but over longer windows, as there are few batches
+to normal as in :mod:`clonos_bench.failures`, but over longer windows, as there are few batches
 per second. The state is lighter here: a count per key instead of a value of some size.
 """
 
