@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterable
 
 import pytest
 
-from clonos.nodes.pulses import FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, Pulses
+from clonos.nodes.pulses import FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, REMEMBER_S, Pulses
 from clonos.transport.events import Heartbeat
 
 SILENCE_S = 1.5
@@ -70,6 +70,24 @@ def test_two_processes_that_were_frozen_teach_nothing() -> None:
     assert ward.passes(5.0, 1, 2, 3, 4) == []
     ward.asked = {1}
     assert ward.passes(0.5, 2, 3, 4) == [1]
+
+
+def test_what_many_slots_have_taught_is_not_forgotten_within_a_second() -> None:
+    slots = range(1, 101)
+    ward = Ward(slots)
+    for _ in range(5):  # all pause now and then
+        assert ward.passes(0.6) == []
+        assert ward.passes(0.4, *slots) == []
+    ward.asked = {1}
+    assert ward.passes(1.0, *slots[1:]) == []
+
+
+def test_what_was_is_forgotten_in_the_end() -> None:
+    ward = Ward([1, 2, 3])
+    ward.passes(20.0, 1, 2, 3, every_s=0.5)
+    ward.passes(REMEMBER_S + 1.0, 1, 2, 3)
+    ward.asked = {1}
+    assert ward.passes(0.5, 2, 3) == [1]
 
 
 def test_if_most_are_silent_it_is_rather_the_driver_that_is_cut_off() -> None:

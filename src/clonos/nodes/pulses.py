@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, KeysView
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import chain
 from typing import Final
 
 from clonos.nodes.places import Seat
@@ -23,16 +24,42 @@ LIMIT_MAX_S: Final = 10.0
 """Nobody is awaited for longer, unless `silence_s` says so."""
 LOOK_MAX_S: Final = 0.1
 """If two looks are further apart than this, the driver was away, and not the slots silent."""
-GAPS: Final = 256
-"""So many of the latest gaps between two beats are remembered ..."""
+REMEMBER_S: Final = 10.0
+"""Gaps between two beats are remembered for so long ..."""
 RARE: Final = 3
-"""... of which the longest but two counts as what happens: one frozen process teaches nothing."""
+"""... and the longest but two counts as what happens: one frozen process teaches nothing."""
 SLACK: Final = 3.0
 """A gap this many times as long as what happens is silence."""
 FORGIVE_S: Final = 300.0
 """Who was given up has twice the time from then on; for this long, if it is not needed again."""
 STUCK_MS: Final = 30_000
 """A step that takes longer is worth a warning."""
+
+
+class _Gaps:
+    """The longest gaps of the last seconds, of however many slots."""
+
+    def __init__(self) -> None:
+        self._longest: deque[tuple[int, list[float]]] = deque()  # of each second
+
+    def add(self, now_s: float, gap_s: float) -> None:
+        """A slot has been heard again."""
+        second = int(now_s)
+        if not self._longest or self._longest[-1][0] != second:
+            self._longest.append((second, []))
+            while self._longest[0][0] < second - REMEMBER_S:
+                self._longest.popleft()
+        longest = self._longest[-1][1]
+        if len(longest) < RARE:
+            longest.append(gap_s)
+        elif gap_s > (least := min(longest)):
+            longest[longest.index(least)] = gap_s
+
+    @property
+    def usual_s(self) -> float:
+        """What happens: the longest but two."""
+        longest = nlargest(RARE, chain.from_iterable(gaps for _, gaps in self._longest))
+        return longest[-1] if len(longest) == RARE else 0.0
 
 
 @dataclass(slots=True)
@@ -57,7 +84,7 @@ class Pulses:
         self._silence_s = silence_s
         self._max_s = max(LIMIT_MAX_S, silence_s)
         self._heard: dict[int, _Heard] = {}
-        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._gaps = _Gaps()
         self._doubts: dict[Hashable, tuple[int, float]] = {}  # how many, and since when
         self._looked_s: float | None = None
         self._now_s = 0.0  # for how long the driver has listened
@@ -84,7 +111,7 @@ class Pulses:
     def came(self, slot: int, beat: Heartbeat) -> bool:
         """Take a beat; whether the slot is stuck in a step, said once of each step."""
         heard = self._heard[slot]
-        self._gaps.append(self._now_s - heard.at_s)
+        self._gaps.add(self._now_s, self._now_s - heard.at_s)
         heard.at_s = self._now_s
         is_stuck = beat.long_ms >= STUCK_MS
         is_news, heard.is_told = is_stuck and not heard.is_told, is_stuck
@@ -109,7 +136,7 @@ class Pulses:
         quiet = [slot for slot, silent_s in silences.items() if silent_s > shortest_s]
         if not quiet:
             return []
-        usual_s = SLACK * nlargest(RARE, self._gaps)[-1] if len(self._gaps) >= RARE else 0.0
+        usual_s = SLACK * self._gaps.usual_s
         ranked = sorted([0.0, *silences.values()])
         median_s = ranked[(len(ranked) - 1) // 2]
         awaited = asked()
