@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -114,5 +115,6 @@ def freeze_worker(job: RunningJob, watch: Watch, task: str) -> Kill:
 
         run.until(job, watch, elsewhere, PATIENCE_S, "what was frozen is live elsewhere")
     finally:
-        os.kill(slot.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # Spark has ended whom the job has given up
+            os.kill(slot.pid, signal.SIGCONT)
     return Kill("frozen", slot.pid, slot.runs, at_s)
