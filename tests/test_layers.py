@@ -51,12 +51,13 @@ LAYERS: dict[str, set[str]] = {
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
         "sinks", "sources", "graph", "nodes", "upgrade", "cluster", "api"},
     "testing": {"blame", "core", "columns", "operators", "storage", "sinks", "sources", "graph",
-        "simulator"},
+        "nodes", "simulator", "replay", "branch"},
+    "pytest_plugin": {"testing"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
-    "replay": {"blame", "named", "core", "operators", "storage", "sources", "graph", "nodes",
-        "runtime", "watch", "cluster"},
-    "branch": {"blame", "named", "columns", "core", "operators", "graph", "nodes", "replay",
-        "runtime"},
+    "replay": {"blame", "named", "columns", "core", "operators", "storage", "sources", "graph",
+        "nodes", "runtime", "watch", "cluster"},
+    "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
+        "replay", "runtime"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 

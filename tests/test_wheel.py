@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 CONTENTS = {
     "clonos/__init__.py", "clonos/blame.py", "clonos/errors.py", "clonos/extras.py",
     "clonos/kafka.py", "clonos/named.py", "clonos/postgres.py",
-    "clonos/py.typed",
+    "clonos/py.typed", "clonos/pytest_plugin.py",
     "clonos/version.py", "clonos/web.py",
     "clonos/api", "clonos/branch", "clonos/causal", "clonos/cli", "clonos/cluster",
     "clonos/columns",
@@ -32,6 +32,9 @@ PAGE = {"page.html", "style.css"}
 
 OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "paho", "redis"}
 """Imported only by what the extras are for."""
+
+WITHIN_PYTEST = {"pytest"}
+"""Imports our plugin itself."""
 
 WITH_PYSPARK = {"py4j"}
 """Comes with it, in the same release."""
@@ -66,6 +69,6 @@ def test_what_the_library_imports_is_what_it_depends_on():
         for name in imported(ast.parse(path.read_text("utf-8")))
     }
     others = named - sys.stdlib_module_names - {"clonos", "pyspark_clonos"}
-    assert others - OPTIONAL - WITH_PYSPARK == {
+    assert others - OPTIONAL - WITH_PYSPARK - WITHIN_PYTEST == {
         re.split(r"[^\w-]", line)[0] for line in dependencies
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clonos.api.streams import Stream
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
     from clonos.branch import Branch
+    from clonos.branch.bundling import bundle
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
@@ -55,6 +56,7 @@ _HOMES = {
     "Service": "clonos.operators.service",
     "Stream": "clonos.api.streams",
     "avg": "clonos.api.aggregates",
+    "bundle": "clonos.branch.bundling",
     "count": "clonos.api.aggregates",
     "effect": "clonos.operators.effects",
     "max": "clonos.api.aggregates",
@@ -95,6 +97,7 @@ __all__ = [
     "asc",
     "avg",
     "between",
+    "bundle",
     "causal",
     "count",
     "desc",

@@ -26,6 +26,43 @@ def run(*words, **options):
     )
 
 
+TEST = """
+import os
+import failing
+
+SAID = os.environ["SAID"]
+
+def test_it_fails(clonos_past):
+    past = clonos_past(failing.job, "night.clonos")
+    assert SAID == f"ValueError: {past.expect_error(ValueError, match='score')}"
+    assert SAID in past.error_then.what
+
+def test_it_is_mended(clonos_past):
+    past = clonos_past(failing.job, "night.clonos", replace={"total": failing.Corrected()})
+    past.expect_same_output("out")
+    assert past.rows("out").num_rows > past.rows_then("out").num_rows
+"""
+
+
+def bundle_is_enough(checkpoint, out, said):
+    """The error is found again, and is a test, while the checkpoint is away."""
+    checkpoint.rename(away := checkpoint.with_name("away"))
+    again = run("-m", "clonos.cli", "replay", "failing:job", out)
+    assert (again.returncode, said in again.stderr) == (1, True), again.stderr
+    mended = run(
+        "-m", "clonos.cli", "branch", "failing:job", out, "--replace", "total=failing:Corrected"
+    )
+    assert (mended.returncode, "0 of the job's" in mended.stdout) == (1, True), mended.stderr
+    (out.parent / "test_night.py").write_text(TEST)
+    tested = run(
+        *("-m", "pytest", "-q", "-p", "clonos.pytest_plugin", "-p", "no:cacheprovider"),
+        *("-c", os.devnull, "-o", f"pythonpath={HERE}", out.parent / "test_night.py"),
+        env={**os.environ, "PYTHONHASHSEED": "0", "SAID": said},  # as in the slots
+    )
+    assert tested.returncode == 0, tested.stdout
+    away.rename(checkpoint)
+
+
 def test_an_error_is_found_again(tmp_path):
     failed = run(HERE / "failing.py", tmp_path)
     said = re.search(r"ValueError: score \d+ after \d+", failed.stderr)
@@ -58,6 +95,14 @@ def test_an_error_is_found_again(tmp_path):
     assert re.search(r"score, ask: \d+ answers from the log, 0 reused, 0 stubbed", mended.stdout)
     assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(files), "nor left there"
+    out = tmp_path.with_name("night.clonos")
+    made = run("-m", "clonos.cli", "bundle", "failing:job", tmp_path, "--out", out)
+    assert made.returncode == 0, made.stderr
+    assert re.search(
+        rf"\d+ steps of total\[0\]; it ends with total\[0\]: Va.*{said[0][12:]}", made.stdout
+    )
+    assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
+    bundle_is_enough(tmp_path, out, said[0])
     corrected = run(*replay, env={**os.environ, "CORRECTED": "1"})
     assert corrected.returncode == 0, corrected.stderr
     found = re.search(

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from clonos.branch import kept
 from clonos.branch.answers import BILL, Answers, StandIn
 from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
@@ -28,8 +29,10 @@ from clonos.branch.original import ENDLESS, Original, record
 from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.history import Point
 from clonos.core.plan import HOUSE_KEEPER
+from clonos.errors import OperatorError
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
+from clonos.replay.bundle import Bundle
 from clonos.replay.kept import At, find
 from clonos.replay.past import Past, read
 
@@ -52,6 +55,9 @@ class Branch:
         The first call for which a :class:`Budget` was not enough; empty if it was enough.
     error
         Why the job could not go on, if its past ends with a failure. The branch goes on.
+    failed
+        Why the branch could not, if `keeps_errors`; what it had delivered by then counts. Otherwise
+        the error is raised.
     """
 
     def __init__(
@@ -65,19 +71,25 @@ class Branch:
         ask: Collection[Any] = (),
         reuse: Collection[Any] = (),
         cost: Callable[[Any], float] | None = None,
+        keeps_errors: bool = False,
     ) -> None:
         self._past = past
+        self.failed: OperatorError | None = None
         with ExitStack() as undo:
             undo.callback(past.close)
             self._changed = _compiled(past.compiled, replace)
-            end = _end(past, until)
-            folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
-            original = record(past, end, Path(undo.enter_context(folder)))
+            original = _original(past, until, undo)
             self.error = original.error
             answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
             undo.callback(answers.close)
             self._a = original.outputs
-            self._b = _run(past, self._changed, original, answers)
+            self._b: Outputs = {}
+            try:
+                _run(past, self._changed, original, answers, self._b)
+            except OperatorError as error:
+                if not keeps_errors:
+                    raise
+                self.failed = error
         self.bill = answers.bill()
         self.calls, self.cost, self.used_up_at = answers.live, answers.cost, answers.used_up_at
 
@@ -161,6 +173,21 @@ def branch(
     return Branch(past, changes, until=until, **how)
 
 
+def _original(past: Past, until: At | Point | None, undo: ExitStack) -> Original:
+    """What happened: a bundle knows, and otherwise the job's own code does it again."""
+    if not isinstance(past.held, Bundle):
+        folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
+        return record(past, _end(past, until), Path(undo.enter_context(folder)))
+    if until is not None:
+        raise CannotReplace(
+            "a bundle ends where it was made to end",
+            where=past.held.path,
+            remedy="leave out until=",
+        )
+    with past.held.reading():
+        return kept.get(past.held.folder)
+
+
 def _end(past: Past, until: At | Point | None) -> Point | None:
     """The point where a branch ends; None: with the log."""
     if until is None:
@@ -182,8 +209,10 @@ def _compiled(original: CompiledJob, replace: Mapping[str, Any] | CompiledJob) -
     return changed(original, replace)
 
 
-def _run(past: Past, compiled: CompiledJob, original: Original, answers: Answers) -> Outputs:
-    plan, outputs = compiled.plan, Outputs()
+def _run(
+    past: Past, compiled: CompiledJob, original: Original, answers: Answers, outputs: Outputs
+) -> None:
+    plan = compiled.plan
     tasks: dict[int, BranchedTask] = {}
 
     def put(channel: int, made: Made) -> None:
@@ -214,7 +243,6 @@ def _run(past: Past, compiled: CompiledJob, original: Original, answers: Answers
     ends = {channel.id: original.ends.get(channel.id, ENDLESS) for channel in plan.channels}
     for task in tasks.values():  # from the sources to the sinks
         task.drain(ends)
-    return outputs
 
 
 def _begin_ms(original: Original) -> int:

@@ -33,6 +33,7 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
+    from clonos.branch import bundling
     from clonos.branch import command as branch
     from clonos.replay import command as replay
     from clonos.replay import history
@@ -41,6 +42,7 @@ def _commands() -> dict[str, Command]:
 
     return {
         "branch": (branch.SUMMARY, branch.add_arguments, branch.run),
+        "bundle": (bundling.SUMMARY, bundling.add_arguments, bundling.run),
         "history": (history.SUMMARY, history.add_arguments, history.run),
         "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
         "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),

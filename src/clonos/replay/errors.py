@@ -9,6 +9,10 @@ class NothingToReplay(ClonosError):
     """There is no checkpoint, or nothing in this process can read what its tasks have read."""
 
 
+class UnreadableBundle(ClonosError):
+    """A bundle is damaged, or of a format that this clonos does not read."""
+
+
 class NotInLog(BaseException):
     """Behind the log's end a function asks the world, which a replay does not.
 

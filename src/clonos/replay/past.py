@@ -8,7 +8,7 @@ each log counts; nothing else knows.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import Plan
 from clonos.core.version import version_of
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.replay.bundle import Bundle, find_bundle
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
@@ -42,7 +43,8 @@ class Past:
     ``codes``: of its tasks, with sources that can be read again here; ``failed``: by task, the step
     that has ended the job; ``lost``: what can be said of such steps that cannot be done again;
     ``hash_seed``: of Python's sets, in the slots; ``lineage``, ``run``: what its effects are named
-    by; ``pin``: keeps a running job from deleting it.
+    by; ``held``: what keeps it from being deleted: a pin in the folders of a job that may be
+    running, or the temporary folder of a bundle.
     """
 
     compiled: CompiledJob
@@ -55,12 +57,12 @@ class Past:
     lineage: str
     run: str
     store: LayerStore
-    pin: Pin | None = None
+    held: Pin | Bundle | None = None
 
     def close(self) -> None:
-        """Remove the pin."""
-        if self.pin is not None:
-            self.pin.close()
+        """Let go of it."""
+        if self.held is not None:
+            self.held.close()
 
     def layers(self, task: int) -> tuple[msg.Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
@@ -72,10 +74,16 @@ def read(
     checkpoint_dir: str | None,
     journal: str | Path | None,
     at: At | None = None,
+    show: Callable[[HouseKeeper, LayerStore], object] | None = None,
 ) -> Past:
-    """Look at the checkpoint of a job, by default where the job itself keeps it.
+    """Look at the checkpoint of a job, by default where the job itself keeps it; or at a bundle.
 
     It begins at the newest checkpoint, or at a point of the job's history.
+
+    Parameters
+    ----------
+    show
+        Is shown what is known, before it is decided what counts.
 
     Raises
     ------
@@ -97,11 +105,49 @@ def read(
             where=compiled.name,
             remedy="only jobs with guarantee='exactly_once' can be done again",
         )
+    if (path := find_bundle(checkpoint_dir)) is not None:
+        return _unbundled(compiled, Bundle(path), at)
     with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
-        return _read(compiled, directory, at)
+        return _read(compiled, directory, at, show)
 
 
-def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past:
+def _unbundled(compiled: CompiledJob, bundle: Bundle, at: At | None) -> Past:
+    try:
+        if at not in {None, "oldest"}:
+            raise NothingToReplay(
+                "a bundle begins where it was made to begin",
+                where=bundle.path,
+                remedy="do not say when (at)",
+            )
+        bundle.require(compiled)
+        keeper = house_keeper(compiled.plan)
+        bundle.recover(keeper)
+        lives, failed, lost = activations(compiled, keeper)
+        codes = tuple(bundle.readable(code, lives[code.task.id]) for code in compiled.codes)
+    except BaseException:
+        bundle.close()
+        raise
+    return Past(
+        compiled,
+        codes,
+        keeper,
+        lives,
+        failed,
+        lost,
+        bundle.hash_seed,
+        bundle.lineage,
+        bundle.run,
+        bundle.store,
+        bundle,
+    )
+
+
+def _read(
+    compiled: CompiledJob,
+    directory: JobDirectory,
+    at: At | None,
+    show: Callable[[HouseKeeper, LayerStore], object] | None,
+) -> Past:
     directory.check(compiled)
     keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
     pin = None
@@ -116,6 +162,8 @@ def _read(compiled: CompiledJob, directory: JobDirectory, at: At | None) -> Past
             pin.close()
             raise
     codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
+    if show is not None:
+        show(keeper, store)
     lives, failed, lost = activations(compiled, keeper)
     return Past(
         compiled,

@@ -30,6 +30,7 @@ from clonos.testing.harness import (
     task_code,
 )
 from clonos.testing.in_memory import InMemoryRun
+from clonos.testing.past import PastRun, run_past
 from clonos.testing.sinks import SinkReport, check_sink
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "End",
     "Event",
     "InMemoryRun",
+    "PastRun",
     "Simulation",
     "SimulationFailed",
     "SinkReport",
@@ -50,6 +52,7 @@ __all__ = [
     "check_restore",
     "check_sink",
     "rows",
+    "run_past",
     "simulate",
     "task_code",
 ]

@@ -1,0 +1,90 @@
+"""What happened, as files: so that changed code can be run on it when the job's own is gone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+
+from clonos.branch.original import Asked, Note, Original, Question, Rows
+from clonos.core.determinants import decode_record, encode_record
+from clonos.core.messages import Kind
+from clonos.errors import OperatorError
+from clonos.replay.bundle import rows_path
+
+_NAME: Final = "original"
+
+
+def put(original: Original, folder: Path) -> None:
+    """Write it down. Rows of sources are moved there."""
+    error = original.error
+    asked = [
+        [*one.question, one.task, one.position, one.came, one.rank, one.ok, one.answer]
+        for one in original.asked
+    ]
+    about = {
+        "order": original.order,
+        "notes": {task: list(map(_packed, notes)) for task, notes in original.notes.items()},
+        "asked": asked,
+        "begins": original.begins,
+        "ends": original.ends,
+        "error": error and [error.what, error.where, error.remedy],
+        "outputs": {
+            sink: [made[:2] for made in outputs] for sink, outputs in original.outputs.items()
+        },
+    }
+    (folder / _NAME).write_bytes(msgpack.packb(about))
+    rows_path(folder, 0).parent.mkdir()
+    for task, rows in original.rows.items():
+        rows.close()
+        if rows.path.exists():
+            shutil.move(rows.path, rows_path(folder, task))
+    for number, outputs in enumerate(original.outputs.values()):
+        delivered = Rows(_outputs(folder, number))
+        delivered.path.parent.mkdir(exist_ok=True)
+        for _, _, batch in outputs:
+            delivered.add(batch)
+        delivered.close()
+
+
+def get(folder: Path) -> Original:
+    """Read it again."""
+    about = msgpack.unpackb((folder / _NAME).read_bytes(), strict_map_key=False)
+    found = Original(begins=about["begins"], ends=about["ends"], order=about["order"])
+    for task, notes in about["notes"].items():
+        found.notes[task] = list(map(_note, notes))
+        found.rows[task] = Rows(rows_path(folder, task))
+    for *question, task, position, came, rank, ok, answer in about["asked"]:
+        asked = Asked(Question(*question), task, position, came, rank, ok, answer)
+        found.asked.append(asked)
+    for number, (sink, made) in enumerate(about["outputs"].items()):
+        batches = Rows(_outputs(folder, number)).read()
+        found.outputs[sink] = list(_with(made, batches))
+    if about["error"]:
+        what, where, remedy = about["error"]
+        found.error = OperatorError(what, where=where, remedy=remedy)
+    return found
+
+
+def _with(
+    made: list[list[int]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    for (task, step), batch in zip(made, batches, strict=True):
+        yield task, step, batch
+
+
+def _packed(note: Note) -> list[Any]:
+    return [encode_record([note.cause]), note.kind, note.clock_ms, note.wake_ms]
+
+
+def _note(packed: list[Any]) -> Note:
+    record, kind, clock_ms, wake_ms = packed
+    return Note(decode_record(record)[0], None if kind is None else Kind(kind), clock_ms, wake_ms)
+
+
+def _outputs(folder: Path, number: int) -> Path:
+    return folder / "outputs" / f"{number}.arrow"

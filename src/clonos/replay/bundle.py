@@ -1,0 +1,265 @@
+"""A past in one file, which can be done again anywhere.
+
+It is a ZIP archive::
+
+    about.json          of which job, from when, and what an archive of this kind looks like
+    journal             the log since then, as records of the house-keeper's journal
+    layers/<path>       the state of the tasks when it begins
+    rows/<task>.arrow   what their sources have given since
+    original            what happened, for changed code: see :mod:`clonos.branch.kept`
+    outputs/<n>.arrow   what was delivered
+
+It has what a replay reads, and nothing else: no secrets of the job, no certificates, none of the
+keys in URIs. The rows, the state and the answers of services are in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import weakref
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+
+from clonos.columns.batches import concat, empty
+from clonos.core.history import RECORDS
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.intake import cuts_to_read
+from clonos.core.messages import Activate
+from clonos.errors import masked
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.graph.description import describe, require_same
+from clonos.replay.errors import NothingToReplay, UnreadableBundle
+from clonos.sources.readers import CutReader
+from clonos.storage.layers import LayerStore
+
+FORMAT: Final = 1
+"""Of the archive, and of all that is in it."""
+
+ABOUT, JOURNAL, LAYERS = "about.json", "journal", "layers"
+
+
+class Bundle:
+    """An archive that is open for reading; its content is in a temporary folder until then.
+
+    Raises
+    ------
+    UnreadableBundle
+        It is damaged, or of another format.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self.folder = Path(tempfile.mkdtemp(prefix="clonos-bundle-"))
+        self.close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        """Remove the temporary folder."""
+        try:
+            with self.reading():
+                with zipfile.ZipFile(path) as archive:
+                    archive.extractall(self.folder)
+                self.about: dict[str, Any] = json.loads((self.folder / ABOUT).read_bytes())
+                self._require_whole()
+                self.hash_seed = str(self.about["hash_seed"])
+                self.lineage, self.run = str(self.about["lineage"]), str(self.about["run"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_whole(self) -> None:
+        if self.about["format"] != FORMAT:
+            raise UnreadableBundle(
+                f"it has format {self.about['format']}, this clonos reads format {FORMAT} only",
+                where=self.path,
+                remedy="read it with the clonos that made it",
+            )
+        for name in self.about["files"]:
+            if not (self.folder / name).is_file():
+                raise FileNotFoundError(f"{name} is missing")
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Whatever is wrong with the file is an `UnreadableBundle`."""
+        try:
+            yield
+        except (
+            OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+            msgpack.UnpackException, pa.ArrowException,
+        ) as error:  # fmt: skip
+            raise UnreadableBundle(
+                f"it cannot be read: {type(error).__name__}: {error}",
+                where=self.path,
+                remedy="make it again with clonos bundle, or copy it again",
+            ) from error
+
+    def require(self, compiled: CompiledJob) -> None:
+        """Raise `OtherJob` if a job has another graph. Where it reads and writes does not count."""
+        require_same(self.about["graph"], portable(compiled), self.path)
+
+    @property
+    def store(self) -> LayerStore:
+        """Where the layers are."""
+        return LayerStore(str(self.folder / LAYERS))
+
+    def recover(self, keeper: HouseKeeper) -> None:
+        """Let a house-keeper that knows nothing know what there is to know."""
+        with self.reading():
+            keeper.recover(_unpacked((self.folder / JOURNAL).read_bytes()))
+
+    def readable(self, code: TaskCode, activate: Activate) -> TaskCode:
+        """A task whose source, if it has one, is read from here."""
+        if code.source is None:
+            return code
+        records = (record for run in activate.log for record in run.records)
+        rows = [rows for rows, _ in cuts_to_read(records)]
+        path = rows_path(self.folder, code.task.id)
+        factory = partial(_reader, path, code.source.schema, rows)
+        return replace(code, source=replace(code.source, dataframe=None, factory=factory))
+
+
+def _reader(path: Path, schema: pa.Schema, rows: Sequence[int], *_: int) -> BundledRows:
+    return BundledRows(path, schema, rows)
+
+
+class BundledRows(CutReader):
+    """The rows of a source, from a bundle.
+
+    Parameters
+    ----------
+    path
+        A file of Arrow's, or the name of none if there are no rows.
+    rows
+        How many there are in each of the cuts that the log knows.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, rows: Sequence[int]) -> None:
+        self.schema, self._path = schema, path
+        self._rows = iter(rows)
+        self._batches = _batches(path)
+        self._left: list[pa.RecordBatch] = []
+
+    def open(self, rows_consumed: int, cut: bytes = b"") -> None:
+        """See :meth:`CutReader.open`. The file begins where the task does."""
+        self.cut = cut
+
+    def read_cut(self, cut: bytes) -> pa.RecordBatch:
+        """See :meth:`CutReader.read_cut`."""
+        self.cut, missing = cut, next(self._rows, 0)
+        found: list[pa.RecordBatch] = []
+        while missing:
+            batch = self._left.pop() if self._left else next(self._batches, None)
+            if batch is None:
+                raise UnreadableBundle(f"{missing} rows are missing", where=str(self._path))
+            found.append(batch.slice(0, missing))
+            if batch.num_rows > missing:
+                self._left.append(batch.slice(missing))
+            missing -= found[-1].num_rows
+        return concat(found) if found else empty(self.schema)
+
+    def read(self, max_rows: int, max_wait_s: float) -> pa.RecordBatch | None:
+        """See :meth:`Reader.read`."""
+        raise NothingToReplay(
+            "a bundle has no rows behind the end of its log",
+            where=str(self._path),
+            remedy="go on from the checkpoint itself",
+        )
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    if path.exists():
+        with pa.memory_map(str(path)) as file:
+            yield from pa.ipc.open_stream(file)
+
+
+def rows_path(folder: Path, task: int) -> Path:
+    """Where the rows are that a task's source has given."""
+    return folder / "rows" / f"{task}.arrow"
+
+
+def find_bundle(path: str) -> Path | None:
+    """A bundle, if that is what lies there."""
+    found = Path(path)
+    with suppress(OSError):  # such as a name that is too long
+        return found if "://" not in path and found.is_file() else None
+    return None
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def portable(compiled: CompiledJob) -> dict[str, Any]:
+    """The graph of a job, but for the places where it reads and writes: tests have others."""
+    graph: dict[str, Any] = json.loads(masked(json.dumps(describe(compiled))))
+    for task in graph["tasks"].values():
+        for edge in ("source", "sink"):
+            task[edge] = task[edge] and task[edge][:1]
+    return graph
+
+
+def put_past(folder: Path, keeper: HouseKeeper, store: LayerStore) -> None:
+    """Write down what a house-keeper knows, and the layers of its tasks."""
+    records = [record for record in keeper.snapshot() if _kind(record) not in RECORDS]
+    (folder / JOURNAL).write_bytes(b"".join(map(msgpack.packb, records)))
+    to = LayerStore(str(folder / LAYERS), "process")
+    for chain in keeper.layers.values():
+        for ref in chain:
+            to.put(ref.path, store.get(ref.path))
+
+
+def _kind(record: bytes) -> str:
+    return str(msgpack.unpackb(record, strict_map_key=False)[0])
+
+
+def _unpacked(packed: bytes) -> Iterator[bytes]:
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed))
+    unpacker.feed(packed)
+    yield from unpacker
+
+
+def put_about(folder: Path, compiled: CompiledJob, hash_seed: str, lineage: str, run: str) -> None:
+    """Write down what a bundle is, of which everything else is there."""
+    said = {
+        "format": FORMAT,
+        "job": compiled.name,
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "hash_seed": hash_seed,
+        "lineage": lineage,
+        "run": run,
+        "files": [path.relative_to(folder).as_posix() for path in _files(folder)],
+        "graph": portable(compiled),
+    }
+    (folder / ABOUT).write_text(json.dumps(said, indent=1))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def pack(folder: Path, to: Path) -> int:
+    """Make an archive of a folder; returns its size in bytes.
+
+    Raises
+    ------
+    FileExistsError
+        There is something.
+    """
+    whole = to.with_name(f".{to.name}.part")
+    try:
+        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in _files(folder):
+                archive.write(path, path.relative_to(folder))
+        os.link(whole, to)  # a name that is taken is refused
+    finally:
+        whole.unlink(missing_ok=True)
+    return to.stat().st_size
