@@ -322,6 +322,7 @@ class RunningJob:
 
     def _go_on(self, setup: DriverSetup) -> None:
         setup.observer.listeners = self.observer.listeners
+        setup.consumers.watchers += self.consumers.watchers
         self._is_driven_by(setup)
         self._loop.start()
 
