@@ -324,6 +324,10 @@ class DriverSetup:
             directory.require(compiled, version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
+            for name in drop_state:  # the switch may have been made, by a driver that died then
+                self.warn(
+                    f"drop_state={name!r} drops nothing: the checkpoint has this graph already"
+                )
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
             return recovered
@@ -332,7 +336,7 @@ class DriverSetup:
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
-        switch = Switch(before, keeper, waiting, compiled, successor, drop_state)
+        switch = Switch(before, keeper, waiting, compiled, successor, drop_state, directory.numbers)
         store = LayerStore(directory.layers_uri, self._durability)
         announce = partial(directory.announce, compiled, version + 1)
         if not switch.make(store, self._term, announce, file):

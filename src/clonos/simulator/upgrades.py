@@ -246,7 +246,7 @@ class Maker:
         dropped = [n for n in drop_state if n in self.before.homes and n not in now]
         switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, dropped)
         self.last = switch.last_layers(store)
-        switch.make(store, term, lambda: home.put("next", b"graph"), journal)
+        switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
 
     def leave(self) -> None:
         """The process is gone, perhaps with its machine."""
