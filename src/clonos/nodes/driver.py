@@ -128,6 +128,7 @@ class DriverNode:
             patience_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
             inflight_bytes=settings.inflight_bytes,
+            log_bytes=settings.log_bytes,
             term=settings.term,
         )
         self.places = Places(
