@@ -234,7 +234,15 @@ class Journal(Protocol):
 
 
 class Outputs(Protocol):
-    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``."""
+    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``.
+
+    Attributes
+    ----------
+    nbytes
+        Of what was taken and is in no file yet.
+    """
+
+    nbytes: int
 
     def take(self, output: Deliver) -> None:
         """Deliver an output that is durable."""

@@ -186,10 +186,11 @@ class Driver:
         free = options.slots - len(options.bound)
         places = (*([None] * free), *(sorted(options.bound) * (1 + options.standbys)))
         self.spark = Spark(cluster, self, places)
+        self.outputs = outputs_of(self)
         ports = DriverPorts(
             DriverClock(cluster),
             self.journal,
-            outputs_of(self),
+            self.outputs,
             self.spark,
             self.merger,
             SimulatedAudience(self),
