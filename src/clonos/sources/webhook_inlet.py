@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from clonos.errors import SourceError
-from clonos.sources.spec import Offer
+from clonos.sources.spec import Fail, Offer
 from clonos.web import BoundedServer
 
 PLACES: Final = 64
@@ -66,7 +66,7 @@ class Webhook:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}{self.path}"
 
-    def open(self, offer: Offer) -> _Server:
+    def open(self, offer: Offer, fail: Fail) -> _Server:
         """See :class:`~clonos.sources.spec.Inlet`."""
         try:
             server = _Server(self, offer)
