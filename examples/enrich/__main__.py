@@ -23,6 +23,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,9 +69,10 @@ class Driver:
         self.listener.start()
 
     def _listen(self, process: Any) -> None:
-        for line in process.stdout:
-            if line.startswith("{") and process is self.process:
-                self.said = json.loads(line)
+        with process.stdout:
+            for line in process.stdout:
+                if line.startswith("{") and process is self.process:
+                    self.said = json.loads(line)
 
     @property
     def is_quiet(self) -> bool:
@@ -105,6 +107,12 @@ class Driver:
             self.start()
         return kill
 
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self.listener.join()
+
     def end(self) -> dict[str, Any]:
         """The bill, when it has ended by itself."""
         self.wait_for(lambda: self.process.poll() == 0)
@@ -129,7 +137,7 @@ def run(folder: Path, options: Options) -> list[Line]:
             (folder / "closed").touch()
             bill = driver.end()
         finally:
-            driver.process.kill()
+            driver.close()
         return judge(journal, kills, orders, enriched(dsn), bill)
 
 
@@ -150,10 +158,15 @@ def kill_meanwhile(
         kills.append(driver.kill(what))
         waiting = ask(url, "/release")["waiting"]
         print(f"kill -9: the {what}, while {waiting} calls wait for an answer", flush=True)
-        driver.wait_for(lambda: driver.is_quiet and len(enriched(dsn)) >= len(orders))
+        driver.wait_for(partial(is_through, driver, dsn, len(orders)))
     orders |= add(client, chosen, len(orders), options.rows - len(orders))
-    driver.wait_for(lambda: len(enriched(dsn)) >= len(orders))
+    driver.wait_for(partial(is_through, driver, dsn, len(orders)))
     return orders, kills
+
+
+def is_through(driver: Driver, dsn: str, rows: int) -> bool:
+    """All these rows are in the table, and the job has recovered."""
+    return driver.is_quiet and len(enriched(dsn)) >= rows
 
 
 def add(client: Any, chosen: random.Random, first: int, count: int) -> dict[int, str]:

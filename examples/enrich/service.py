@@ -5,8 +5,9 @@ asked. It charges for the letters of the text, and only for answers; every tenth
 away (503), free of charge. Every request is in the journal (JSON lines) when it comes, every answer
 before it is sent. The journal is its bill.
 
-``GET /hold?at=n`` lets request number `n` and all behind it wait for ``GET /release``: whoever kills
-something meanwhile kills it while calls are open. Both answer how many came, and how many wait.
+``GET /hold?at=n`` lets request number `n` and all behind it wait for ``GET /release``: whoever
+kills something meanwhile kills it while calls are open. Both answer how many came, and how many
+wait.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ FREE = 0.11
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_whatever_is_killed_each_order_is_there_once_and_paid_once(redis_url, postgres):
+@pytest.mark.usefixtures("redis_url", "postgres")  # they skip it where there are no such servers
+def test_whatever_is_killed_each_order_is_there_once_and_paid_once():
     from examples.enrich.__main__ import Options, run
 
     folder = Path(tempfile.mkdtemp(prefix="clonos-enrich-"))
