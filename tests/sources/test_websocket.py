@@ -276,13 +276,14 @@ def test_while_there_is_no_room_nothing_is_read_and_nothing_lost(bench, monkeypa
 
 
 SERVER = """
-import itertools, sys
+import itertools, sys, time
 from websockets.sync.server import serve
 numbers = itertools.count(int(sys.argv[2]))
 def send(connection):
     connection.recv()
     for n in numbers:
         connection.send(str(n))
+        time.sleep(0.001)  # or who reads what is kept would never be done
 server = serve(send, "127.0.0.1", int(sys.argv[1]), ping_interval=None)
 print("ready", flush=True)
 server.serve_forever()
