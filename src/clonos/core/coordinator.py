@@ -21,6 +21,8 @@ from clonos.core.decisions import (
     Event,
     Expel,
     Fail,
+    Leaving,
+    MoveAsked,
     Note,
     Reported,
     SlotLost,
@@ -28,6 +30,7 @@ from clonos.core.decisions import (
 )
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
+from clonos.core.moves import Moves
 from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Plan
 from clonos.core.reach import GATHER_MS, Reach
@@ -38,8 +41,8 @@ from clonos.core.throttle import INFLIGHT_BYTES, Throttle
 from clonos.errors import ProtocolError
 
 __all__ = [
-    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail", "Note",
-    "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
+    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail",
+    "Leaving", "MoveAsked", "Note", "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
 ]  # fmt: skip
 
 
@@ -103,6 +106,8 @@ class Coordinator:
             standbys=self.standbys,
             patience_ms=patience_ms,
         )
+        parts = self.checkpoints, self.standbys, self.recoveries
+        self.moves = Moves(self.roster, *parts, self._bound)
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,
@@ -117,6 +122,7 @@ class Coordinator:
             msg.Followed: self.standbys.followed,
             msg.Unreachable: self.reach.complained,
             msg.Unreadable: self.recoveries.unreadable,
+            msg.Yielded: self.moves.yielded,
         }
 
     @property
@@ -176,13 +182,19 @@ class Coordinator:
     def machines(self) -> list[Machine[Any, Any]]:
         """For their stories."""
         tasks = (task.machine for task in self.tasks.values())
-        return [*self.checkpoints.machines(), *tasks, *self.blame.machines()]
+        return [
+            *self.checkpoints.machines(),
+            *tasks,
+            *self.blame.machines(),
+            self.moves.machine,
+        ]
 
     def check(self) -> None:
         """Assertions over the whole state."""
         self.keeper.check()
         self.roster.check()
         self.checkpoints.check()
+        self.moves.check()
 
     # --- events -----------------------------------------------------------------------------
 
@@ -219,6 +231,10 @@ class Coordinator:
                     self._reports[type(report)](slot, report)
             case Compacted():
                 self.checkpoints.compacted(event)
+            case MoveAsked(task=task):
+                self.moves.ask(task)
+            case Leaving(group=group):
+                self.moves.leaving(group)
 
     def tick(self, now_ms: int) -> list[Action]:
         """Time passes: a holder that does not answer a fence is itself declared failed, and so is
@@ -233,6 +249,7 @@ class Coordinator:
         self.checkpoints.tick()
         self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
         self.standbys.tick()
+        self.moves.tick()
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
@@ -270,7 +287,9 @@ class Coordinator:
     # --- slots --------------------------------------------------------------------------------
 
     def _on_slot_ready(self, event: SlotReady) -> None:
-        self.slots[event.slot] = Slot(event.slot, event.address, event.group, event.bound)
+        slot = Slot(event.slot, event.address, event.group, event.bound)
+        self.slots[event.slot] = slot
+        self.moves.joined(slot)
         self.recoveries.activate_waiting()
         self.standbys.fill()
 

@@ -114,6 +114,7 @@ class Resident:
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
         self._news_since: float | None = None  # None: all is sealed, or will be at a marker
+        self._yields = self._has_yielded = False
         self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
         links = home.links
@@ -152,7 +153,7 @@ class Resident:
             self.hear(links.opened(opened, machine))
         waiting, self._waiting = self._waiting, []
         for command in waiting:
-            self.hear(command)
+            self.command(command)
 
     def _make(self, layers: Iterable[Layer]) -> TaskMachine:
         ports, command, warm = self._ports, self._command, self._source
@@ -217,6 +218,8 @@ class Resident:
         """Take a command, as soon as the state is there."""
         if self.machine is None:
             self._waiting.append(command)
+        elif isinstance(command, msg.Yield | msg.Resume):
+            self._yields, self._has_yielded = isinstance(command, msg.Yield), False
         else:
             self.hear(command)
 
@@ -243,12 +246,22 @@ class Resident:
         self._steps(machine, slice_s, steps_max)
         if not self.is_over:
             self._share(machine)
+            if self._yields:
+                self._tell_if_yielded(machine)
+
+    def _tell_if_yielded(self, machine: TaskMachine) -> None:
+        """No step is under way, or run would not have been called, and none begins any more."""
+        if not self._has_yielded and machine.under_way is None and not machine.calls:
+            self._has_yielded = True
+            self._home.send(msg.Yielded(self.task, self._command.incarnation))
 
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
         clock, world, network = self._ports.clock, machine.world, self._ports.network
         until = clock.ticks_s() + slice_s
         for _ in range(steps_max):
+            if self._yields and not machine.calls.came:
+                return
             job = machine.begin()
             if job is None:
                 return
@@ -289,7 +302,7 @@ class Resident:
 
     def _offer_rows(self, machine: TaskMachine) -> None:
         source = self._source
-        if source is None:
+        if source is None or self._yields:
             return
         ready = None
         if machine.phase is Phase.REPLAYING:

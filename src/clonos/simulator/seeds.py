@@ -18,9 +18,11 @@ from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
+from clonos.simulator.endings import nothing_asked_again
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
 from clonos.simulator.loop_jobs import loop_job
+from clonos.simulator.moves import Movers
 from clonos.simulator.past_reader import Reader, keep_of
 from clonos.simulator.programs import (
     AnyJob,
@@ -62,6 +64,7 @@ class Kind(NamedTuple):
     spill: bool = False
     loops: bool = False
     upgrade: bool = False
+    moves: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -210,6 +213,7 @@ def simulate(
     spill: bool = False,
     loops: bool = False,
     upgrade: bool = False,
+    moves: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -227,11 +231,14 @@ def simulate(
     `spill`: all that is kept for receivers goes to local disks, which fail at times.
     `loops`: rows go round.
     `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
+    `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
     if upgrade:
         return _simulate_upgrade(seed, trace=trace, checks_state=checks_state)
     judged = {"trace": trace, "checks_state": checks_state}
+    if moves:
+        return _simulate_moves(seed, **judged)
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
@@ -308,6 +315,31 @@ def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Resul
         rows_ms=0.5,
     )
     return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
+
+
+def _simulate_moves(seed: int, **judged: bool) -> Result:
+    random = Random(f"moves {seed}")
+    job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
+    options.availability = options.availability and not is_poisoned
+    kinds = KINDS if seed % 2 else ()
+    if not kinds:
+        options.launch_faults = options.retries = 0.0
+        options.silence_ms = 10_000.0
+    movers: list[Movers] = []
+
+    def prepare(cluster: Cluster) -> None:
+        movers.append(Movers(cluster, Random(f"movers {seed}"), deadly=bool(kinds)))
+
+    result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
+    result.coverage["moved", "running"] = movers[0].moved
+    if result.verdict == "ok" and not movers[0].has_failures:
+        with judging(result, trace=judged["trace"]):
+            nothing_asked_again(cluster.service)
+        result.coverage["moved", "nothing failed"] = movers[0].moved
+    return result
 
 
 def _simulate_upgrade(seed: int, *, trace: bool, checks_state: bool) -> Result:
