@@ -28,6 +28,7 @@ from clonos.simulator.world import NoWorld, Poisoned
 
 if TYPE_CHECKING:
     from clonos.simulator.recorder import Recorder
+    from clonos.simulator.service import Service
 
 
 def rerun(

@@ -68,6 +68,7 @@ class Movers:
             return
         who = self.random.choice(("task", "task", "any", "any", "driver"))
         if who == "driver":
+            self.has_failures = True
             self.cluster.kill_driver()
             return
         slot = self.cluster.slot_of(task) if who == "task" else None

@@ -37,6 +37,7 @@ from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
 from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
+from clonos.core.moves import Moves
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
@@ -58,6 +59,7 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.simulator import mistakes as wrong
 from clonos.simulator import wrong_effects, wrong_loops
 from clonos.simulator import wrong_floors as floors
+from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_spilling as spilling
 from clonos.simulator import wrong_upgrades as upgrades
@@ -114,6 +116,7 @@ LOST_HISTORY = Kind(history=True, disk=True)
 SPILL = Kind(spill=True)
 LOOPS = Kind(loops=True)
 UPGRADE = Kind(upgrade=True)
+MOVES = Kind(moves=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -524,6 +527,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "nobody knows that an input has ended": mutation(
         "liveness", (Flow, "has_ended", constant(False)), kind=UPGRADE
+    ),
+    "a task says that it rests while its calls are open": mutation(
+        "planned moves", (Resident, "_tell_if_yielded", moves.rest_at_once), kind=MOVES
+    ),
+    "who has said that it rests goes on": mutation(
+        "planned moves", (Resident, "_steps", moves.never_rest), kind=MOVES
+    ),
+    "who cannot move rests for ever": mutation(
+        "liveness", (Moves, "_give_up", moves.without_resume), kind=MOVES
+    ),
+    "each task of a cell moves by itself": mutation(
+        "placement", (Recoveries, "_inherit", moves.one_by_one), kind=MOVES
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -335,7 +335,8 @@ def _simulate_moves(seed: int, **judged: bool) -> Result:
 
     result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
     result.coverage["moved", "running"] = movers[0].moved
-    if result.verdict == "ok" and not movers[0].has_failures:
+    has_failures = movers[0].has_failures or cluster.driver.term > 1
+    if result.verdict == "ok" and not has_failures:
         with judging(result, trace=judged["trace"]):
             nothing_asked_again(cluster.service)
         result.coverage["moved", "nothing failed"] = movers[0].moved
