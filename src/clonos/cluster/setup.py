@@ -21,6 +21,7 @@ from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
 from clonos.cluster.lookout import Lookout
+from clonos.cluster.moves import Decommissions
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
@@ -135,6 +136,9 @@ class DriverSetup:
                 linger_ms=linger_ms,
             )
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
+            self._decommissions = Decommissions(
+                spark, lambda: {slot.executor for slot in self.node.view.slots}, self.inbox
+            )
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
             written = undo.enter_context(closing(JournalThread(file, self.inbox)))
@@ -318,11 +322,13 @@ class DriverSetup:
             self.pool.prepare()
             self._claims.check()
             self.feeds.start()
+            self._decommissions.start()
         if self.page is not None:
             self.page.start()
 
     def break_off(self) -> None:
         """End what works beside the node: slots have left, or been ended."""
+        self._decommissions.close()
         self.pool.close()
         self.merger.close()
         self.plane.shutdown()
