@@ -158,8 +158,8 @@ class CannotMove(ClonosError):
     """A task cannot go on in another slot, or not in time. It goes on where it is."""
 
     usual_remedy = (
-        "try again: a move needs a free slot (standby_slots), waits while anything recovers, and is "
-        "given up if a step or call under way takes longer than a second"
+        "try again: a move needs a free slot (standby_slots), waits while anything recovers, and "
+        "is given up if a step or call under way takes longer than a second"
     )
 
 

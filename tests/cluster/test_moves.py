@@ -61,9 +61,9 @@ def cluster(new_jvm: None) -> Iterator[SparkSession]:
 def decommission(spark: SparkSession, executor: str) -> None:
     """What a cluster manager does when it wants a machine back."""
     context = spark.sparkContext
-    scala = context._jvm
-    info = scala.org.apache.spark.scheduler.ExecutorDecommissionInfo(
-        "the machine is wanted back", scala.scala.Option.empty()
+    java: Any = context._jvm
+    info = java.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+        "the machine is wanted back", java.scala.Option.empty()
     )
     backend = context._jsc.sc().schedulerBackend()
     assert backend.decommissionExecutor(executor, info, False, False)

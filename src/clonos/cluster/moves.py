@@ -52,11 +52,11 @@ class Mover:
             raise UnknownTask(f"there is no task {task!r}", remedy=f"try {' or '.join(near)}")
         self._require_logs(task)
         first = self._plan.tasks[self._plan.cell_of[ids[task]][0]].name
-        told: SimpleQueue[str] = SimpleQueue()
+        told: SimpleQueue[tuple[str, DriverView]] = SimpleQueue()
 
         def hear(event: JobEvent) -> None:
             if event.what in ("moved", "stayed") and event.task == first:
-                told.put(event.what)
+                told.put((event.what, self._look()))
 
         observer, until = self._observer, time.monotonic() + timeout_s
         observer.listeners = (*observer.listeners, hear)
@@ -64,12 +64,14 @@ class Mover:
             self._inbox.put(MoveAsked(ids[task]))
             while self._goes_on(until):
                 try:
-                    what = told.get(timeout=_POLL_S)
+                    what, before = told.get(timeout=_POLL_S)
                 except Empty:
                     continue
-                if what == "moved":
-                    return
-                break
+                if what == "stayed":
+                    break
+                while self._goes_on(until) and self._look() is before:
+                    time.sleep(_POLL_S / 10)  # who looks now is to see where the task is
+                return
         finally:
             observer.listeners = tuple(one for one in observer.listeners if one is not hear)
         raise CannotMove("it stays where it is", where=task)
@@ -120,7 +122,7 @@ class Decommissions:
         self._thread = threading.Thread(target=self._run, name="clonos-decommissions", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, in a thread; where all slots are on one machine there is nothing to see."""
+        """Begin to look, in a thread; if all slots are on one machine there is no need."""
         master = self._spark.sparkContext.master or ""
         if not master.startswith("local") or master.startswith("local-cluster"):
             self._thread.start()

@@ -78,6 +78,11 @@ class Moves:
     ----------
     bound
         Tasks that can only live in slots of their own.
+
+    Attributes
+    ----------
+    target
+        The slot to which a cell moves, or has moved last.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Moves:
         self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
         self._leaving: set[str] = set()
         self._cell: Cell = ()
-        self._target = -1
+        self.target = -1
         self._epoch = 0
         self._since_ms = 0
         self._awaited: set[int] = set()
@@ -162,7 +167,7 @@ class Moves:
 
     def _begin(self, cell: Cell, target: Slot) -> None:
         self.machine.on(MoveEvent.ASKED)
-        self._cell, self._target = cell, target.id
+        self._cell, self.target = cell, target.id
         self._epoch, self._since_ms = self._roster.keeper.epoch, self._roster.now_ms
         if not target.keeps(cell):
             self._standbys.follow(target, cell)
@@ -170,16 +175,16 @@ class Moves:
 
     def _is_broken(self) -> bool:
         """Whether somebody has failed, or the slot is gone or taken."""
-        target = self._roster.slots.get(self._target)
-        is_taken = any(t.slot == self._target for t in self._roster.tasks.values())
+        target = self._roster.slots.get(self.target)
+        is_taken = any(t.slot == self.target for t in self._roster.tasks.values())
         return target is None or target.leaves or is_taken or not self._roster.all_run
 
     def _prepare(self) -> None:
         waited_ms = self._roster.now_ms - self._since_ms
         if self._is_broken() or waited_ms >= PREPARE_MS:
             self._give_up()
-        elif not self._roster.slots[self._target].keeps(self._cell):
-            self._standbys.follow(self._roster.slots[self._target], self._cell)
+        elif not self._roster.slots[self.target].keeps(self._cell):
+            self._standbys.follow(self._roster.slots[self.target], self._cell)
         elif self._is_filled() and (
             self._roster.keeper.epoch > self._epoch or waited_ms >= FRESH_MS
         ):
@@ -190,7 +195,7 @@ class Moves:
 
     def _is_filled(self) -> bool:
         """Whether the copy has come to the floor."""
-        standbys, layers = self._roster.slots[self._target].standbys, self._roster.keeper.layers
+        standbys, layers = self._roster.slots[self.target].standbys, self._roster.keeper.layers
         return all(
             standbys.get(task, -1) >= max((ref.epoch for ref in layers[task]), default=0)
             for task in self._cell
@@ -210,7 +215,7 @@ class Moves:
             self._give_up()
         elif not self._awaited:
             self.machine.on(MoveEvent.YIELDED)
-            self._recoveries.hand_over(self._cell, self._target)
+            self._recoveries.hand_over(self._cell, self.target)
 
     def _give_up(self) -> None:
         """Nothing has happened."""
@@ -223,9 +228,9 @@ class Moves:
     def _end(self, event: MoveEvent) -> None:
         self.machine.on(event)
         cell, self._awaited = self._cell, set()
-        has_moved = self._roster.home(cell) == self._target
+        has_moved = self._roster.home(cell) == self.target
         self._forget(cell)
-        self._roster.do(Note("moved" if has_moved else "stayed", cell[0], value=self._target))
+        self._roster.do(Note("moved" if has_moved else "stayed", cell[0], value=self.target))
 
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)
