@@ -53,7 +53,7 @@ def test_a_task_moves(kit, spark, tmp_path):
 @pytest.fixture(scope="module")
 def cluster(new_jvm: None) -> Iterator[SparkSession]:
     settings = {"spark.decommission.enabled": "true"}
-    session = get_or_create("local-cluster[2,12,1024]", "moves", config=settings)
+    session = get_or_create("local-cluster[2,6,1024]", "moves", config=settings)
     yield session
     session.stop()
 
@@ -71,9 +71,10 @@ def decommission(spark: SparkSession, executor: str) -> None:
 
 def test_an_executor_is_decommissioned(kit, cluster, tmp_path):
     rows = 4_000
-    job = kit.build(kit.gated(tmp_path, rows), rate=450).start(cluster)
+    # As many slots as there are cores: each executor has room for all four tasks.
+    job = kit.build(kit.gated(tmp_path, rows), parallelism=1).start(cluster, standby_slots=8)
+    kit.wait_for(lambda: len(job.slots()) == 12)
     kit.wait_quiet(job)
-    kit.wait_for(lambda: len({slot.executor for slot in job.slots()}) == 2)
     victim = next(slot.executor for slot in job.slots() if slot.runs)
     decommission(cluster, victim)
     kit.wait_for(lambda: not any(s.runs for s in job.slots() if s.executor == victim))

@@ -31,6 +31,7 @@ from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
+from clonos.nodes.views import DriverView
 from clonos.nodes.versions import HASH_SEED
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
@@ -136,16 +137,13 @@ class DriverSetup:
                 linger_ms=linger_ms,
             )
             self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
-            self._decommissions = Decommissions(
-                spark, lambda: {slot.executor for slot in self.node.view.slots}, self.inbox
-            )
+            self._decommissions = Decommissions(spark, self._executors, self.inbox)
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
             written = undo.enter_context(closing(JournalThread(file, self.inbox)))
-            ports = self._ports(written, store)
             settings = self._settings(silence_s, answer_s, progress_s)
-            self.node = DriverNode(self.keeper, recovered, ports, settings)
-            self.observer.look = lambda: self.node.view
+            self.node = DriverNode(self.keeper, recovered, self._ports(written, store), settings)
+            self.observer.look = self._look
             self.page = self._open_page(ui_port, undo)
             self._undo = undo.pop_all()
 
@@ -174,6 +172,12 @@ class DriverSetup:
         if waits:  # what was here when we came was not all
             directory.read()
         return found
+
+    def _look(self) -> DriverView:
+        return self.node.view
+
+    def _executors(self) -> set[str]:
+        return {slot.executor for slot in self.node.view.slots}
 
     def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
         if ui_port is None:
