@@ -31,8 +31,8 @@ from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
-from clonos.nodes.views import DriverView
 from clonos.nodes.versions import HASH_SEED
+from clonos.nodes.views import DriverView
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
