@@ -106,8 +106,7 @@ class Coordinator:
             standbys=self.standbys,
             patience_ms=patience_ms,
         )
-        parts = self.checkpoints, self.standbys, self.recoveries
-        self.moves = Moves(self.roster, *parts, self._bound)
+        self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,
@@ -275,8 +274,8 @@ class Coordinator:
 
     @property
     def wants_floor(self) -> bool:
-        """Whether layers should be sealed at once because logs are long."""
-        return self.throttle.wants_floor
+        """Whether layers should be sealed at once: logs are long, or a cell is about to move."""
+        return self.throttle.wants_floor or self.moves.wants_floor
 
     def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:
         """A task says how much it keeps for its receivers, and holds of logs: past the high marks,

@@ -19,7 +19,6 @@ from enum import Enum
 from typing import Final
 
 from clonos.core import messages as msg
-from clonos.core.checkpoints import Checkpoints
 from clonos.core.decisions import Note
 from clonos.core.machine import Table
 from clonos.core.placement import Slot, best_slot
@@ -88,13 +87,11 @@ class Moves:
     def __init__(
         self,
         roster: Roster,
-        checkpoints: Checkpoints,
         standbys: Standbys,
         recoveries: Recoveries,
         bound: frozenset[int],
     ) -> None:
         self._roster = roster
-        self._checkpoints = checkpoints
         self._standbys = standbys
         self._recoveries = recoveries
         self._bound = bound
@@ -139,6 +136,12 @@ class Moves:
         elif all(self._roster.tasks[t].phase in RUNNING for t in self._cell):
             self._end(MoveEvent.LIVE)
 
+    @property
+    def wants_floor(self) -> bool:
+        """Whether layers should be sealed at once: what no floor has is to be replayed."""
+        is_preparing = self.machine.state is MovePhase.PREPARING
+        return is_preparing and self._roster.keeper.epoch == self._epoch
+
     # --- one move -------------------------------------------------------------------------------
 
     def _next(self) -> None:
@@ -171,7 +174,6 @@ class Moves:
         self._epoch, self._since_ms = self._roster.keeper.epoch, self._roster.now_ms
         if not target.keeps(cell):
             self._standbys.follow(target, cell)
-        self._checkpoints.begin(hurry=True)
 
     def _is_broken(self) -> bool:
         """Whether somebody has failed, or the slot is gone or taken."""
