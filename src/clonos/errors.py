@@ -159,7 +159,7 @@ class CannotMove(ClonosError):
 
     usual_remedy = (
         "try again: a move needs a free slot (standby_slots), waits while anything recovers, and "
-        "is given up if a step or call under way takes longer than a second"
+        "is given up if a step, call or write under way takes longer than a second"
     )
 
 

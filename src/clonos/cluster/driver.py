@@ -209,9 +209,8 @@ class RunningJob:
     def move(self, task: str, *, timeout_s: float = 120.0) -> None:
         """Have a task, with its cell, go on in another slot; return when it does.
 
-        A copy of its state is ready there first. Then it ends the step under way and the calls it
-        has open, and goes on in the other slot with what it has logged: no call and no row is
-        repeated. Its old slot is free for standbys.
+        A copy of its state is ready there first. Then it ends the step, calls and writes under way,
+        and goes on in the other slot with what it has logged: no call and no row is repeated. Its old slot is free for standbys.
 
         Parameters
         ----------
@@ -225,8 +224,8 @@ class RunningJob:
         UnknownTask
             There is none of this name.
         CannotMove
-            There is no free slot, something has failed meanwhile, or a step or call took longer
-            than a second. The task goes on where it is.
+            There is no free slot, something has failed meanwhile, or a step, call or
+            write took longer than a second. The task goes on where it is.
 
         Examples
         --------

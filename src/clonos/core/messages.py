@@ -300,8 +300,8 @@ class SealNow:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Take nothing more, until a :class:`Resume`: end the step under way, and take what comes of
-    open calls. What then waits goes on elsewhere."""
+    """Take nothing more, until a :class:`Resume`: end the step under way, take what comes of open
+    calls, and have sinks write what they were given. What then waits goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +452,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """No step is under way, no call is open, and none will be."""
+    """No step is under way, no call is open, all output is written, and so it stays."""
 
     task: int
     incarnation: Incarnation

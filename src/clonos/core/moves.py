@@ -4,8 +4,9 @@
 
     PREPARING  a copy of the cell comes to the newest floor in the slot it moves to, and a floor is
                asked for, so that little is to be replayed
-    YIELDING   its tasks end the step under way, hear what comes of their calls, and take nothing
-               more; if that takes too long they resume, and nothing has happened
+    YIELDING   its tasks end the step under way, hear what comes of their calls, have their output
+               written, and take nothing more; if that takes too long they resume, and nothing
+               has happened
     HANDING    they are fenced. Each knows its own log to the end, so nothing is lost; they recover
                in the other slot, which replays what is beyond the floor
 
@@ -32,7 +33,7 @@ PREPARE_MS: Final = 60_000
 FRESH_MS: Final = 500
 """How long a move waits for the floor that it has asked for: without it there is more to replay."""
 YIELD_MS: Final = 1_000
-"""How long steps and calls under way may take to end: until then the cell takes nothing new."""
+"""How long steps, calls and writes under way may take: until then the cell takes nothing new."""
 AGAIN_MS: Final = 1_000
 """When a cell that is in a slot that leaves, and could not move, is tried again."""
 
@@ -162,7 +163,7 @@ class Moves:
                 roster.do(Note("stayed", cell[0]))
 
     def _slot_for(self, cell: Cell) -> Slot | None:
-        """Another one, on another executor if there is one; never one that leaves."""
+        """Another one, with the fullest copy; never one that leaves."""
         roster = self._roster
         running = {t.slot for t in roster.tasks.values() if t.slot is not None}
         slots = [slot for slot in roster.slots.values() if not slot.leaves]

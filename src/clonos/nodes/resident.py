@@ -250,8 +250,9 @@ class Resident:
                 self._tell_if_yielded(machine)
 
     def _tell_if_yielded(self, machine: TaskMachine) -> None:
-        """No step is under way, or run would not have been called, and none begins any more."""
-        if not self._has_yielded and machine.under_way is None and not machine.calls:
+        """Nothing is under way any more: no step, no call, nothing that a sink has yet to write."""
+        is_at_rest = machine.under_way is None and not machine.calls
+        if not self._has_yielded and is_at_rest and machine.outbounds.is_settled:
             self._has_yielded = True
             self._home.send(msg.Yielded(self.task, self._command.incarnation))
 
