@@ -153,4 +153,4 @@ def test_a_yield_of_an_earlier_life_is_void():
 
 
 def test_seeds():
-    assert main(40, kind=Kind(moves=True)) == 0
+    assert main(12, kind=Kind(moves=True)) == 0

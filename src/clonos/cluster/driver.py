@@ -210,7 +210,8 @@ class RunningJob:
         """Have a task, with its cell, go on in another slot; return when it does.
 
         A copy of its state is ready there first. Then it ends the step, calls and writes under way,
-        and goes on in the other slot with what it has logged: no call and no row is repeated. Its old slot is free for standbys.
+        and goes on in the other slot with what it has logged: no call and no row is repeated. Its
+        old slot is free for standbys.
 
         Parameters
         ----------

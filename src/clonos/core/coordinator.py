@@ -193,7 +193,6 @@ class Coordinator:
         self.keeper.check()
         self.roster.check()
         self.checkpoints.check()
-        self.moves.check()
 
     # --- events -----------------------------------------------------------------------------
 

@@ -238,7 +238,3 @@ class Moves:
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)
         self._again[cell] = self._roster.now_ms
-
-    def check(self) -> None:
-        """Assertions over the whole state."""
-        assert bool(self._awaited) <= (self.machine.state is MovePhase.YIELDING)
