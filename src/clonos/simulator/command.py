@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
     )
     parser.add_argument(
+        "--live", action="store_true", help="the same, with slots that wait for the next plan"
+    )
+    parser.add_argument(
         "--moves", action="store_true", help="cells are asked to move, executors leave"
     )
     parser.add_argument(
@@ -157,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
             args.spill,
             args.loops,
             args.upgrade,
+            args.live,
             args.moves,
         )
         if args.seed is not None:
