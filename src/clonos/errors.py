@@ -154,6 +154,19 @@ class Unbounded(DefinitionError):
     """All rows of a stream are requested, but the stream may never end."""
 
 
+class UnknownTask(DefinitionError):
+    """A job has no task of this name."""
+
+
+class CannotMove(ClonosError):
+    """A task cannot go on in another slot, or not in time. It goes on where it is."""
+
+    usual_remedy = (
+        "try again: a move needs a free slot (standby_slots), waits while anything recovers, and "
+        "is given up if a step, call or write under way takes longer than a second"
+    )
+
+
 class OperatorError(ClonosError):
     """A user function raised, or its result does not fit the schema."""
 

@@ -104,7 +104,7 @@ def world() -> World:
 
 def test_a_slot_that_registers_is_known_by_its_stream(world):
     link = world.registers(2, 30)
-    assert (world.ready.slot, world.ready.bound, world.ready.group) == (30, 5, "node7/10")
+    assert (world.ready.slot, world.ready.bound, world.ready.group) == (30, 5, "2")
     world.places.command(30, msg.Stop())
     world.places.command(31, msg.Stop())
     assert link.sent == [msg.Stop()]

@@ -17,6 +17,7 @@ from clonos_bench import (
     edges,
     executions,
     failures,
+    handover,
     kafka,
     latency,
     layers,
@@ -34,6 +35,7 @@ from clonos_bench.soak import run as soak
 
 _ALL: dict[str, tuple[ModuleType, str]] = {
     "failures": (failures, "what failures do to the output: gaps, and when all is normal again"),
+    "handover": (handover, "what planned moves do to the output"),
     "soak": (soak, "kills, freezes and a fickle service for as long as you like, and a verdict"),
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),

@@ -14,6 +14,7 @@ from typing import Any, Final
 from clonos.cluster.feeds import FeedView
 from clonos.cluster.listener import Listener
 from clonos.cluster.loop import DriverLoop
+from clonos.cluster.moves import Mover
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
 from clonos.cluster.setup import DriverSetup
@@ -147,6 +148,9 @@ class RunningJob:
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
         self.consumers, self._plane = setup.consumers, setup.plane
         self._loop = DriverLoop(setup)
+        self._mover = Mover(
+            self.plan, setup.inbox, setup.observer, lambda: self._view, lambda: self.is_running
+        )
 
     def start(self) -> RunningJob:
         """Ask Spark for the slots and begin.
@@ -325,6 +329,56 @@ class RunningJob:
         setup.consumers.watchers += self.consumers.watchers
         self._is_driven_by(setup)
         self._loop.start()
+
+    def move(self, task: str, *, timeout_s: float = 120.0) -> None:
+        """Have a task, with its cell, go on in another slot; return when it does.
+
+        A copy of its state is ready there first. Then it ends the step, calls and writes under way,
+        and goes on in the other slot with what it has logged: no call and no row is repeated. Its
+        old slot is free for standbys.
+
+        Parameters
+        ----------
+        task
+            Its name, as in :meth:`tasks`.
+        timeout_s
+            How long to wait. A move that is later than this may still happen.
+
+        Raises
+        ------
+        UnknownTask
+            There is none of this name.
+        CannotMove
+            There is no free slot, something has failed meanwhile, or a step, call or
+            write took longer than a second. The task goes on where it is.
+
+        Examples
+        --------
+        >>> running.move("count[1]")  # doctest: +SKIP
+        """
+        self._mover.move(task, timeout_s)
+
+    def drain(self, executor: str, *, timeout_s: float = 120.0) -> None:
+        """Have all tasks leave an executor, and place none there from now on, unless there is no
+        other slot. Executors that Spark decommissions are left without being asked.
+
+        Parameters
+        ----------
+        executor
+            As in :meth:`slots`.
+        timeout_s
+            How long to wait. Tasks that are still there leave as soon as they can.
+
+        Raises
+        ------
+        CannotMove
+            The job has no slot there, or some task is still there.
+
+        Examples
+        --------
+        >>> running.drain("2")  # doctest: +SKIP
+        """
+        self._mover.drain(executor, timeout_s)
 
     def add_listener(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""

@@ -412,6 +412,8 @@ CODEC: Final = Codec(
         27: m.LogPiece,
         28: m.ToTask,
         29: m.SealNow,
+        30: m.Yield,
+        31: m.Resume,
         # Slot to coordinator.
         32: m.FenceAnswer,
         33: m.LogPrefix,
@@ -426,6 +428,7 @@ CODEC: Final = Codec(
         42: m.Survived,
         43: m.LastWords,
         44: m.Unreadable,
+        45: m.Yielded,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -21,6 +21,8 @@ from clonos.core.decisions import (
     Event,
     Expel,
     Fail,
+    Leaving,
+    MoveAsked,
     Note,
     Reported,
     SlotLost,
@@ -28,6 +30,7 @@ from clonos.core.decisions import (
 )
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.machine import Machine, with_stories
+from clonos.core.moves import Moves
 from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Plan
 from clonos.core.reach import GATHER_MS, Reach
@@ -38,8 +41,8 @@ from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES, Throttle
 from clonos.errors import ProtocolError
 
 __all__ = [
-    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail", "Note",
-    "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
+    "Action", "Command", "Compacted", "Coordinator", "Done", "Event", "Expel", "Fail",
+    "Leaving", "MoveAsked", "Note", "Reported", "SlotLost", "SlotReady", "TaskPhase", "TaskState",
 ]  # fmt: skip
 
 
@@ -104,6 +107,7 @@ class Coordinator:
             standbys=self.standbys,
             patience_ms=patience_ms,
         )
+        self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,
@@ -118,6 +122,7 @@ class Coordinator:
             msg.Followed: self.standbys.followed,
             msg.Unreachable: self.reach.complained,
             msg.Unreadable: self.recoveries.unreadable,
+            msg.Yielded: self.moves.yielded,
         }
 
     @property
@@ -177,7 +182,12 @@ class Coordinator:
     def machines(self) -> list[Machine[Any, Any]]:
         """For their stories."""
         tasks = (task.machine for task in self.tasks.values())
-        return [*self.checkpoints.machines(), *tasks, *self.blame.machines()]
+        return [
+            *self.checkpoints.machines(),
+            *tasks,
+            *self.blame.machines(),
+            self.moves.machine,
+        ]
 
     def check(self) -> None:
         """Assertions over the whole state."""
@@ -220,6 +230,10 @@ class Coordinator:
                     self._reports[type(report)](slot, report)
             case Compacted():
                 self.checkpoints.compacted(event)
+            case MoveAsked(task=task):
+                self.moves.ask(task)
+            case Leaving(group=group):
+                self.moves.leaving(group)
 
     def tick(self, now_ms: int) -> list[Action]:
         """Time passes: a holder that does not answer a fence is itself declared failed, and so is
@@ -234,6 +248,7 @@ class Coordinator:
         self.checkpoints.tick()
         self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
         self.standbys.tick()
+        self.moves.tick()
         return self.roster.take_actions()
 
     def begin_epoch(self) -> list[Action]:
@@ -263,8 +278,8 @@ class Coordinator:
 
     @property
     def wants_floor(self) -> bool:
-        """Whether layers should be sealed at once because logs are long."""
-        return self.throttle.wants_floor
+        """Whether layers should be sealed at once: logs are long, or a cell is about to move."""
+        return self.throttle.wants_floor or self.moves.wants_floor
 
     def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:
         """A task says how much it keeps for its receivers, and holds of logs: past the high marks,
@@ -275,7 +290,9 @@ class Coordinator:
     # --- slots --------------------------------------------------------------------------------
 
     def _on_slot_ready(self, event: SlotReady) -> None:
-        self.slots[event.slot] = Slot(event.slot, event.address, event.group, event.bound)
+        slot = Slot(event.slot, event.address, event.group, event.bound)
+        self.slots[event.slot] = slot
+        self.moves.joined(slot)
         self.recoveries.activate_waiting()
         self.standbys.fill()
 

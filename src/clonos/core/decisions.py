@@ -41,6 +41,20 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveAsked:
+    """Somebody wants the cell of `task` to live in another slot."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The slots of this executor are about to go: what lives there moves, and nothing comes."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compacted:
     """Some of a task's layers were merged into one."""
 
@@ -72,7 +86,7 @@ class Note:
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
-        "generation", "standby", "unreachable", "unreadable",
+        "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY
@@ -96,5 +110,5 @@ class Done:
     """All output is delivered."""
 
 
-Event = SlotReady | SlotLost | Reported | Compacted
+Event = SlotReady | SlotLost | Reported | Compacted | MoveAsked | Leaving
 Action = Command | Expel | Note | Fail | Done

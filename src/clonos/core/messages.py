@@ -299,6 +299,17 @@ class SealNow:
 
 
 @dataclass(frozen=True, slots=True)
+class Yield:
+    """Take nothing more, until a :class:`Resume`: end the step under way, take what comes of open
+    calls, and have sinks write what they were given. What then waits goes on elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Nobody takes over: go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     """Hold `task` as a passive standby, with these layers applied in order."""
 
@@ -308,7 +319,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Stop holding `task` as a standby."""
+    """Stop holding `task`, as a standby or as what it was before it moved."""
 
     task: int
 
@@ -328,7 +339,9 @@ class Throttle:
     closed: bool
 
 
-TaskCommand = Fence | Resolve | Connect | Inject | SealNow | Floor | ReadLog | Throttle
+TaskCommand = (
+    Fence | Resolve | Connect | Inject | SealNow | Floor | ReadLog | Throttle | Yield | Resume
+)
 """What a task is told; other commands are the slot's."""
 
 
@@ -438,6 +451,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Yielded:
+    """No step is under way, no call is open, all output is written, and so it stays."""
+
+    task: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class TaskError:
     """The task cannot go on (user code raised, divergence, unreadable layer, ...).
 
@@ -512,6 +533,7 @@ Report = (
     | Followed
     | Unreachable
     | Unreadable
+    | Yielded
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 

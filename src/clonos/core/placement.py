@@ -14,7 +14,7 @@ class Slot:
 
     ``group`` names its executor; ``bound`` the task without which it can serve no cell (it has a
     partition of its DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still
-    empty).
+    empty). ``leaves``: it is about to go.
     """
 
     id: int
@@ -22,6 +22,7 @@ class Slot:
     group: str = ""
     bound: int | None = None
     standbys: dict[int, int] = field(default_factory=dict)
+    leaves: bool = False
 
     def serves(self, cell: Cell, bound: Collection[int]) -> bool:
         """Whether `cell` could live here; tasks in `bound` need slots of their own."""
@@ -45,12 +46,13 @@ def best_slot(
 ) -> Slot | None:
     """Where to activate `cell`: its most advanced standby, else the slot with least to lose.
 
-    Executors in `shunned` (they cannot reach its neighbours) only if there is no other slot.
+    Slots that leave, and executors in `shunned` (they cannot reach its neighbours), only if there
+    is no other.
     """
     free = [s for s in slots if s.id not in running and s.serves(cell, bound)]
     return min(
         free,
-        key=lambda s: (s.group in shunned, -s.progress(cell), len(s.standbys), s.id),
+        key=lambda s: (s.leaves, s.group in shunned, -s.progress(cell), len(s.standbys), s.id),
         default=None,
     )
 
@@ -64,7 +66,7 @@ def place_standbys(
     its cell if another has room; slots fill evenly.
     """
     running = {slot for slot in homes.values() if slot is not None}
-    spare = [s for s in slots.values() if s.id not in running]
+    spare = [s for s in slots.values() if s.id not in running and not s.leaves]
     load = {s.id: len(s.standbys) for s in spare}
     result: list[tuple[Slot, Cell]] = []
     for cell, home in homes.items():
@@ -88,7 +90,7 @@ def misplaced_standby(
     """A copy that should move, as (from, to, cell): slots register one after the other, and the
     first must not keep all copies, nor those of cells on its own executor."""
     running = {slot for slot in homes.values() if slot is not None}
-    spare = [s for s in slots.values() if s.id not in running]
+    spare = [s for s in slots.values() if s.id not in running and not s.leaves]
     cell_of = {task: cell for cell in homes for task in cell}
     for keeper in sorted(spare, key=lambda s: (-len(s.standbys), s.id)):
         for cell in dict.fromkeys(cell_of[task] for task in keeper.standbys):

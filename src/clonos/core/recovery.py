@@ -81,6 +81,7 @@ class Recoveries:
         self._blame = blame
         self._standbys = standbys
         self._patience_ms = patience_ms
+        self._heirs: dict[Cell, int] = {}  # of cells that move: where to
 
     # --- fencing, reading ---------------------------------------------------------------------
 
@@ -112,9 +113,17 @@ class Recoveries:
             self._begin(task)
             self._advance()
 
-    def _begin(self, task: TaskState) -> None:
-        """Fence the dead life everywhere; each holder answers how much of its log it has."""
-        self._do(Note("detected", task.id, task.incarnation))
+    def hand_over(self, cell: Cell, heir: int) -> None:
+        """A cell that rests goes on in another slot. Each task has its log to the end, and is asked
+        for it: nothing is lost."""
+        self._heirs[cell] = heir
+        for task in cell:
+            self._begin(self._tasks[task], is_planned=True)
+        self._advance()
+
+    def _begin(self, task: TaskState, *, is_planned: bool = False) -> None:
+        """Fence a life everywhere; each holder answers how much of its log it has."""
+        self._do(Note("moving" if is_planned else "detected", task.id, task.incarnation))
         self._checkpoints.forget(task)
         task.incarnation = Incarnation(self._roster.term, task.incarnation.n + 1)
         task.machine.on(TaskEvent.FAILED)
@@ -322,11 +331,28 @@ class Recoveries:
 
     def activate_waiting(self) -> None:
         """Give resolved tasks a slot, as far as slots are available."""
+        for cell, heir in list(self._heirs.items()):
+            self._inherit(cell, heir)
         for task in filter(self._may_live, self._in(TaskPhase.WAITING)):
+            if self._plan.cell_of[task.id] in self._heirs:
+                continue
             if task.slot is None:
                 task.slot = self._slot_for(self._plan.cell_of[task.id])
             if task.slot is not None:
                 self._activate(task, task.slot)
+
+    def _inherit(self, cell: Cell, heir: int) -> None:
+        """All of a cell that moves go at once, or stay if the slot is gone: until then the old slot
+        answers for what it holds."""
+        tasks = [self._tasks[task] for task in cell]
+        if not all(t.phase is TaskPhase.WAITING and self._may_live(t) for t in tasks):
+            return
+        del self._heirs[cell]
+        if heir in self._roster.slots:
+            for task in tasks:
+                if task.slot is not None:
+                    self._do(Command(task.slot, msg.Drop(task.id)))
+                task.slot = heir
 
     def _slot_for(self, cell: Cell) -> int | None:
         """Where the rest of the cell is; the first of it chooses."""
@@ -334,6 +360,7 @@ class Recoveries:
         if home is not None:
             return home
         running = {t.slot for t in self._tasks.values() if t.slot is not None}
+        running.update(self._heirs.values())
         slots, shunned = self._roster.slots.values(), self._reach.shunned(cell)
         slot = best_slot(cell, slots, running, self._bound, shunned)
         return slot.id if slot is not None else None

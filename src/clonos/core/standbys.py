@@ -42,15 +42,16 @@ class Standbys:
             return
         homes = roster.homes()
         for slot, cell in place_standbys(roster.slots, homes, self._copies, self._bound):
-            self._follow(slot, cell)
+            self.follow(slot, cell)
         while (move := misplaced_standby(roster.slots, homes, self._bound)) is not None:
             keeper, better, cell = move
             for task in cell:
                 if keeper.standbys.pop(task, None) is not None:
                     roster.do(Command(keeper.id, msg.Drop(task)))
-            self._follow(better, cell)
+            self.follow(better, cell)
 
-    def _follow(self, slot: Slot, cell: Cell) -> None:
+    def follow(self, slot: Slot, cell: Cell) -> None:
+        """A slot begins with a copy."""
         keeper = self._roster.keeper
         for task in cell:
             slot.standbys[task] = -1

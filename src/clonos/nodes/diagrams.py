@@ -9,6 +9,7 @@ from clonos.core.channels import INBOUND_ITEMS, INBOUND_LINK, OUTBOUND
 from clonos.core.life import LIFE
 from clonos.core.machine import Table
 from clonos.core.markers import EPOCH
+from clonos.core.moves import MOVE
 from clonos.core.roster import RECOVERY
 from clonos.core.seals import SEAL
 from clonos.nodes.commits import JOURNAL
@@ -18,7 +19,7 @@ from clonos.nodes.tenure import TENURE
 from clonos.transport.states import STREAM
 
 TABLES: tuple[Table[Any, Any], ...] = (
-    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, BLAME, PLACE, JOURNAL,
+    LIFE, RECOVERY, INBOUND_LINK, INBOUND_ITEMS, OUTBOUND, SEAL, EPOCH, BLAME, MOVE, PLACE, JOURNAL,
     DRIVER, TENURE, STREAM,
 )  # fmt: skip
 

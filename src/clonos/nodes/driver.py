@@ -210,6 +210,8 @@ class DriverNode:
             TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
+            co.MoveAsked: self._decide,
+            co.Leaving: self._decide,
         }
 
     # --- the loop -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core.calls import Outcome
+from clonos.core.decisions import Leaving, MoveAsked
 from clonos.core.messages import Layer, LayerRef
 from clonos.errors import ClonosError
 from clonos.nodes.tenure import TermSeen
@@ -211,5 +212,7 @@ DriverEvent = (
     | TermSeen
     | OutsideFailed
     | StopAsked
+    | MoveAsked
+    | Leaving
 )
 """What the driver's node receives, besides messages."""

@@ -341,8 +341,7 @@ class Places:
         self.seats[event.conn_id] = Seat(
             place.number, register.pid, register.executor, register.jvm_pid, event.incoming
         )
-        group = f"{register.host}/{register.jvm_pid}"
-        return SlotReady(event.conn_id, register.address, group, place.task)
+        return SlotReady(event.conn_id, register.address, register.executor, place.task)
 
     def replaced(self, event: ControlOpened) -> list[int]:
         """The slots whose place the new one takes: Spark has started their task again."""

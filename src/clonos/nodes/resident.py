@@ -119,6 +119,7 @@ class Resident:
         self._tick_at: float | None = None  # None: nothing has happened since the last one
         self._flush_at = 0.0
         self._news_since: float | None = None  # None: all is sealed, or will be at a marker
+        self._yields = self._has_yielded = False
         self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
         self._told_logs = 0
@@ -158,7 +159,7 @@ class Resident:
             self.hear(links.opened(opened, machine))
         waiting, self._waiting = self._waiting, []
         for command in waiting:
-            self.hear(command)
+            self.command(command)
 
     def _make(self, layers: Iterable[Layer]) -> TaskMachine:
         ports, command, warm = self._ports, self._command, self._source
@@ -223,6 +224,8 @@ class Resident:
         """Take a command, as soon as the state is there."""
         if self.machine is None:
             self._waiting.append(command)
+        elif isinstance(command, msg.Yield | msg.Resume):
+            self._yields, self._has_yielded = isinstance(command, msg.Yield), False
         else:
             self.hear(command)
 
@@ -249,12 +252,23 @@ class Resident:
         self._steps(machine, slice_s, steps_max)
         if not self.is_over:
             self._share(machine)
+            if self._yields:
+                self._tell_if_yielded(machine)
+
+    def _tell_if_yielded(self, machine: TaskMachine) -> None:
+        """Nothing is under way any more: no step, no call, nothing that a sink has yet to write."""
+        is_at_rest = machine.under_way is None and not machine.calls
+        if not self._has_yielded and is_at_rest and machine.outbounds.is_settled:
+            self._has_yielded = True
+            self._home.send(msg.Yielded(self.task, self._command.incarnation))
 
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
         clock, world, network = self._ports.clock, machine.world, self._ports.network
         until = clock.ticks_s() + slice_s
         for _ in range(steps_max):
+            if self._yields and not machine.calls.came:
+                return
             job = machine.begin()
             if job is None:
                 return
@@ -295,7 +309,7 @@ class Resident:
 
     def _offer_rows(self, machine: TaskMachine) -> None:
         source = self._source
-        if source is None:
+        if source is None or self._yields:
             return
         ready = None
         if machine.phase is Phase.REPLAYING:

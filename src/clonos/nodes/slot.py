@@ -137,7 +137,7 @@ class SlotNode:
             msg.LogPiece: self._on_log_piece,
             msg.Activate: self._on_activate,
             msg.Follow: self._copies.follow,
-            msg.Drop: lambda command: self._copies.drop(command.task),
+            msg.Drop: self._on_drop,
             msg.Stop: self._on_stop,
         }
 
@@ -377,6 +377,13 @@ class SlotNode:
         resident = Resident(self._home, next(self._lives), command, standby, warm)
         self._residents[task] = resident
         self._let(resident, self._restore, resident)
+
+    def _on_drop(self, command: msg.Drop) -> None:
+        """A copy is wanted no more, or a task has moved."""
+        if (resident := self._residents.pop(command.task, None)) is not None:
+            resident.close()
+        else:
+            self._copies.drop(command.task)
 
     def _restore(self, resident: Resident) -> None:
         missing, ticket = resident.missing(), next(self._tickets)

@@ -299,7 +299,9 @@ class JobEvent:
 
     ``what``: the stages of a recovery ("detected" to "live"); "floor": the checkpoint `value` is
     complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
-    go back with a failed one; "generation": rows may have been delivered twice from here on.
+    go back with a failed one; "generation": rows may have been delivered twice from here on;
+    "moving", for each task of a cell: it is fenced, to go on elsewhere; then, for the first of
+    them, "moved" or "stayed".
     """
 
     what: str

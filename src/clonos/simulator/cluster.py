@@ -456,7 +456,7 @@ class Cluster:
             sealed = self.driver.coordinator.checkpoints.sealed.values()
             waiting = {layer.ref.path for layers in sealed for layer in layers}
             self.litter.look(self.scheduler.now, self.recorder.used | waiting)
-        elif note.what in ("detected", "restored"):
+        elif note.what in ("detected", "moving", "restored"):
             self.litter.forget()
         if note.what == "floor" and self.scheduler.now > self.heals_at:
             self.floors_since += 1

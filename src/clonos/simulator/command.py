@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--logs", action="store_true", help="logs are longer than they may be, checkpoints rare"
     )
     parser.add_argument(
+        "--moves", action="store_true", help="cells are asked to move, executors leave"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -162,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
             args.upgrade,
             args.live,
             args.logs,
+            args.moves,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

@@ -28,6 +28,7 @@ from clonos.simulator.world import NoWorld, Poisoned
 
 if TYPE_CHECKING:
     from clonos.simulator.recorder import Recorder
+    from clonos.simulator.service import Service
 
 
 def rerun(
@@ -231,3 +232,10 @@ def sinks_have_ended(job: AnyJob, recorder: Recorder) -> None:
             if task.id in recorder.first and recorder.first[task.id].end_is_out:
                 kinds = [Kind.END]  # it had ended under another plan
             require(kinds and kinds[-1] == Kind.END, "liveness", f"{task.name} has no END")
+
+
+def nothing_asked_again(service: Service) -> None:
+    """Of a run in which nothing has failed, whoever has moved: each call was made by one life."""
+    for arguments, asked in service.by_arguments.items():
+        lives = {(call.task, call.incarnation) for call in asked}
+        require(len(lives) == 1, "planned moves", f"{arguments} was asked by {sorted(lives)}")

@@ -37,6 +37,7 @@ from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
 from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
+from clonos.core.moves import Moves
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
 from clonos.core.plan import Plan
@@ -60,6 +61,7 @@ from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.simulator import mistakes as wrong
 from clonos.simulator import wrong_effects, wrong_logs, wrong_loops
 from clonos.simulator import wrong_floors as floors
+from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_spilling as spilling
 from clonos.simulator import wrong_upgrades as upgrades
@@ -118,6 +120,7 @@ LOOPS = Kind(loops=True)
 UPGRADE = Kind(upgrade=True)
 LIVE = Kind(live=True)
 LOGS = Kind(logs=True)
+MOVES = Kind(moves=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -540,6 +543,18 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "slots that leave while they wait are counted on": mutation(
         "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
+    ),
+    "a task says that it rests while its calls are open": mutation(
+        "planned moves", (Resident, "_tell_if_yielded", moves.rest_at_once), kind=MOVES
+    ),
+    "who has said that it rests goes on": mutation(
+        "planned moves", (Resident, "_steps", moves.never_rest), kind=MOVES
+    ),
+    "who cannot move rests for ever": mutation(
+        "liveness", (Moves, "_give_up", moves.without_resume), kind=MOVES
+    ),
+    "each task of a cell moves by itself": mutation(
+        "placement", (Recoveries, "_inherit", moves.one_by_one), kind=MOVES
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -165,7 +165,7 @@ class Recorder:
             self.fenced[task] = note.incarnation
             self.cuts.setdefault(task, []).append((note.incarnation, note.value))
             self._resolved(task)
-        elif note.what == "detected":
+        elif note.what in ("detected", "moving"):
             self._over[task] = note.incarnation
             self._unresolved.add(task)
             self._held[task].clear()

@@ -18,10 +18,12 @@ from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.arrow_jobs import random_arrow_job
 from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
+from clonos.simulator.endings import nothing_asked_again
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
 from clonos.simulator.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.loop_jobs import loop_job
+from clonos.simulator.moves import Movers
 from clonos.simulator.past_reader import Reader, keep_of
 from clonos.simulator.programs import (
     AnyJob,
@@ -65,6 +67,7 @@ class Kind(NamedTuple):
     upgrade: bool = False
     live: bool = False
     logs: bool = False
+    moves: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -215,6 +218,7 @@ def simulate(
     upgrade: bool = False,
     live: bool = False,
     logs: bool = False,
+    moves: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -235,11 +239,14 @@ def simulate(
     `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
     `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
     are without faults.
+    `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
     if upgrade or live:
         return _simulate_upgrade(seed, is_live=live, trace=trace, checks_state=checks_state)
     judged = {"trace": trace, "checks_state": checks_state}
+    if moves:
+        return _simulate_moves(seed, **judged)
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
@@ -332,6 +339,32 @@ def _simulate_logs(seed: int, **judged: bool) -> Result:
 
     kinds = KINDS if has_faults else ()
     return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
+
+
+def _simulate_moves(seed: int, **judged: bool) -> Result:
+    random = Random(f"moves {seed}")
+    job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
+    options.availability = options.availability and not is_poisoned
+    kinds = KINDS if seed % 2 else ()
+    if not kinds:
+        options.launch_faults = options.retries = 0.0
+        options.silence_ms = 10_000.0
+    movers: list[Movers] = []
+
+    def prepare(cluster: Cluster) -> None:
+        movers.append(Movers(cluster, Random(f"movers {seed}"), deadly=bool(kinds)))
+
+    result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
+    result.coverage["moved", "running"] = movers[0].moved
+    has_failures = movers[0].has_failures or cluster.driver.term > 1
+    if result.verdict == "ok" and not has_failures:
+        with judging(result, trace=judged["trace"]):
+            nothing_asked_again(cluster.service)
+        result.coverage["moved", "nothing failed"] = movers[0].moved
+    return result
 
 
 def _simulate_upgrade(seed: int, *, is_live: bool, trace: bool, checks_state: bool) -> Result:

@@ -29,6 +29,7 @@ INVARIANTS = {
     "kept state": "what tasks have kept goes on, once, when there are others",
     "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
     "calls": "no call is made again whose answer was used",
+    "planned moves": "who moves without a failure asks nothing again",
     "effects": "an effect is made once, and by a history that stays",
     "monotonic clock": "the time that a task sees never goes back",
     "bounded memory": "who is far ahead of a live receiver waits",

@@ -1,0 +1,147 @@
+"""Tasks that move because the user, or Spark, wants it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from difflib import get_close_matches
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from clonos.cluster.audience import Observer
+from clonos.core.decisions import Leaving, MoveAsked
+from clonos.core.plan import Plan
+from clonos.errors import CannotMove, UnknownTask
+from clonos.nodes.views import DriverView, JobEvent
+from clonos.spark.slots import SPARK_ERRORS
+from clonos.transport.inbox import Inbox
+
+LOOK_S: Final = 0.5
+"""How often Spark is asked which executors are about to go."""
+_POLL_S: Final = 0.05
+
+
+class Mover:
+    """Asks the driver for moves, and waits for them.
+
+    Parameters
+    ----------
+    look
+        Returns how the job is.
+    is_running
+        Whether it still runs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        inbox: Inbox,
+        observer: Observer,
+        look: Callable[[], DriverView],
+        is_running: Callable[[], bool],
+    ) -> None:
+        self._plan, self._inbox, self._observer = plan, inbox, observer
+        self._look, self._is_running = look, is_running
+
+    def move(self, task: str, timeout_s: float) -> None:
+        """See :meth:`~clonos.cluster.driver.RunningJob.move`."""
+        ids = {spec.name: spec.id for spec in self._plan.tasks}
+        if task not in ids:
+            near = get_close_matches(task, ids, n=3) or sorted(ids)[:3]
+            raise UnknownTask(f"there is no task {task!r}", remedy=f"try {' or '.join(near)}")
+        self._require_logs(task)
+        first = self._plan.tasks[self._plan.cell_of[ids[task]][0]].name
+        told: SimpleQueue[tuple[str, DriverView]] = SimpleQueue()
+
+        def hear(event: JobEvent) -> None:
+            if event.what in ("moved", "stayed") and event.task == first:
+                told.put((event.what, self._look()))
+
+        observer, until = self._observer, time.monotonic() + timeout_s
+        observer.listeners = (*observer.listeners, hear)
+        try:
+            self._inbox.put(MoveAsked(ids[task]))
+            while self._goes_on(until):
+                try:
+                    what, before = told.get(timeout=_POLL_S)
+                except Empty:
+                    continue
+                if what == "stayed":
+                    break
+                while self._goes_on(until) and self._look() is before:
+                    time.sleep(_POLL_S / 10)  # who looks now is to see where the task is
+                return
+        finally:
+            observer.listeners = tuple(one for one in observer.listeners if one is not hear)
+        raise CannotMove("it stays where it is", where=task)
+
+    def drain(self, executor: str, timeout_s: float) -> None:
+        """See :meth:`~clonos.cluster.driver.RunningJob.drain`."""
+        self._require_logs("")
+        if executor not in {slot.executor for slot in self._look().slots}:
+            raise CannotMove(
+                f"no slot of this job is on an executor {executor!r}",
+                remedy="running.slots() says which executors there are",
+            )
+        self._inbox.put(Leaving(executor))
+        until = time.monotonic() + timeout_s
+        while self._goes_on(until):
+            if not any(slot.runs for slot in self._look().slots if slot.executor == executor):
+                return
+            time.sleep(_POLL_S)
+        raise CannotMove(f"tasks are still on executor {executor!r}")
+
+    def _require_logs(self, task: str) -> None:
+        if not self._plan.causal_log:
+            raise CannotMove(
+                "a job that guarantees at least once has no logs, so a move would repeat rows",
+                where=task,
+                remedy="move nothing, or run the job with exactly_once",
+            )
+
+    def _goes_on(self, until: float) -> bool:
+        return self._is_running() and time.monotonic() < until
+
+
+class Decommissions:
+    """Looks which executors Spark is about to take away, and tells the driver once of each.
+
+    Spark tells no Python code of it. Its task scheduler knows, and is asked.
+
+    Parameters
+    ----------
+    executors
+        Returns those that have slots of the job.
+    """
+
+    def __init__(self, spark: Any, executors: Callable[[], set[str]], inbox: Inbox) -> None:
+        self._spark, self._executors, self._inbox = spark, executors, inbox
+        self._known: set[str] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clonos-decommissions", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, in a thread; if all slots are on one machine there is no need."""
+        master = self._spark.sparkContext.master or ""
+        if not master.startswith("local") or master.startswith("local-cluster"):
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            try:
+                self.look()
+            except (*SPARK_ERRORS, AttributeError):  # Spark has stopped: the job ends by itself
+                continue
+
+    def look(self) -> None:
+        """Tell of those that are new."""
+        for executor in self._executors() - self._known:
+            scheduler = self._spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001
+            if scheduler.getExecutorDecommissionState(executor).isDefined():
+                self._known.add(executor)
+                self._inbox.put(Leaving(executor))

@@ -1,0 +1,240 @@
+"""Planned moves: a cell that lives goes on in another slot, and nothing is asked again.
+
+::
+
+    PREPARING  a copy of the cell comes to the newest floor in the slot it moves to, and a floor is
+               asked for, so that little is to be replayed
+    YIELDING   its tasks end the step under way, hear what comes of their calls, have their output
+               written, and take nothing more; if that takes too long they resume, and nothing
+               has happened
+    HANDING    they are fenced. Each knows its own log to the end, so nothing is lost; they recover
+               in the other slot, which replays what is beyond the floor
+
+So a move is a recovery whose every step is known in advance. One cell moves at a time, and none
+while anything recovers: whoever fails meanwhile comes first.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from clonos.core import messages as msg
+from clonos.core.decisions import Note
+from clonos.core.machine import Table
+from clonos.core.placement import Slot, best_slot
+from clonos.core.plan import Cell
+from clonos.core.recovery import Recoveries
+from clonos.core.roster import RUNNING, Roster
+from clonos.core.standbys import Standbys
+
+PREPARE_MS: Final = 60_000
+"""How long a copy may take until the move is given up."""
+FRESH_MS: Final = 500
+"""How long a move waits for the floor that it has asked for: without it there is more to replay."""
+YIELD_MS: Final = 1_000
+"""How long steps, calls and writes under way may take: until then the cell takes nothing new."""
+AGAIN_MS: Final = 1_000
+"""When a cell that is in a slot that leaves, and could not move, is tried again."""
+
+
+class MovePhase(Enum):
+    """Of a move."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    YIELDING = "yielding"
+    HANDING = "handing over"
+
+
+class MoveEvent(Enum):
+    """What happens to it."""
+
+    ASKED = "all run, there is a slot"
+    PREPARED = "copy and floor are new"
+    YIELDED = "all tasks rest"
+    LIVE = "all tasks live again"
+    GIVEN_UP = "too slow, or a failure"
+
+
+MOVE = Table(
+    "a planned move",
+    MovePhase.IDLE,
+    {
+        (MovePhase.IDLE, MoveEvent.ASKED): MovePhase.PREPARING,
+        (MovePhase.PREPARING, MoveEvent.PREPARED): MovePhase.YIELDING,
+        (MovePhase.PREPARING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
+        (MovePhase.YIELDING, MoveEvent.YIELDED): MovePhase.HANDING,
+        (MovePhase.YIELDING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
+        (MovePhase.HANDING, MoveEvent.LIVE): MovePhase.IDLE,
+    },
+)
+
+
+class Moves:
+    """The planned moves of one job.
+
+    Parameters
+    ----------
+    bound
+        Tasks that can only live in slots of their own.
+
+    Attributes
+    ----------
+    target
+        The slot to which a cell moves, or has moved last.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        standbys: Standbys,
+        recoveries: Recoveries,
+        bound: frozenset[int],
+    ) -> None:
+        self._roster = roster
+        self._standbys = standbys
+        self._recoveries = recoveries
+        self._bound = bound
+        self.machine = MOVE.machine("moves")
+        self._wanted: dict[Cell, int] = {}  # since when
+        self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
+        self._leaving: set[str] = set()
+        self._cell: Cell = ()
+        self.target = -1
+        self._epoch = 0
+        self._since_ms = 0
+        self._awaited: set[int] = set()
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    def ask(self, task: int) -> None:
+        """The cell of `task` is to live in another slot."""
+        self._wanted.setdefault(self._roster.plan.cell_of[task], self._roster.now_ms)
+
+    def leaving(self, group: str) -> None:
+        """The slots of an executor are about to go, those too that it has yet to offer."""
+        self._leaving.add(group)
+        for slot in self._roster.slots.values():
+            self.joined(slot)
+
+    def joined(self, slot: Slot) -> None:
+        """A slot is there: perhaps its executor is about to go."""
+        slot.leaves = slot.leaves or slot.group in self._leaving
+
+    def tick(self) -> None:
+        """Time passes."""
+        phase = self.machine.state
+        if phase is MovePhase.IDLE:
+            if not self._roster.plan.causal_log:
+                return  # at least once: a move would do as much again as a failure
+            if self._wanted or self._leaving:
+                self._next()
+        elif phase is MovePhase.PREPARING:
+            self._prepare()
+        elif phase is MovePhase.YIELDING:
+            self._wait()
+        elif all(self._roster.tasks[t].phase in RUNNING for t in self._cell):
+            self._end(MoveEvent.LIVE)
+
+    @property
+    def wants_floor(self) -> bool:
+        """Whether layers should be sealed at once: what no floor has is to be replayed."""
+        is_preparing = self.machine.state is MovePhase.PREPARING
+        return is_preparing and self._roster.keeper.epoch == self._epoch
+
+    # --- one move -------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        roster = self._roster
+        if not roster.all_run:
+            return
+        for cell, home in roster.homes().items():
+            is_leaving = home is not None and roster.slots[home].leaves
+            if is_leaving and roster.now_ms - self._again.get(cell, -AGAIN_MS) >= AGAIN_MS:
+                self._wanted.setdefault(cell, roster.now_ms)
+        for cell, since_ms in list(self._wanted.items()):
+            target = self._slot_for(cell)
+            if target is not None:
+                self._begin(cell, target)
+                return
+            if roster.now_ms - since_ms >= PREPARE_MS:
+                self._forget(cell)
+                roster.do(Note("stayed", cell[0]))
+
+    def _slot_for(self, cell: Cell) -> Slot | None:
+        """Another one, with the fullest copy; never one that leaves."""
+        roster = self._roster
+        running = {t.slot for t in roster.tasks.values() if t.slot is not None}
+        slots = [slot for slot in roster.slots.values() if not slot.leaves]
+        return best_slot(cell, slots, running, self._bound)
+
+    def _begin(self, cell: Cell, target: Slot) -> None:
+        self.machine.on(MoveEvent.ASKED)
+        self._cell, self.target = cell, target.id
+        self._epoch, self._since_ms = self._roster.keeper.epoch, self._roster.now_ms
+        if not target.keeps(cell):
+            self._standbys.follow(target, cell)
+
+    def _is_broken(self) -> bool:
+        """Whether somebody has failed, or the slot is gone or taken."""
+        target = self._roster.slots.get(self.target)
+        is_taken = any(t.slot == self.target for t in self._roster.tasks.values())
+        return target is None or target.leaves or is_taken or not self._roster.all_run
+
+    def _prepare(self) -> None:
+        waited_ms = self._roster.now_ms - self._since_ms
+        if self._is_broken() or waited_ms >= PREPARE_MS:
+            self._give_up()
+        elif not self._roster.slots[self.target].keeps(self._cell):
+            self._standbys.follow(self._roster.slots[self.target], self._cell)
+        elif self._is_filled() and (
+            self._roster.keeper.epoch > self._epoch or waited_ms >= FRESH_MS
+        ):
+            self.machine.on(MoveEvent.PREPARED)
+            self._since_ms, self._awaited = self._roster.now_ms, set(self._cell)
+            for task in self._cell:
+                self._roster.command(task, msg.Yield())
+
+    def _is_filled(self) -> bool:
+        """Whether the copy has come to the floor."""
+        standbys, layers = self._roster.slots[self.target].standbys, self._roster.keeper.layers
+        return all(
+            standbys.get(task, -1) >= max((ref.epoch for ref in layers[task]), default=0)
+            for task in self._cell
+        )
+
+    def yielded(self, slot: int, report: msg.Yielded) -> None:
+        """A task rests."""
+        task = self._roster.tasks[report.task]
+        is_awaited = self.machine.state is MovePhase.YIELDING and task.id in self._awaited
+        if not is_awaited or report.incarnation != task.incarnation:
+            return
+        self._awaited.discard(task.id)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._is_broken() or self._roster.now_ms - self._since_ms >= YIELD_MS:
+            self._give_up()
+        elif not self._awaited:
+            self.machine.on(MoveEvent.YIELDED)
+            self._recoveries.hand_over(self._cell, self.target)
+
+    def _give_up(self) -> None:
+        """Nothing has happened."""
+        if self.machine.state is MovePhase.YIELDING:
+            for task in self._cell:
+                self._roster.command(task, msg.Resume())
+        self._end(MoveEvent.GIVEN_UP)
+        self._standbys.fill()
+
+    def _end(self, event: MoveEvent) -> None:
+        self.machine.on(event)
+        cell, self._awaited = self._cell, set()
+        has_moved = self._roster.home(cell) == self.target
+        self._forget(cell)
+        self._roster.do(Note("moved" if has_moved else "stayed", cell[0], value=self.target))
+
+    def _forget(self, cell: Cell) -> None:
+        self._wanted.pop(cell, None)
+        self._again[cell] = self._roster.now_ms

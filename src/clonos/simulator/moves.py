@@ -1,0 +1,76 @@
+"""Planned moves: cells are asked to move, executors to leave, and who takes part dies at times."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from clonos.core import coordinator as co
+
+if TYPE_CHECKING:
+    from clonos.simulator.cluster import Cluster
+
+STAGES: Final = frozenset({"moving", "fenced", "fetched", "activated", "restored"})
+"""When somebody dies of whom a move needs something."""
+ASKED: Final = 12
+"""So many moves are asked for."""
+KILLS: Final = 3
+"""So many die on purpose."""
+
+
+class Movers:
+    """Asks for moves until faults are over.
+
+    Attributes
+    ----------
+    moved
+        How many cells have moved.
+    has_failures
+        Whether anything was recovered that had not moved.
+    """
+
+    def __init__(self, cluster: Cluster, random: Random, *, deadly: bool) -> None:
+        self.cluster, self.random = cluster, random
+        self.moved, self.has_failures = 0, False
+        self._kills = KILLS if deadly else 0
+        cluster.on_note.append(self._noted)
+        for _ in range(ASKED):
+            cluster.scheduler.at(3.0 + random.random() * cluster.heals_at, self._ask)
+        if random.random() < 0.4:
+            at = 3.0 + random.random() * cluster.heals_at
+            cluster.scheduler.at(at, self._leave, f"executor{random.randrange(3)}")
+
+    def _is_running(self) -> bool:
+        return self.cluster.driver.alive and self.cluster.outcome.state == "running"
+
+    def _ask(self) -> None:
+        if self._is_running():
+            task = self.random.randrange(len(self.cluster.job.plan.tasks))
+            self.cluster.trace(f"task {task} is asked to move")
+            self.cluster.driver.post(co.MoveAsked(task))
+
+    def _leave(self, group: str) -> None:
+        if self._is_running():
+            self.cluster.trace(f"{group} is about to leave")
+            self.cluster.driver.post(co.Leaving(group))
+
+    def _noted(self, note: co.Note) -> None:
+        self.moved += note.what == "moved"
+        self.has_failures |= note.what in ("detected", "orphan")
+        is_time = self.cluster.scheduler.now <= self.cluster.heals_at
+        if note.what in STAGES and self._kills and is_time and self.random.random() < 0.15:
+            self._kills -= 1
+            self.cluster.scheduler.after(self.random.choice((0.0, 0.5, 3.0)), self._kill, note.task)
+
+    def _kill(self, task: int) -> None:
+        """Who moves, where it moves to, any other, or the driver."""
+        if not self._is_running():
+            return
+        who = self.random.choice(("task", "task", "any", "any", "driver"))
+        if who == "driver":
+            self.has_failures = True
+            self.cluster.kill_driver()
+            return
+        slot = self.cluster.slot_of(task) if who == "task" else None
+        if slots := [slot] if slot is not None else self.cluster.alive():
+            self.cluster.kill(self.random.choice(slots), "killed while something moves")

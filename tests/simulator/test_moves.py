@@ -1,0 +1,156 @@
+"""Planned moves: whoever moves asks nothing again, and whoever dies meanwhile is recovered."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from clonos.core import coordinator as co
+from clonos.core import messages as msg
+from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.command import main
+from clonos.simulator.endings import nothing_asked_again
+from clonos.simulator.programs import Behaviour, Stage, build_job, with_calls
+from clonos.simulator.seeds import Kind
+
+CHAIN = (
+    Stage("source", 1, (), Behaviour()),
+    Stage("middle", 1, (0,), Behaviour()),
+    Stage("sink", 1, (1,), Behaviour(), is_sink=True),
+)
+MIDDLE = 1
+
+
+class Play:
+    """A chain at work, one task of which is to move."""
+
+    def __init__(self, *, slots: int = 4, has_calls: bool = False, standbys: int = 1) -> None:
+        job = build_job(CHAIN, sharing_depth=1, rows=400)
+        if has_calls:
+            job = with_calls(job, Random(0))
+        options = Options(slots=slots, groups=4, standbys=standbys, epoch_ms=20.0)
+        self.notes: list[co.Note] = []
+        self.cluster = Cluster(job, options, Random(1))
+        self.cluster.on_note.append(self.notes.append)
+        self.cluster.start()
+        self.until(lambda: self.machine() is not None and self.machine().position > 5)
+
+    def until(self, condition: Any) -> None:
+        self.cluster.run_until(condition)
+
+    def machine(self) -> Any:
+        slot = self.cluster.slot_of(MIDDLE)
+        return slot.machine_of(MIDDLE) if slot is not None else None
+
+    def home(self) -> int | None:
+        return self.cluster.driver.coordinator.tasks[MIDDLE].slot
+
+    def says(self, what: str) -> bool:
+        return any(note.what == what for note in self.notes)
+
+    def post(self, event: co.MoveAsked | co.Leaving) -> None:
+        self.cluster.driver.post(event)
+
+    def end(self) -> None:
+        assert self.cluster.run(60_000.0).state == "done"
+        self.cluster.recorder.check_end(self.cluster.service)
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_task_goes_on_elsewhere(standbys):
+    play = Play(standbys=standbys)
+    before = play.home()
+    play.post(co.MoveAsked(MIDDLE))
+    play.until(lambda: play.says("moved"))
+    assert play.home() not in (before, None)
+    play.end()
+    nothing_asked_again(play.cluster.service)
+    assert not play.says("detected")
+    assert [n.task for n in play.notes if n.what == "moving"] == [MIDDLE]
+
+
+def test_there_and_back_again():
+    """Its old slot has forgotten it, and takes it again."""
+    play = Play()
+    first = play.home()
+    for _ in range(2):
+        play.notes.clear()
+        play.post(co.MoveAsked(MIDDLE))
+        play.until(lambda: play.says("moved"))
+    assert play.home() == first
+    play.end()
+    nothing_asked_again(play.cluster.service)
+
+
+def test_open_calls_are_awaited_or_nothing_moves():
+    play = Play(has_calls=True)
+    play.post(co.MoveAsked(MIDDLE))
+    play.until(lambda: play.says("moved") or play.says("stayed"))
+    play.end()
+    nothing_asked_again(play.cluster.service)
+
+
+def test_an_executor_that_leaves_gets_no_task_back():
+    play = Play(slots=6)
+    slot = play.cluster.slot_of(MIDDLE)
+    assert slot is not None
+    play.post(co.Leaving(slot.group))
+    coordinator = play.cluster.driver.coordinator
+    play.until(lambda: play.home() not in (None, slot.number))
+    play.until(
+        lambda: (
+            not any(
+                coordinator.slots[t.slot].leaves
+                for t in coordinator.tasks.values()
+                if t.slot is not None
+            )
+        )
+    )
+    assert not play.says("detected")
+    for gone in [s for s in play.cluster.alive() if s.group == slot.group]:
+        play.cluster.kill(gone, "its executor has left")
+    play.end()
+    nothing_asked_again(play.cluster.service)
+
+
+def test_where_it_moves_to_dies_while_it_rests():
+    """It resumes, and stays."""
+    play = Play()
+    before = play.home()
+    play.post(co.MoveAsked(MIDDLE))
+    moves = play.cluster.driver.coordinator.moves
+    play.until(lambda: moves.machine.state.value == "yielding")
+    target = play.cluster.driver.slots[moves.target]
+    play.cluster.kill(target, "killed")
+    play.until(lambda: play.says("stayed"))
+    assert play.home() == before
+    play.end()
+    nothing_asked_again(play.cluster.service)
+
+
+@pytest.mark.parametrize("who", ["old", "new"])
+def test_who_hands_over_or_takes_over_dies(who):
+    play = Play()
+    play.post(co.MoveAsked(MIDDLE))
+    moves = play.cluster.driver.coordinator.moves
+    old = play.cluster.slot_of(MIDDLE)
+    play.until(lambda: play.says("moving"))
+    victim = old if who == "old" else play.cluster.driver.slots[moves.target]
+    assert victim is not None
+    play.cluster.kill(victim, "killed")
+    play.end()
+
+
+def test_a_yield_of_an_earlier_life_is_void():
+    play = Play()
+    coordinator = play.cluster.driver.coordinator
+    life = coordinator.tasks[MIDDLE].incarnation
+    coordinator.moves.yielded(0, msg.Yielded(MIDDLE, life))
+    assert coordinator.moves.machine.state.value == "idle"
+    play.end()
+
+
+def test_seeds():
+    assert main(12, kind=Kind(moves=True)) == 0
