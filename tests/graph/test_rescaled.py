@@ -39,7 +39,7 @@ def numbers(job: clonos.Job) -> clonos.Stream:
 
 def keyed_then_counted(parallelism: int | None = None) -> clonos.Job:
     job = clonos.Job("keyed", parallelism=2)
-    kept = numbers(job).key_by("key").filter(lambda row: True, name="kept")
+    kept: Any = numbers(job).key_by("key").filter(lambda row: True, name="kept")
     counted = kept.process(
         Counting(), "key long, number long", name="counted", parallelism=parallelism
     )
@@ -58,7 +58,8 @@ def all_in_one_window() -> clonos.Job:
 
 
 def rows_of(compiled: Any) -> list[dict[str, Any]]:
-    return InMemoryRun(compiled).run()["out"].to_pylist()
+    rows: list[dict[str, Any]] = InMemoryRun(compiled).run()["out"].to_pylist()
+    return rows
 
 
 def check_counted(compiled: Any) -> None:
