@@ -22,15 +22,13 @@ def running(monkeypatch):
     told: list[Any] = []
     setup = SimpleNamespace(inbox=SimpleNamespace(put=told.append), told=told)
     monkeypatch.setattr(driver, "DriverSetup", lambda *_, **__: setup)
-    monkeypatch.setattr(
-        driver, "DriverLoop", lambda _: SimpleNamespace(over=threading.Event(), error=None)
-    )
     monkeypatch.setattr(driver.RunningJob, "_is_driven_by", driven_by)
     return driver.RunningJob(job().compile(), None)
 
 
 def driven_by(self: Any, setup: Any) -> None:
-    self._setup, self._loop, self.run_id = setup, driver.DriverLoop(setup), "run"
+    self._setup, self.run_id = setup, "run"
+    self._loop = SimpleNamespace(over=threading.Event(), error=None)
 
 
 def job() -> clonos.Job:
