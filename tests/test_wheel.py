@@ -30,7 +30,7 @@ CONTENTS = {
 PAGE = {"page.html", "style.css"}
 """What the wheel has beside Python: the page about a job."""
 
-OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "paho", "redis"}
+OPTIONAL = {"tenacity", "cryptography", "psycopg", "confluent_kafka", "paho", "redis", "websockets"}
 """Imported only by what the extras are for."""
 
 WITHIN_PYTEST = {"pytest"}

@@ -98,6 +98,7 @@ def _second_name():
         (lambda: clonos.Job(inflight=NOT), WrongType, "'spill' or 'memory'"),
         (lambda: clonos.Job(inflight_bytes="much"), BadSize, "not a size"),
         (lambda: clonos.Job(inflight_bytes="1 MB"), WrongType, "less than 1 MiB"),
+        (lambda: clonos.Job(log_bytes="1 MB"), WrongType, "log_bytes='1 MB' is less than 1 MiB"),
         (lambda: clonos.Job(checkpoints="uncoordinated", guarantee="at_least_once"), WrongType,
          "without logs only marked checkpoints fit together"),
         (lambda: words(sharing_depth=-1), WrongType, "sharing_depth"),

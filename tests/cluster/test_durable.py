@@ -103,6 +103,20 @@ def test_after_a_consumer_has_failed_it_gets_no_more(tmp_path, inbox):
     assert "unlucky" in failed.error.what
 
 
+def test_what_waits_for_its_file_is_counted(tmp_path, inbox):
+    job = compiled([])
+    sinks = {name: sink for name, (sink, _) in job.sinks.items()}
+    store = DeliveredStore(tmp_path, "process")
+    outputs = DeliveredOutputs(job.plan, store, Consumers(job.plan, sinks), inbox.put)
+    first, second = output(job.plan, 1, 7), output(job.plan, 2, 8)
+    outputs.take(first)
+    outputs.take(second)
+    sizes = [o.item.batch.nbytes for o in (first, second) if o.item.batch is not None]
+    assert outputs.nbytes == sum(sizes) > 0
+    assert outputs.flush() is None
+    assert outputs.nbytes == 0
+
+
 def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, monkeypatch):
     job = compiled([])
     sinks = {name: sink for name, (sink, _) in job.sinks.items()}
@@ -118,6 +132,7 @@ def test_outputs_that_cannot_be_put_into_files_yet_are_kept(tmp_path, inbox, mon
         error = outputs.flush()
         assert error is not None
         assert "no space left" in error.what
+        assert outputs.nbytes > 0
     assert not inbox.take(), "the job waits"
     assert outputs.flush() is None
     assert [row.batch.to_pydict() for row in store.read("out")] == [{"n": [7]}]

@@ -58,5 +58,7 @@ def test_rows_are_counted_without_loading_them(tmp_path, held):
     assert result.rows == {"out": BATCHES * ROWS, "empty": 0}
     assert repr(result) == "<JobResult complete, rows out: 5000, empty: 0, 0 recoveries>"
     assert held.most <= 2, "one that is counted, one that comes"
+    assert sum(batch.num_rows for batch in result.batches("out")) == BATCHES * ROWS
+    assert held.most <= 2, "nor does who takes them one by one hold them all"
     assert result.table("out").num_rows == BATCHES * ROWS
     assert held.most == BATCHES, "and the test would have seen it"

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,21 @@ def test_every_type_has_a_hash():
 def test_one_zero_and_one_nan():
     batch = pa.record_batch({"x": [0.0, -0.0, float("nan"), -float("nan")]})
     assert len(distinct_keys(batch, ["x"]).keys) == 2
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_one_zero_and_one_nan_inside_others(size):
+    inner = pa.float32() if size == 32 else pa.float64()
+    structs = [{"x": 0.0}, {"x": -0.0}, {"x": float("nan")}, {"x": -float("nan")}, None]
+    lists = [[row and row["x"], None] for row in structs]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(structs, pa.struct([("x", inner)])), pa.array(lists, pa.list_(inner))],
+        names=["struct", "list"],
+    )
+    for name in batch.schema.names:
+        distinct = distinct_keys(batch, [name])
+        assert distinct.codes.tolist() == [0, 0, 1, 1, 2]
+        assert "-0.0" not in repr(distinct.keys)
 
 
 keys = st.lists(st.tuples(st.integers(0, 5) | st.none(), st.sampled_from("abc")), min_size=1)

@@ -12,8 +12,8 @@ from clonos.core.plan import ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.roster import Roster
 from clonos.core.throttle import (
     INFLIGHT_BYTES,
-    KEEPER_BYTES_HIGH,
-    LOG_BYTES_HIGH,
+    KEEPER_TIMES,
+    LOG_BYTES,
     RELIEVED,
     Throttle,
 )
@@ -43,9 +43,7 @@ def throttled(actions: list[Action]) -> list[bool]:
     return [command.closed for command in commands if isinstance(command, msg.Throttle)]
 
 
-@pytest.mark.parametrize(
-    ("inflight", "log"), [(INFLIGHT_BYTES_HIGH + 1, 0), (0, LOG_BYTES_HIGH + 1)]
-)
+@pytest.mark.parametrize(("inflight", "log"), [(INFLIGHT_BYTES_HIGH + 1, 0), (0, LOG_BYTES + 1)])
 def test_sources_wait_until_there_is_room_again(roster: Roster, inflight: int, log: int) -> None:
     throttle = Throttle(roster)
     throttle.pressure(1, 1000, 1000)
@@ -63,16 +61,23 @@ def test_long_logs_want_a_floor_before_sources_wait(roster: Roster) -> None:
     throttle = Throttle(roster)
     throttle.pressure(1, INFLIGHT_BYTES_HIGH, 0)
     wanted = [throttle.wants_floor]  # it would not help: the receiver is away
-    throttle.pressure(1, 0, int(LOG_BYTES_HIGH * RELIEVED) + 1)
+    throttle.pressure(1, 0, int(LOG_BYTES * RELIEVED) + 1)
     wanted.append(throttle.wants_floor)
     assert wanted == [False, True]
     assert throttled(roster.take_actions()) == []
 
 
-def test_the_house_keeper_has_a_limit_too(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
-    throttle = Throttle(roster)
-    monkeypatch.setattr("clonos.core.throttle.KEEPER_BYTES_HIGH", 1000)
-    assert KEEPER_BYTES_HIGH > LOG_BYTES_HIGH
+def test_a_job_says_how_long_logs_may_be(roster: Roster) -> None:
+    throttle = Throttle(roster, log_bytes=1000)
+    throttle.pressure(1, 0, 501)
+    assert throttle.wants_floor
+    assert throttled(roster.take_actions()) == []
+    throttle.pressure(1, 0, 1001)
+    assert throttled(roster.take_actions()) == [True]
+
+
+def test_the_house_keeper_has_a_limit_too(roster: Roster) -> None:
+    throttle = Throttle(roster, log_bytes=1000 // KEEPER_TIMES)
     roster.keeper.append([msg.Run(0, Incarnation(1, 0), 1, (bytes(600),))])
     assert throttle.wants_floor
     throttle.pressure(1, 0, 0)

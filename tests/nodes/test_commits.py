@@ -16,7 +16,7 @@ from clonos.core.messages import Dependency, Item, Kind
 from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Incarnation, Plan, TaskSpec
 from clonos.core.program import Batch
 from clonos.errors import ClonosError
-from clonos.nodes.commits import AGAIN_S, VOUCH_S, Commits, Group, State
+from clonos.nodes.commits import AGAIN_S, FLOORLESS, VOUCH_S, Commits, Group, State
 
 FIRST = Incarnation(1, 0)
 PLAN = Plan(
@@ -61,7 +61,7 @@ class Outputs:
     """Has files, or has not."""
 
     def __init__(self) -> None:
-        self.flushed = self.tries = 0
+        self.flushed = self.tries = self.nbytes = 0
         self.error: ClonosError | None = None
 
     def take(self, output: Any) -> None:
@@ -69,7 +69,9 @@ class Outputs:
 
     def flush(self) -> ClonosError | None:
         self.tries += 1
-        self.flushed += self.error is None
+        if self.error is None:
+            self.flushed += 1
+            self.nbytes = 0
         return self.error
 
 
@@ -83,8 +85,15 @@ class World:
     def __init__(self) -> None:
         self.keeper, self.journal, self.outputs = new_keeper(), Journal(), Outputs()
         self.out: list[Group] = []
+        self.stuck: list[ClonosError] = []
         self.commits = Commits(
-            self.keeper, self.journal, self.outputs, self.out.append, rotate_bytes=100
+            self.keeper,
+            self.journal,
+            self.outputs,
+            self.out.append,
+            self.stuck.append,
+            rotate_bytes=100,
+            output_bytes=1000,
         )
         self.keeper.begin_term(1)
         self.keeper.handle(ev.Opened(0, 7, FIRST))
@@ -208,6 +217,41 @@ def test_nothing_is_begun_anew_while_outputs_cannot_be_put_into_files(world):
             world.journal.write()
             world.commits.committed()
     assert world.outputs.tries == 2, "not all the time"
+
+
+def test_a_journal_is_begun_anew_without_a_floor_too_if_none_comes(world):
+    world.receive(b"a")
+    world.turn()
+    world.journal.write()
+    world.commits.committed()
+    for nbytes in (100 * FLOORLESS - 1, 100 * FLOORLESS):
+        assert world.outputs.flushed == 0
+        world.journal.nbytes = nbytes
+        world.turn()
+    assert world.outputs.flushed == 1
+    world.journal.write()
+    assert world.after_a_crash() == []
+    again = new_keeper()
+    again.recover(world.journal.records)
+    assert (again.length(0), again.inputs[0].consumed) == (1, 1), "the log is still there"
+
+
+def test_nothing_is_let_out_while_too_much_waits_for_files(world):
+    world.outputs.nbytes, world.outputs.error = 1000, ClonosError("no space")
+    world.receive(b"a")
+    assert not world.turn(co.Done())
+    assert not world.turn(co.Done(), at_s=AGAIN_S / 2)
+    assert world.outputs.tries == 1, "not all the time"
+    assert not world.turn(co.Done(), at_s=AGAIN_S)
+    assert world.stuck == [world.outputs.error] * 2
+    assert world.journal.writing is None
+    assert 1 not in world.credits(), "so who sends has to wait"
+    world.outputs.error = None
+    assert world.turn(co.Done(), at_s=2 * AGAIN_S)
+    world.journal.write()
+    world.commits.committed()
+    assert world.delivered() == [b"a"]
+    assert world.out[-1].actions == [co.Done()]
 
 
 @pytest.mark.parametrize("reached_the_disk", [False, True])

@@ -77,7 +77,7 @@ class World:
         self.records = list(records)
         self.is_slow = self.is_broken = False
         self.in_the_way: ClonosError | None = None
-        self.nbytes = 0
+        self.nbytes = 0  # of the journal, and of outputs without a file
         self.rotations = 0
         self.outputs: list[Deliver] = []
         self.launched: list[tuple[int, int]] = []

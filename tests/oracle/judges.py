@@ -132,7 +132,7 @@ class Case:
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else value + 0.0
+        return "NaN" if math.isnan(value) else repr(value)  # -0.0 is equal to 0.0
     return value
 
 

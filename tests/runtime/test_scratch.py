@@ -12,8 +12,8 @@ import pytest
 
 from clonos.columns.batches import seal
 from clonos.core import events as ev
-from clonos.nodes.events import DiskAnswered
-from clonos.runtime.scratch import LocalScratch
+from clonos.nodes.events import DiskAnswered, WorkFailed
+from clonos.runtime.scratch import LocalScratch, Written
 
 BATCHES = tuple(seal(pa.record_batch({"k": [n, n + 1], "t": ["a", None]})) for n in range(3))
 SPILL = ev.Spill(7, 1, BATCHES)
@@ -23,11 +23,19 @@ LIMIT_S = 30.0
 
 class Disk(LocalScratch):
     def __init__(self) -> None:
-        self.answers: Queue[DiskAnswered] = Queue()
+        self.answers: Queue[DiskAnswered | WorkFailed] = Queue()
         super().__init__(self.answers.put, digests=True)
 
     def said(self) -> ev.Spilled | ev.ReadBack:
-        return self.answers.get(timeout=LIMIT_S).outcome
+        answer = self.answers.get(timeout=LIMIT_S)
+        assert isinstance(answer, DiskAnswered)
+        return answer.outcome
+
+    def written(self) -> Written:
+        """The file of `SPILL`, written."""
+        self.write(1, SPILL)
+        assert self.said() == ev.Spilled(7, 1, True)
+        return self._files[1, 7, 1]
 
 
 @pytest.fixture
@@ -86,3 +94,74 @@ def test_files_of_a_life_that_is_over_are_gone(disk: Disk) -> None:
     disk.read(1, READ)  # nobody wants to know
     disk.read(2, READ)
     assert disk.said() == ev.ReadBack(7, 1, None)
+
+
+def test_a_file_that_shrinks_after_it_was_read_harms_nobody(disk: Disk) -> None:
+    """With a map of the file, looking at the batches would kill the process: SIGBUS."""
+    written = disk.written()
+    disk.read(1, READ)
+    back = disk.said()
+    written.file.truncate(0)
+    assert isinstance(back, ev.ReadBack)
+    assert back.batches is not None
+    assert [b.payload for b in back.batches] == [b.payload for b in BATCHES]
+    disk.read(1, READ)
+    assert disk.said() == ev.ReadBack(7, 1, None)
+
+
+def test_whichever_byte_is_rotten_nothing_of_it_is_parsed(disk: Disk) -> None:
+    """Arrow would believe lengths and offsets in it, and read or reserve what is not there."""
+    written = disk.written()
+    for place in range(written.nbytes):
+        written.file.seek(place)
+        whole = written.file.read(1)
+        for content in (bytes([whole[0] ^ 0x80]), whole):
+            written.file.seek(place)
+            written.file.write(content)
+            written.file.flush()
+            disk.read(1, READ)
+            back = disk.said()
+            assert isinstance(back, ev.ReadBack)
+            assert (back.batches is None) is (content != whole), place
+
+
+def test_a_file_that_has_grown_is_read_no_further_than_it_was_written(disk: Disk) -> None:
+    written = disk.written()
+    written.file.truncate(1 << 40)  # a hole, which takes no space
+    disk.read(1, READ)
+    back = disk.said()
+    assert isinstance(back, ev.ReadBack)
+    assert back.batches is not None
+
+
+@pytest.mark.parametrize("act", ["write", "read"])
+def test_what_is_not_the_disks_fault_is_an_error_of_the_task(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """Else it would wait for an answer that never comes."""
+    disk.written()
+
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("a bug")
+
+    if act == "write":
+        monkeypatch.setattr(pa.ipc, "new_stream", broken)
+        disk.write(1, ev.Spill(7, 2, BATCHES))
+    else:
+        monkeypatch.setattr(pa.ipc, "open_stream", broken)
+        disk.read(1, READ)
+    failed = disk.answers.get(timeout=LIMIT_S)
+    assert isinstance(failed, WorkFailed)
+    assert failed.life == 1
+    assert isinstance(failed.error, TypeError)
+
+
+def test_memory_that_is_short_is_no_bug(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.written()
+
+    def short(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pa, "BufferOutputStream", short)
+    disk.write(1, ev.Spill(7, 2, BATCHES))
+    assert disk.said() == ev.Spilled(7, 2, False)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pytest
 
 import clonos
 from clonos.errors import WrongType
-from clonos.sinks.errors import RowRefused, SinkFailed
+from clonos.sinks import http_writer
+from clonos.sinks.errors import NameConflict, RowRefused, SinkFailed
 from clonos.sinks.http_writer import retry_after_s
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.storage.retry import Retry, StoreAway
@@ -175,6 +177,41 @@ def test_what_passes_is_tried_again(service, status):
     assert "secret" not in str(caught.value)
     one.write([output(1, 1)])
     assert numbers(service) == [1]
+    one.close()
+
+
+def test_a_name_that_is_under_way_for_too_long_is_a_conflict(service, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(http_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = writer(service, rows_per_request=1, under_way="60 seconds")
+
+    def answered(status: int, after_s: float) -> None:
+        now[0] += after_s
+        service.answers = [(status, {})]
+        with pytest.raises(StoreAway, match=f"answers {status}"):
+            one.write([output(1, 1, 2)])
+
+    answered(409, 0)
+    answered(503, 59)
+    one.write([output(1, 1)])
+    answered(409, 3)  # of another name: its time begins now
+    answered(409, 59)
+    now[0] += 2
+    service.answers = [(409, {})]
+    with pytest.raises(NameConflict, match=r"for 61 s .* answers 409 why") as caught:
+        one.write([output(1, 1, 2)])
+    assert "under_way" in caught.value.remedy
+    assert isinstance(caught.value, SinkFailed)
+    one.close()
+
+
+def test_a_conflict_is_no_dead_letter_and_has_no_halves(service, tmp_path):
+    one = writer(service, dead_letters=str(tmp_path), under_way="0 seconds")
+    service.answers = [(409, {}), (409, {})]
+    with pytest.raises(NameConflict):
+        one.write([output(1, 1, 2)])
+    assert len(service.requests) == 1
+    assert not list(tmp_path.iterdir())
     one.close()
 
 

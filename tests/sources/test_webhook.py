@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos import web
 from clonos.errors import BadSchema, ClonosError, OperatorError, SourceError, WrongType
 from clonos.sources import inlet_feed, webhook_inlet
 from clonos.sources.inlet_feed import InletFeed
@@ -176,6 +177,86 @@ def test_who_comes_beyond_the_limit_is_told_to_wait(tmp_path, monkeypatch):
     assert answer.startswith(b"HTTP/1.0 503")
     assert b"Retry-After: 1" in answer
     hook.feed.close()
+
+
+def test_a_connection_serves_one_request_after_the_other(hook):
+    connection = http.client.HTTPConnection("127.0.0.1", hook.port, timeout=30)
+    connection.connect()
+    first = connection.sock
+    statuses = []
+    for body in (b'{"id": 1}', b"broken", b'{"id": 2}'):
+        connection.request("POST", "/orders", body)
+        answer = connection.getresponse()
+        answer.read()
+        statuses.append(answer.status)
+        assert connection.sock is first
+    assert statuses == [200, 422, 200]
+    connection.request("POST", "/orders", b'{"id": 3}', {"Connection": "close"})
+    assert connection.getresponse().status == 200
+    assert connection.sock is None
+    assert [json.loads(row["value"])["id"] for row in hook.rows()] == [1, 2, 3]
+
+
+def test_requests_may_follow_before_the_first_is_answered(hook):
+    requests = b"".join(
+        b'POST /orders HTTP/1.1\r\nContent-Length: 9\r\n%s\r\n{"id": %d}' % (last, n)
+        for n, last in enumerate([b"", b"", b"Connection: close\r\n"])
+    )
+    with socket.create_connection(("127.0.0.1", hook.port), timeout=30) as one:
+        one.sendall(requests)
+        answers = b"".join(iter(lambda: one.recv(1000), b""))
+    assert answers.count(b"HTTP/1.1 200") == 3
+    assert len(hook.rows()) == 3
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 9\r\nContent-Length: 0\r\n",
+    ],
+)
+def test_what_could_hide_a_second_request_ends_the_connection(hook, head):
+    hidden = b'POST /orders HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"id": 2}'
+    with socket.create_connection(("127.0.0.1", hook.port), timeout=30) as one:
+        one.sendall(b"POST /orders HTTP/1.1\r\n" + head + b"\r\n" + hidden)
+        try:
+            answers = b"".join(iter(lambda: one.recv(1000), b""))
+        except ConnectionResetError:
+            answers = b""
+    assert answers.count(b"HTTP/1.1") <= 1
+    assert b" 200 " not in answers
+    assert not hook.rows()
+
+
+def test_a_connection_that_waits_is_ended_and_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(web, "IDLE_S", 0.1)
+    monkeypatch.setattr(webhook_inlet, "PLACES", 2)
+    hook = Hook(tmp_path)
+    request = b'POST /orders HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"id": 1}'
+    with (
+        socket.create_connection(("127.0.0.1", hook.port), timeout=30) as first,
+        socket.create_connection(("127.0.0.1", hook.port), timeout=30) as second,
+    ):
+        first.sendall(request[:10])
+        second.sendall(request)
+        answer = b"".join(iter(lambda: second.recv(1000), b""))  # until it is closed
+        assert b"Connection: close" in answer, "two places, and both are taken"
+        first.sendall(request[10:])
+        assert b"Connection: close" not in first.recv(1000)
+        assert first.recv(1000) == b"", "it has waited for too long"
+    assert len(hook.rows()) == 2
+    hook.feed.close()
+
+
+def test_the_end_of_a_job_ends_its_connections(hook):
+    connection = http.client.HTTPConnection("127.0.0.1", hook.port, timeout=30)
+    connection.request("POST", "/orders", b'{"id": 1}')
+    assert connection.getresponse().read() == b""
+    assert connection.sock is not None
+    hook.feed.close()
+    assert connection.sock.recv(1) == b""
+    connection.close()
 
 
 def test_a_failure_ends_the_job_and_thanks_for_nothing(hook, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
 
@@ -74,6 +74,9 @@ class Job:
     inflight_bytes
         How much of it a slot keeps in memory, 1 MiB or more, such as ``"1 GB"``. At twice as much,
         because the disk is full or nothing is spilled, sources wait.
+    log_bytes
+        How much a slot may hold of logs, 1 MiB or more. With half of it the next checkpoint is made
+        at once, whatever the interval; with all of it sources wait for that.
     seed
         Of ``ctx.random``.
     lineage
@@ -111,6 +114,7 @@ class Job:
         history_interval: str | timedelta = "1 minute",
         inflight: Literal["spill", "memory"] = "spill",
         inflight_bytes: str | int = "256 MiB",
+        log_bytes: str | int = "256 MiB",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
@@ -156,7 +160,8 @@ class Job:
                 lineage=None if lineage is None else _name("lineage", lineage),
                 keep=keep,
                 inflight=inflight,
-                inflight_bytes=_inflight_bytes(inflight_bytes),
+                inflight_bytes=_bytes("inflight_bytes", inflight_bytes, _SAID_RARELY),
+                log_bytes=_bytes("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
             ),
         )
 
@@ -547,14 +552,16 @@ def _keep(
     return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
-def _inflight_bytes(size: str | int) -> int:
+_SAID_RARELY: Final = (
+    "give more: receivers only say every 256 KiB what they have processed, and until then it stays "
+    "in memory"
+)
+
+
+def _bytes(name: str, size: str | int, remedy: str) -> int:
     nbytes = parse_size(size)
     if nbytes < 1 << 20:
-        raise WrongType(
-            f"inflight_bytes={size!r} is less than 1 MiB",
-            remedy="give more: receivers only say every 256 KiB what they have processed, and "
-            "until then it stays in memory",
-        )
+        raise WrongType(f"{name}={size!r} is less than 1 MiB", remedy=remedy)
     return nbytes
 
 

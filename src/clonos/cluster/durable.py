@@ -126,6 +126,7 @@ class DeliveredOutputs:
         self._plan, self._store, self._consumers, self._tell = plan, store, consumers, tell
         self._rows = rows
         self._fresh: dict[tuple[int, int], list[Deliver]] = {}
+        self.nbytes = 0
         self._has_failed = self._is_given_up = False
 
     def take(self, output: Deliver) -> None:
@@ -134,6 +135,7 @@ class DeliveredOutputs:
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
             self._fresh.setdefault((output.channel, output.generation), []).append(output)
+            self.nbytes += batch.nbytes
         try:
             self._consumers(output)
         except ClonosError as error:
@@ -146,6 +148,7 @@ class DeliveredOutputs:
                 (channel, generation), outputs = next(iter(self._fresh.items()))
                 self._write(channel, generation, outputs)
                 del self._fresh[channel, generation]
+                self.nbytes -= sum(o.item.batch.nbytes for o in outputs if o.item.batch)
         except ClonosError as error:  # such as OtherContent
             return self._give_up(error)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ class Delivered:
 
     def table(self, sink: str) -> pa.Table:
         return read_all(self.store, sink, self.schemas[sink])
+
+    def batches(self, sink: str) -> Iterator[pa.RecordBatch]:
+        return (delivered.batch for delivered in self.store.read(sink))
 
     def dataframe(self, sink: str) -> Any:
         return as_dataframe(self.spark, self.store, sink, self.schemas[sink])
@@ -80,6 +83,17 @@ class JobResult:
         They are ordered by sink task, and in the order of their delivery within it.
         """
         return self._delivered.table(self._named(sink))
+
+    def batches(self, sink: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The same rows batch by batch, read from files one after the other: for more of them than
+        there is memory.
+
+        Examples
+        --------
+        >>> for batch in result.batches():  # doctest: +SKIP
+        ...     total += batch.num_rows
+        """
+        return self._delivered.batches(self._named(sink))
 
     def dataframe(self, sink: str | None = None) -> Any:
         """The same as a Spark DataFrame, read by Spark's own tasks, now and whenever it is used."""

@@ -280,6 +280,7 @@ class DriverSetup:
             answer_s=answer_s,
             progress_s=progress_s,
             inflight_bytes=options.inflight_bytes,
+            log_bytes=options.log_bytes,
             versions=installed(),
             interruptions=(JobCancelled, SparkStopped),
         )

@@ -61,6 +61,7 @@ def ship(
         layers_durability=layers_durability,
         seal_ms=compiled.options.checkpoint_interval_ms,
         inflight_bytes=compiled.options.inflight_bytes,
+        log_bytes=compiled.options.log_bytes,
         spills=compiled.options.inflight == "spill",
         **settings,
     )

@@ -7,6 +7,7 @@ value at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -210,10 +211,32 @@ def _mix(values: UInt64) -> UInt64:
     return mixed
 
 
+def has_floats(data_type: pa.DataType) -> bool:
+    """Whether values of this type are floats, or have some in them.
+
+    Examples
+    --------
+    >>> has_floats(pa.list_(pa.struct([("x", pa.float32())]))), has_floats(pa.decimal128(5))
+    (True, False)
+    """
+    inner = (data_type.field(i).type for i in range(data_type.num_fields))
+    return pa.types.is_floating(data_type) or any(map(has_floats, inner))
+
+
 def _one_zero_one_nan(column: pa.Array) -> pa.Array:
-    if not pa.types.is_floating(column.type):
+    if not has_floats(column.type):
         return column
+    if pa.types.is_nested(column.type):
+        return pa.array(map(_one_inside, column.to_pylist()), column.type)
     values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
     same = np.where(np.isnan(values), np.nan, values + 0.0).astype(values.dtype)
     mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     return pa.array(same, column.type, mask=mask)
+
+
+def _one_inside(value: Any) -> Any:
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value + 0.0
+    if isinstance(value, dict):
+        return {name: _one_inside(inner) for name, inner in value.items()}
+    return [*map(_one_inside, value)] if isinstance(value, list) else value

@@ -34,7 +34,7 @@ from clonos.core.reach import GATHER_MS, Reach
 from clonos.core.recovery import PATIENCE_MS, Recoveries
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
-from clonos.core.throttle import INFLIGHT_BYTES, Throttle
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES, Throttle
 from clonos.errors import ProtocolError
 
 __all__ = [
@@ -61,8 +61,8 @@ class Coordinator:
         For how long a recovery waits for one answer.
     gather_ms
         How long complaints about slots that cannot be reached are gathered.
-    inflight_bytes
-        What a process may keep in memory for its receivers.
+    inflight_bytes, log_bytes
+        What a process may keep in memory for its receivers, and hold of logs.
     term
         This driver's, if it has claimed one: one that died before its first record has used up a
         term that the journal does not know.
@@ -80,6 +80,7 @@ class Coordinator:
         patience_ms: int = PATIENCE_MS,
         gather_ms: int = GATHER_MS,
         inflight_bytes: int = INFLIGHT_BYTES,
+        log_bytes: int = LOG_BYTES,
         term: int | None = None,
     ) -> None:
         self.plan = plan
@@ -90,7 +91,7 @@ class Coordinator:
         self.roster = Roster(plan, keeper, address, term)
         self.standbys = Standbys(self.roster, standbys, self._bound)
         self.checkpoints = Checkpoints(self.roster, self.standbys)
-        self.throttle = Throttle(self.roster, inflight_bytes)
+        self.throttle = Throttle(self.roster, inflight_bytes, log_bytes)
         self.reach = Reach(self.roster, gather_ms)
         self.blame = Blame(self.roster)
         self.recoveries = Recoveries(

@@ -11,10 +11,10 @@ from clonos.core.roster import Roster, TaskState
 INFLIGHT_BYTES: Final = 256 << 20
 """A process that keeps more than this in memory for its receivers (one is away, or replays) writes
 the oldest of it to its local disk; sources wait while it keeps twice as much."""
-LOG_BYTES_HIGH: Final = 256 << 20
+LOG_BYTES: Final = 256 << 20
 """Sources wait while a process holds more of the logs: only a floor takes log entries away."""
-KEEPER_BYTES_HIGH: Final = 1 << 30
-"""The same for the house-keeper, which holds them all."""
+KEEPER_TIMES: Final = 4
+"""The house-keeper, which holds them all, may hold so many times as much."""
 RELIEVED: Final = 0.5
 """Sources resume once every process is down to this share of its limit; above it a floor is
 requested, whatever the checkpoint interval."""
@@ -23,9 +23,14 @@ requested, whatever the checkpoint interval."""
 class Throttle:
     """Whether sources wait, and who makes them."""
 
-    def __init__(self, roster: Roster, inflight_bytes: int = INFLIGHT_BYTES) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        inflight_bytes: int = INFLIGHT_BYTES,
+        log_bytes: int = LOG_BYTES,
+    ) -> None:
         self._roster = roster
-        self._limit = 2 * inflight_bytes
+        self._inflight_limit, self._log_limit = 2 * inflight_bytes, log_bytes
         self._inflight_bytes: dict[int, int] = {}  # by task
         self._log_bytes: dict[int, int] = {}
         self._is_closed = self._is_held = False
@@ -36,12 +41,12 @@ class Throttle:
 
     @property
     def _inflight_fullness(self) -> float:
-        return self._most(self._inflight_bytes) / self._limit
+        return self._most(self._inflight_bytes) / self._inflight_limit
 
     @property
     def _log_fullness(self) -> float:
-        held = self._most(self._log_bytes) / LOG_BYTES_HIGH
-        return max(held, self._roster.keeper.book.nbytes / KEEPER_BYTES_HIGH)
+        of_keeper = self._roster.keeper.book.nbytes / KEEPER_TIMES
+        return max(self._most(self._log_bytes), of_keeper) / self._log_limit
 
     def _most(self, nbytes: Mapping[int, int]) -> int:
         """What the process with most has."""

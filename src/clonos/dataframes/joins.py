@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from clonos.dataframes.rows import Rows, Site, col, cols
+from clonos.columns.keys import has_floats
+from clonos.dataframes.rows import Rows, Site, col, cols, one_zero, signs
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.join import Always, Between, Keep, SameWindow
@@ -76,7 +78,14 @@ def _(operation: op.Deduplicate, site: Site, inputs: list[Rows]) -> Rows:
             "leave out within=",
         )
     if set(operation.keys) == set(rows.schema.names):
-        frame = rows.visible.dropDuplicates(list(operation.keys))
+        nested = [f.name for f in rows.schema if pa.types.is_nested(f.type) and has_floats(f.type)]
+        if site.streams and nested:
+            raise site.refusal(
+                f"of 0.0 and -0.0 in column {nested[0]!r} Spark keeps the one that comes first",
+                "select columns that are not nested",
+            )
+        one = [one_zero(col(f.name), f.type).alias(f.name) for f in rows.schema]
+        frame = rows.visible.select(*one).dropDuplicates(list(operation.keys))
         return Rows(frame, rows.schema, lost="Spark loses event time in deduplicate")
     if site.streams:
         raise site.refusal(
@@ -88,14 +97,17 @@ def _(operation: op.Deduplicate, site: Site, inputs: list[Rows]) -> Rows:
         "order of arrival, which Spark does not keep. To do: select only the key's columns before "
         "it, or run the job with execution='tasks'"
     )
-    row = F.struct(*cols(rows.schema))
+    others = [name for name in rows.schema.names if name not in operation.keys]
+    told_apart = signs(pa.schema([rows.schema.field(name) for name in others]))
+    row = F.struct(*cols(others), *(each.alias(f"~{i}") for i, each in enumerate(told_apart)))
     found = rows.visible.groupBy(*cols(operation.keys)).agg(
         F.min(row).alias(_ROW), F.max(row).alias("~other")
     )
     same = F.when(col(_ROW).eqNullSafe(col("~other")), col(_ROW)).otherwise(
         F.raise_error(F.lit(told))
     )
-    frame = found.select(same.alias(_ROW)).select(
-        *(col(_ROW).getField(name).alias(name) for name in rows.schema.names)
+    columns = {name: col(_ROW).getField(name) for name in others}
+    frame = found.select(*cols(operation.keys), same.alias(_ROW)).select(
+        *(columns.get(name, col(name)).alias(name) for name in rows.schema.names)
     )
     return Rows(frame, rows.schema)

@@ -12,6 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructField, StructType, TimestampType
 
+from clonos.columns.keys import has_floats
 from clonos.columns.schema import spark_type
 from clonos.dataframes.functions import Step, host
 from clonos.errors import NotInSpark
@@ -211,6 +212,18 @@ def _has_map(data_type: pa.DataType) -> bool:
     if pa.types.is_struct(data_type) or pa.types.is_list(data_type):
         return any(_has_map(data_type.field(i).type) for i in range(data_type.num_fields))
     return bool(pa.types.is_map(data_type))
+
+
+def one_zero(column: Column, data_type: pa.DataType) -> Column:
+    """0.0 for -0.0, as tasks have it where zeros are one."""
+    if not pa.types.is_floating(data_type):
+        return column
+    return (column + F.lit(0.0)).cast("float" if data_type.bit_width == 32 else "double")
+
+
+def signs(schema: pa.Schema) -> list[Column]:
+    """What tells rows apart that only differ in the signs of zeros: for Spark they are equal."""
+    return [col(field.name).cast("string") for field in schema if has_floats(field.type)]
 
 
 def col(name: str) -> Column:

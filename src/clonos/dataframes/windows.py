@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols
+from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols, one_zero, signs
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.aggregates import Aggregate
@@ -100,7 +100,7 @@ def _(operation: op.AggregateWindows, site: Site, inputs: list[Rows]) -> Rows:
     for _, of in operation.aggregates:
         _require_overflow_fails(operation.schema, site, of)
     grouped = _grouped(inputs[0].applied, site, operation.keys, operation.window)
-    made = [_aggregate(of).alias(name) for name, of in operation.aggregates]
+    made = [_aggregate(of, operation.schema).alias(name) for name, of in operation.aggregates]
     start, end = grouped.bounds
     frame = grouped.agg(*made)
     frame = frame.withColumn(WINDOW_START, start).withColumn(WINDOW_END, end)
@@ -119,11 +119,12 @@ def _require_overflow_fails(schema: pa.Schema, site: Site, of: Aggregate) -> Non
         )
 
 
-def _aggregate(of: Aggregate) -> Column:
+def _aggregate(of: Aggregate, schema: pa.Schema) -> Column:
     if of.column is None:
         return F.count(F.lit(1))
     known = {"count": F.count, "sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg}
-    return known[of.kind](col(of.column))
+    made = known[of.kind](col(of.column))
+    return one_zero(made, schema.field(of.column).type) if of.kind in ("min", "max") else made
 
 
 @plan_of.register
@@ -157,7 +158,7 @@ def _ranked(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
     # Of its own, because Spark then drops rows before it sends them to where they are ranked.
     frame = frame.where(col(_RANK) <= operation.number)
     if not operation.ties:
-        whole = parts.orderBy(*by, *_order(_rest(operation, rows)))
+        whole = parts.orderBy(*by, *_order(_rest(operation, rows)), *signs(rows.schema))
         frame = frame.withColumn(_PLACE, F.row_number().over(whole))
         is_out = col(_PLACE) > operation.number
         # Rows that are equal in all columns share a rank: then it is all the same which are out.
@@ -187,6 +188,9 @@ def _sorted(operation: op.TopOfWindows, site: Site, rows: Rows) -> Rows:
     # They stand side by side, in the order of all columns: they are all equal if the ends are.
     tied = F.filter(_LIST, lambda row: _same(row, inside, by))
     differ = ~F.get(tied, F.lit(0)).eqNullSafe(F.element_at(tied, -1))
+    if signs(rows.schema):
+        texts = F.array_distinct(F.transform(tied, lambda row: row.cast("string")))
+        differ |= F.size(texts) > 1
     is_doubtful = (F.size(_LIST) > number) & _same(inside, outside, by) & differ
     told = F.raise_error(F.lit(_tied(operation, site)))
     kept = F.when(is_doubtful, told).otherwise(F.slice(_LIST, 1, number))

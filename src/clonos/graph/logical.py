@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from clonos.core.history import Keep
-from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.operators.base import OnBadRecord
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Operation, Project
@@ -75,6 +75,7 @@ class JobOptions:
     keep: Keep | None = None
     inflight: str = "spill"
     inflight_bytes: int = INFLIGHT_BYTES
+    log_bytes: int = LOG_BYTES
 
 
 @dataclass

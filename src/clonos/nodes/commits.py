@@ -26,11 +26,15 @@ from clonos.nodes.layers import Unused
 from clonos.nodes.ports import Journal, Outputs
 
 ROTATE_BYTES: Final = 64 << 20
-"""A journal is rewritten at the first floor after it has grown to this size."""
+"""A journal is rewritten at the first floor after it has grown to this size ..."""
+FLOORLESS: Final = 2
+"""... or without one at so many times that: a floor shortens its logs, and may be hours away."""
+OUTPUT_BYTES: Final = 256 << 20
+"""While so much that was delivered is in no file (they cannot be written), nothing is let out."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0
-"""Time between two attempts to rewrite a broken journal."""
+"""Time between two attempts to rewrite a broken journal, or to write files of outputs."""
 
 
 Act = Action | Unused | HistoryAct
@@ -94,6 +98,8 @@ class Commits:
     ----------
     let_out
         Called with every group once it is durable, in order.
+    stuck
+        Called with the reason, again and again, while nothing is let out.
     """
 
     def __init__(
@@ -102,17 +108,18 @@ class Commits:
         journal: Journal,
         outputs: Outputs,
         let_out: Callable[[Group], None],
-        *,
+        stuck: Callable[[ClonosError], None],
         rotate_bytes: int = ROTATE_BYTES,
+        output_bytes: int = OUTPUT_BYTES,
     ) -> None:
         self._keeper, self._journal, self._outputs = keeper, journal, outputs
-        self._let_out = let_out
-        self._rotate_bytes = rotate_bytes
+        self._let_out, self._stuck = let_out, stuck
+        self._rotate_bytes, self._output_bytes = rotate_bytes, output_bytes
         self._machine = JOURNAL.machine("journal")
         self._group = _NOTHING  # being written, or what could not be
         self._wants_rotation = False
         self._head_bytes = 0  # of the newest snapshot
-        self._again_s = 0.0
+        self._again_s = self._room_s = 0.0
         self._vouch_s: float | None = None  # when
 
     @property
@@ -121,13 +128,39 @@ class Commits:
 
     def after_floor(self) -> None:
         """Logs were truncated: a snapshot is small now, unless much is kept of the past."""
-        limit = max(self._rotate_bytes, 2 * self._head_bytes)
-        self._wants_rotation |= self._journal.nbytes >= limit
+        self._wants_rotation |= self._journal.nbytes >= self._limit
+
+    @property
+    def _limit(self) -> int:
+        return max(self._rotate_bytes, 2 * self._head_bytes)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether groups may have to wait: for the journal, or for files of outputs."""
+        return self.state is not State.OPEN or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        return self._outputs.nbytes >= self._output_bytes
+
+    def _has_room(self, now_s: float) -> bool:
+        """Make room in memory for what this group delivers, if there is too little."""
+        if not self._is_full:
+            return True
+        if now_s < self._room_s:
+            return False
+        if (error := self._outputs.flush()) is not None:
+            self._room_s = now_s + AGAIN_S
+            self._stuck(error)
+        return error is None
 
     def end_turn(self, actions: list[Act], now_s: float) -> bool:
         """Close a group with these actions; False: they have to wait for the next turn."""
         if self.state is State.WRITING or (self.state is State.BROKEN and now_s < self._again_s):
             return False
+        if not self._has_room(now_s):
+            return False
+        self._wants_rotation |= self._journal.nbytes >= FLOORLESS * self._limit
         records = self._keeper.take_records()
         group = self._group.followed_by(Group(records, *self._keeper.committed(), actions))
         self._group = _NOTHING

@@ -131,12 +131,13 @@ class DriverNode:
             patience_ms=int(settings.answer_s * 1000),
             gather_ms=int(settings.gather_s * 1000),
             inflight_bytes=settings.inflight_bytes,
+            log_bytes=settings.log_bytes,
             term=settings.term,
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
         self.commits = commits.Commits(
-            keeper, ports.journal, ports.outputs, self._let_out, rotate_bytes=settings.rotate_bytes
+            keeper, ports.journal, ports.outputs, self._let_out, self._stuck, settings.rotate_bytes
         )
         self._layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
@@ -417,10 +418,13 @@ class DriverNode:
 
     def _on_journal_failed(self, event: events.JournalFailed) -> None:
         self.commits.failed(self._clock_s)
-        self._disk_error = event.error
+        self._stuck(event.error)
+
+    def _stuck(self, error: errors.ClonosError) -> None:
+        self._disk_error = error
         if not self._is_told_broken:
             self._is_told_broken = True
-            self._warn(f"{event.error}; until it can be, the job waits")
+            self._warn(f"{error}; until it can be, the job waits")
 
     def _let_out(self, group: commits.Group) -> None:
         """A group is durable: answer for it, give its outputs to the world, act on it. Not if
@@ -587,6 +591,6 @@ class DriverNode:
         self.commits.check()
         self.coordinator.check()
         assert self._pulses.slots <= self.places.seats.keys()
-        assert not self._pending or self.commits.state is not commits.State.OPEN
+        assert not self._pending or self.commits.must_wait
         if self.phase is Phase.RUNNING and not (self.coordinator.done or self.coordinator.failed):
             assert self.coordinator.slots.keys() <= self._pulses.slots

@@ -63,7 +63,7 @@ class CallsOver:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A layer could not be stored, or an output not be written."""
+    """A layer could not be stored, or an output not be written; or what did so has a bug."""
 
     life: int
     error: Exception

@@ -155,7 +155,11 @@ class Calls(Protocol):
 
 
 class Scratch(Protocol):
-    """Space on the local disk, for as long as the process lives."""
+    """Space on the local disk, for as long as the process lives.
+
+    What the disk does wrong is part of the answer; anything else that goes wrong is a bug, and the
+    answer is ``WorkFailed``.
+    """
 
     def write(self, life: int, spill: Spill) -> None:
         """Write batches to a file. Answered by ``DiskAnswered`` with ``Spilled``."""
@@ -230,7 +234,15 @@ class Journal(Protocol):
 
 
 class Outputs(Protocol):
-    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``."""
+    """Where delivered output goes. A consumer that fails is told by ``OutsideFailed``.
+
+    Attributes
+    ----------
+    nbytes
+        Of what was taken and is in no file yet.
+    """
+
+    nbytes: int
 
     def take(self, output: Deliver) -> None:
         """Deliver an output that is durable."""

@@ -32,7 +32,9 @@ from clonos.nodes.standby import Standby
 from clonos.transport.events import TaskStatistics
 
 STATISTICS_S: Final = 0.25
-"""How often a running task reports its statistics."""
+"""How often a running task reports its statistics ..."""
+TOLD_SHARE: Final = 16
+"""... and at once if the logs that it holds have grown by this part of what its slot may hold."""
 FLUSH_S: Final = 0.002
 """While there are more steps to do, their output is flushed to the network this often."""
 SEALS_MANY: Final = 4
@@ -52,6 +54,8 @@ class Home:
         Log entries that no batch has carried for this long travel by themselves.
     seal_s
         Without markers: how often a task that has done something seals a layer.
+    log_growth
+        Bytes of logs that a task tells of at once.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
     send
@@ -63,6 +67,7 @@ class Home:
     links: Links
     share_s: float
     seal_s: float
+    log_growth: int
     machines: Callable[..., TaskMachine]
     send: Callable[[Any], None]
 
@@ -116,6 +121,7 @@ class Resident:
         self._news_since: float | None = None  # None: all is sealed, or will be at a marker
         self._seals_by_itself = not home.plan.has_markers
         self._statistics_at = 0.0
+        self._told_logs = 0
         links = home.links
         self._on_action: dict[type[Any], Callable[[Any], None]] = {
             ev.Dial: self._dial,
@@ -313,7 +319,8 @@ class Resident:
             self._tick_at = None  # what comes of it will be heard, and that is the next occasion
         if self._seals_by_itself:
             self._seal_in_time(machine, now)
-        if now >= self._statistics_at:
+        grown = machine.book.nbytes - self._told_logs
+        if now >= self._statistics_at or grown > self._home.log_growth:
             self._statistics_at = now + STATISTICS_S
             self.tell_statistics()
 
@@ -355,6 +362,7 @@ class Resident:
             "latency_ms": self._latency_ms,
         }
         counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
+        self._told_logs = counters["log_bytes"]
         self._latency_ms = 0
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from clonos import errors
 from clonos.core.reach import GATHER_MS
 from clonos.core.recovery import PATIENCE_MS
-from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.nodes import commits
 from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.places import PACE, Pace
@@ -40,6 +40,8 @@ class DriverSettings:
         How long layers stay that nobody refers to any more.
     inflight_bytes
         What a slot may keep in memory for receivers: at twice as much, sources wait.
+    log_bytes
+        What a slot may hold of logs: with half of it a floor is hurried, with more sources wait.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -65,3 +67,4 @@ class DriverSettings:
     grace_s: float = GARBAGE_S
     pace: Pace = PACE
     inflight_bytes: int = INFLIGHT_BYTES
+    log_bytes: int = LOG_BYTES

@@ -20,14 +20,14 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
-from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.errors import ClonosError, MalformedMessage
 from clonos.nodes import events as node_events
 from clonos.nodes.events import Heard
 from clonos.nodes.links import Links
 from clonos.nodes.local import Local
 from clonos.nodes.ports import SlotPorts
-from clonos.nodes.resident import IDLE_S, Home, Resident
+from clonos.nodes.resident import IDLE_S, TOLD_SHARE, Home, Resident
 from clonos.nodes.standby import Copies, Standby
 from clonos.transport.errors import AuthenticationFailed, CannotConnect, SchemaMismatch
 from clonos.transport.events import ChannelClosed, ChannelOpened, Connection, ControlLost
@@ -70,8 +70,9 @@ class SlotNode:
         How long a task tries to connect to a peer before it complains to the coordinator.
     steps_per_turn
         See :data:`STEPS_PER_TURN`.
-    memory_bytes, disk_bytes
-        See :data:`~clonos.core.throttle.INFLIGHT_BYTES`, :data:`DISK_BYTES`.
+    memory_bytes, disk_bytes, log_bytes
+        See :data:`~clonos.core.throttle.INFLIGHT_BYTES`, :data:`DISK_BYTES`,
+        :data:`~clonos.core.throttle.LOG_BYTES`.
     machines
         Makes the automaton of a task; the simulator's watches what it does.
 
@@ -95,6 +96,7 @@ class SlotNode:
         machines: Callable[..., TaskMachine] = TaskMachine,
         memory_bytes: int = INFLIGHT_BYTES,
         disk_bytes: int = DISK_BYTES,
+        log_bytes: int = LOG_BYTES,
     ) -> None:
         self.is_over = False
         self.lost: ClonosError | None = None
@@ -107,7 +109,9 @@ class SlotNode:
         self._layers: list[Heard] = []  # for which the track was not free
         local = Local(self._came.append)
         self._links = Links(ports.network, unreachable_s, self._complain, local)
-        self._home = Home(plan, ports, self._links, share_s, seal_s, machines, self._send)
+        self._home = Home(
+            plan, ports, self._links, share_s, seal_s, log_bytes // TOLD_SHARE, machines, self._send
+        )
         self._residents: dict[int, Resident] = {}  # by task
         self._lives = count(1)
         self._tickets = count(1)

@@ -246,6 +246,7 @@ class Extreme(Fold):
             fold.at(best, codes, values)
         empty = np.bincount(codes, minlength=groups) == 0
         best[empty] = 0
+        best += 0  # -0.0 is 0.0: else it would matter which came first
         return [_cast(pa.array(best, held, mask=empty), self.data_type)]
 
     def combine(self, partials: Sequence[pa.Array], codes: Codes, groups: int) -> list[pa.Array]:

@@ -54,7 +54,10 @@ class DeduplicateOperator(Operator):
         self.facts.set("order", order + rows.num_rows)
         names = [*self._keys, DUE]
         self._store.append(pa.RecordBatch.from_arrays([*keys, due], names), order)
-        return rows
+        # Which zero of a key came first is of no account, as in Spark.
+        one = dict(zip(self._keys, keys, strict=True))
+        columns = [one.get(name, rows.column(name)) for name in rows.schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
         if self._time is not None:

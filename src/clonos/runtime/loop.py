@@ -169,6 +169,7 @@ class SlotLoop:
             unreachable_s=shipment.unreachable_s,
             memory_bytes=shipment.inflight_bytes,
             disk_bytes=DISK_BYTES if shipment.spills else 0,
+            log_bytes=shipment.log_bytes,
         )
 
     def _world_of(self, task: int, incarnation: Incarnation) -> RealWorld:

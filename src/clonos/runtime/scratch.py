@@ -1,19 +1,40 @@
-"""Spilled items on the local disk: files without a name, so that a killed process leaves none."""
+"""Spilled items on the local disk: files without a name, so that a killed process leaves none.
+
+They are read, not mapped: of a page that cannot be had, a process with a map of it dies by SIGBUS.
+What was read is parsed only if it is what was written: Arrow believes the lengths in its input.
+"""
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any
 
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from clonos.columns.batches import seal
 from clonos.core import events as ev
-from clonos.nodes.events import DiskAnswered
+from clonos.nodes.events import DiskAnswered, WorkFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file, and what tells whether it still has what was written."""
+
+    file: IO[bytes]
+    nbytes: int
+    checksum: int
+
+    def content(self) -> bytes | None:
+        """All of it; None: it has something else."""
+        self.file.seek(0)
+        content = self.file.read(self.nbytes)
+        return content if xxh3_64_intdigest(content) == self.checksum else None
 
 
 class LocalScratch:
@@ -27,63 +48,75 @@ class LocalScratch:
         Whether batches have digests.
     """
 
-    def __init__(self, answer: Callable[[DiskAnswered], Any], *, digests: bool) -> None:
+    def __init__(
+        self, answer: Callable[[DiskAnswered | WorkFailed], Any], *, digests: bool
+    ) -> None:
         self._answer, self._digests = answer, digests
-        self._files: dict[tuple[int, int, int], IO[bytes]] = {}  # touched by the thread only
+        self._files: dict[tuple[int, int, int], Written] = {}  # touched by the thread only
         self._over = set[int]()
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="clonos-scratch")
 
     def write(self, life: int, spill: ev.Spill) -> None:
-        self._thread.submit(self._write, life, spill)
+        self._thread.submit(self._do, life, lambda: self._write(life, spill))
 
-    def _write(self, life: int, spill: ev.Spill) -> None:
+    def read(self, life: int, spilled: ev.ReadSpilled) -> None:
+        self._thread.submit(self._do, life, lambda: self._read(life, spilled))
+
+    def _do(self, life: int, work: Callable[[], ev.Spilled | ev.ReadBack]) -> None:
+        """Do it, and say what has come of it: the task waits for that."""
         if self._is_closed or life in self._over:
             return
         try:
-            file = self._written(spill)
-        except (OSError, pa.ArrowException):
-            is_written = False
+            outcome = work()
+        except Exception as error:  # noqa: BLE001 - not the disk's fault: a bug, and told as one
+            self._answer(WorkFailed(life, error))
         else:
-            is_written = True
-            self._files[life, spill.channel, spill.number] = file
-        self._answer(DiskAnswered(life, ev.Spilled(spill.channel, spill.number, is_written)))
+            self._answer(DiskAnswered(life, outcome))
 
-    def _written(self, spill: ev.Spill) -> IO[bytes]:
+    def _write(self, life: int, spill: ev.Spill) -> ev.Spilled:
+        try:
+            self._files[life, spill.channel, spill.number] = self._written(spill)
+        except (OSError, MemoryError):
+            return ev.Spilled(spill.channel, spill.number, is_written=False)
+        return ev.Spilled(spill.channel, spill.number, is_written=True)
+
+    def _written(self, spill: ev.Spill) -> Written:
+        batches = [batch.payload for batch in spill.batches]
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        content = buffer.getvalue()
         folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is closed when it is dropped
         try:
-            batches = [batch.payload for batch in spill.batches]
-            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batches[0].schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
+            file.write(content)
             file.flush()
         except BaseException:
             file.close()
             raise
-        return file
+        return Written(file, content.size, xxh3_64_intdigest(content))
 
-    def read(self, life: int, spilled: ev.ReadSpilled) -> None:
-        self._thread.submit(self._read, life, spilled)
-
-    def _read(self, life: int, spilled: ev.ReadSpilled) -> None:
-        if self._is_closed or life in self._over:
-            return
-        key = life, spilled.channel, spilled.number
+    def _read(self, life: int, spilled: ev.ReadSpilled) -> ev.ReadBack:
+        written = self._files.get((life, spilled.channel, spilled.number))
+        batches = None
         try:
-            content = mmap.mmap(self._files[key].fileno(), 0, access=mmap.ACCESS_READ)
+            content = written.content() if written is not None else None
+        except (OSError, MemoryError):
+            content = None
+        if content is not None:
             with pa.ipc.open_stream(pa.py_buffer(content)) as reader:
                 batches = tuple(seal(batch, digests=self._digests) for batch in reader)
-        except (OSError, KeyError, ValueError, pa.ArrowException):
-            batches = None
-        self._answer(DiskAnswered(life, ev.ReadBack(spilled.channel, spilled.number, batches)))
+        return ev.ReadBack(spilled.channel, spilled.number, batches)
 
     def drop(self, life: int, spilled: ev.DropSpilled) -> None:
         self._thread.submit(self._drop, (life, spilled.channel, spilled.number))
 
     def _drop(self, key: tuple[int, int, int]) -> None:
-        if file := self._files.pop(key, None):
-            file.close()
+        if written := self._files.pop(key, None):
+            with suppress(OSError):  # nobody needs it
+                written.file.close()
 
     def withdraw(self, life: int) -> None:
         self._over.add(life)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from clonos.core.plan import Plan
 from clonos.core.program import Program
-from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.sinks.lanes import OutputWriter
 from clonos.sources.readers import Reader
 from clonos.storage.files import Durability
@@ -50,6 +50,8 @@ class Shipment:
         Without markers: how often a task that has done something seals a layer.
     inflight_bytes, spills
         What a slot may keep in memory for receivers, and whether it writes more to its disk.
+    log_bytes
+        What it may hold of logs.
     """
 
     job_id: str
@@ -73,4 +75,5 @@ class Shipment:
     seal_ms: float = 1000.0
     inflight_bytes: int = INFLIGHT_BYTES
     spills: bool = True
+    log_bytes: int = LOG_BYTES
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

@@ -32,7 +32,7 @@ from clonos.simulator.violations import Violation, require
 from clonos.simulator.world import MachineClock, Scheduler, Trials
 from clonos.storage.journal import JournalBroken, UnreadableJournal
 from clonos.storage.retry import StoreAway
-from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register
+from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register, TaskStatistics
 
 KEEPER_ADDRESS = "house-keeper"
 LOST_MS = 100.0
@@ -90,6 +90,8 @@ class Options:
     """How often a call is not answered before all faults have healed."""
     memory_bytes: int = INFLIGHT_BYTES
     """A process that keeps more for receivers in memory writes it to its local disk ..."""
+    log_bytes: int | None = None
+    """What a process may hold of logs. None: nobody tells how much it holds."""
     scratch_faults: float = 0.0
     """... which fails so often, while there are faults."""
     long_jobs: float = 0.0
@@ -425,7 +427,7 @@ class Cluster:
         if slot.is_controlled:
             slot.command(command)
 
-    def report(self, slot: Slot, report: msg.Report) -> None:
+    def report(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
         if not slot.is_controlled:
             return
         control = self._controls[slot]
@@ -437,12 +439,13 @@ class Cluster:
         control.report_at = max(control.report_at, at)
         self.scheduler.at(control.report_at, self._reported, slot, report)
 
-    def _reported(self, slot: Slot, report: msg.Report) -> None:
+    def _reported(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
         driver = self._controls[slot].driver
         was_flushed = isinstance(report, msg.Announced)  # the end of the process does not stop it
         if driver.alive and (slot.is_controlled or was_flushed):
             self.trace(f"<- {slot.address} {report}"[:300])
-            self.recorder.reported(slot.number, report)
+            if not isinstance(report, TaskStatistics):
+                self.recorder.reported(slot.number, report)
             driver.post((slot.number, report))
 
     # --- what the driver says ---------------------------------------------------------------------

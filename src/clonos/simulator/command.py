@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--live", action="store_true", help="the same, with slots that wait for the next plan"
     )
     parser.add_argument(
+        "--logs", action="store_true", help="logs are longer than they may be, checkpoints rare"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -158,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
             args.loops,
             args.upgrade,
             args.live,
+            args.logs,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

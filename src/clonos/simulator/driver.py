@@ -11,7 +11,7 @@ from clonos.core import messages as msg
 from clonos.core.coordinator import Coordinator
 from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.nodes import events
 from clonos.nodes.driver import TICK_S, DriverNode, Phase
 from clonos.nodes.places import Pace
@@ -189,10 +189,11 @@ class Driver:
         free = options.slots - len(options.bound)
         places = (*([None] * free), *(sorted(options.bound) * (1 + options.standbys)))
         self.spark = Spark(cluster, self, places)
+        self.outputs = outputs_of(self)
         ports = DriverPorts(
             DriverClock(cluster),
             self.journal,
-            outputs_of(self),
+            self.outputs,
             self.spark,
             self.merger,
             SimulatedAudience(self),
@@ -214,6 +215,7 @@ class Driver:
             gather_s=options.gather_ms / 1000,
             rotate_bytes=options.rotate_bytes,
             grace_s=options.grace_ms / 1000,
+            log_bytes=options.log_bytes or LOG_BYTES,
             pace=Pace(settle_s=options.relaunch_ms / 2000, relaunch_s=options.relaunch_ms / 2000),
         )
         self._clock = ports.clock

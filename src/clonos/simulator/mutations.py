@@ -45,6 +45,7 @@ from clonos.core.roster import Roster
 from clonos.core.seals import Seals
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
+from clonos.core.throttle import Throttle
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes import driver as driver_module
 from clonos.nodes.commits import Commits
@@ -57,7 +58,7 @@ from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.simulator import mistakes as wrong
-from clonos.simulator import wrong_effects, wrong_loops
+from clonos.simulator import wrong_effects, wrong_logs, wrong_loops
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_spilling as spilling
@@ -116,6 +117,7 @@ SPILL = Kind(spill=True)
 LOOPS = Kind(loops=True)
 UPGRADE = Kind(upgrade=True)
 LIVE = Kind(live=True)
+LOGS = Kind(logs=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -501,6 +503,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "rows come in however many go round": mutation(
         "bounded memory", (Rounds, "is_full", wrong_loops.never_full), kind=LOOPS
+    ),
+    "sources go on however long logs are": mutation(
+        "bounded memory", (Throttle, "_fullness", wrong_logs.never_too_much), kind=LOGS
+    ),
+    "no checkpoint is hurried": mutation(
+        "liveness", (Throttle, "wants_floor", wrong_logs.never_hurried), kind=LOGS
     ),
     "every new task takes over all key groups": mutation(
         "kept state", (layers_module, "owned", upgrades.every_group), kind=UPGRADE

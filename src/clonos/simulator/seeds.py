@@ -20,6 +20,7 @@ from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
 from clonos.simulator.invariants import only_poison_is_blamed
+from clonos.simulator.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.loop_jobs import loop_job
 from clonos.simulator.past_reader import Reader, keep_of
 from clonos.simulator.programs import (
@@ -63,6 +64,7 @@ class Kind(NamedTuple):
     loops: bool = False
     upgrade: bool = False
     live: bool = False
+    logs: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -212,6 +214,7 @@ def simulate(
     loops: bool = False,
     upgrade: bool = False,
     live: bool = False,
+    logs: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -230,6 +233,8 @@ def simulate(
     `loops`: rows go round.
     `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
     `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
+    `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
+    are without faults.
     `checks_state`: machines are asked for the soundness of their state.
     """
     if upgrade or live:
@@ -239,6 +244,8 @@ def simulate(
         return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
         return _simulate_overlap(seed, availability=bool(availability), **judged)
+    if logs:
+        return _simulate_logs(seed, **judged)
     if arrow is None:
         arrow = seed % 50 == 49 and not loops
     random = Random(seed)
@@ -311,6 +318,20 @@ def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Resul
         rows_ms=0.5,
     )
     return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
+
+
+def _simulate_logs(seed: int, **judged: bool) -> Result:
+    random = Random(seed)
+    job = _in_its_way(_with_calls(_in_cells(long_job(random), seed), seed), seed)
+    options = random_options(random, job)
+    rare_floors(options, random)
+    has_faults = seed % 2 == 0
+
+    def watch(cluster: Cluster) -> None:
+        LogWatch(cluster, cluster.heals_at + LATE_MS if has_faults else 0.0)
+
+    kinds = KINDS if has_faults else ()
+    return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
 
 
 def _simulate_upgrade(seed: int, *, is_live: bool, trace: bool, checks_state: bool) -> Result:

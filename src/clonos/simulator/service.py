@@ -45,6 +45,7 @@ class Service:
 
     def __init__(self, random: Random) -> None:
         self._random, self._slow_random = random, Random(0)
+        self.answer_bits = 48
         self.journal: list[Asked] = []
         self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
         self.effects: dict[tuple[int, str], Effect] = {}
@@ -87,7 +88,7 @@ class Service:
         self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
     ) -> int:
         failed = random.random() < 0.1
-        answer = None if failed else random.getrandbits(48)
+        answer = None if failed else random.getrandbits(self.answer_bits)
         asked = Asked(task, incarnation, arguments, answer)
         self.journal.append(asked)
         self.by_arguments[arguments].append(asked)

@@ -14,6 +14,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
 from clonos.core.task import TaskMachine
+from clonos.core.throttle import LOG_BYTES
 from clonos.errors import ClonosError, PoisonRecord
 from clonos.nodes.events import Heard, Ran, RowsReady, Wrote
 from clonos.nodes.ports import SlotPorts
@@ -126,6 +127,7 @@ class Slot:
             steps_per_turn=cluster.options.steps_per_turn,
             machines=partial(WatchedMachine, cluster.recorder),
             memory_bytes=cluster.options.memory_bytes,
+            log_bytes=cluster.options.log_bytes or LOG_BYTES,
         )
         self.node.random = cluster.random
         self.node.join(ControlEnd(self))
@@ -330,8 +332,9 @@ class ControlEnd:
         self._slot = slot
 
     def send(self, message: Any) -> None:
-        if not isinstance(message, TaskStatistics):
-            self._slot.cluster.report(self._slot, message)
+        cluster = self._slot.cluster
+        if cluster.options.log_bytes or not isinstance(message, TaskStatistics):
+            cluster.report(self._slot, message)
 
     def close(self) -> None:
         raise AssertionError("a slot does not leave by itself")

@@ -222,13 +222,14 @@ def http(
     rows_per_request: int = 100,
     timeout: str | timedelta = "30 seconds",
     dead_letters: str | None = None,
+    under_way: str | timedelta = "5 minutes",
 ) -> SinkSpec:
     """POST rows as JSON to a service, from the tasks themselves.
 
     Each request has a name that no other has, and that it keeps when it is sent again because a
     task has died or an answer was lost. So rows are there at least once, and once if the service
     ignores requests with a name that it knows. A task sends one request after the other, in order.
-    What passes by itself (no answer, 429, 5xx, also 408, 409 and 425) is tried again as long as it
+    What passes by itself (no answer, 429, 5xx, also 408 and 425) is tried again as long as it
     takes, and not before ``Retry-After``.
 
     Parameters
@@ -248,6 +249,9 @@ def http(
     dead_letters
         A folder for rows that the service refuses (400, 413, 415, 422), a file each. By default
         such a row fails the job. Of a request that is refused, halves are sent, down to the row.
+    under_way
+        How long an answer of 409 is taken to mean that a request of this name is under way, and is
+        tried again. After that it is a conflict that does not pass, and fails the job.
 
     Examples
     --------
@@ -272,9 +276,9 @@ def http(
         raise WrongType(str(error), where="http", remedy="correct or leave it out") from None
     rows = 1 if body == "object" else rows_per_request
     timeout_s = parse_duration(timeout) / 1000
-    return SinkSpec(
-        "http", store=HttpStore(Endpoint(url, sent, body, key, rows, timeout_s, dead_letters))
-    )
+    under_way_s = parse_duration(under_way, minimum_ms=0) / 1000
+    endpoint = Endpoint(url, sent, body, key, rows, timeout_s, dead_letters, under_way_s)
+    return SinkSpec("http", store=HttpStore(endpoint))
 
 
 def transactional(

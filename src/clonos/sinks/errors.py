@@ -20,3 +20,8 @@ class MarkLost(SinkFailed):
 
 class RowRefused(SinkFailed):
     """The store refuses a row, and would refuse it again: a constraint, a value out of range."""
+
+
+class NameConflict(SinkFailed):
+    """A service says for too long that a request's name is in conflict: nobody knows whether it has
+    the rows."""

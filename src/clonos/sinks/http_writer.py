@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from clonos.blame import in_short
 from clonos.errors import ClonosError
-from clonos.sinks.errors import RowRefused, SinkFailed
+from clonos.sinks.errors import NameConflict, RowRefused, SinkFailed
 from clonos.sinks.json_texts import as_json
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.sinks.spec import Claim
@@ -41,8 +41,11 @@ SHOWN: Final = 200
 
 _REFUSED: Final = (400, 413, 415, 422)
 """It is due to the rows."""
-_AGAIN: Final = (408, 409, 425, 429)
-"""It passes; 409: a request of this name is under way."""
+_AGAIN: Final = (408, 425, 429)
+"""It passes."""
+_CONFLICT: Final = 409
+"""A request of this name is under way, which passes; or the service has something else against it,
+which does not. Only time tells."""
 _TYPES: Final = {
     "array": "application/json",
     "lines": "application/x-ndjson",
@@ -64,6 +67,8 @@ class Endpoint:
         For an answer.
     dead_letters
         The folder of rows that the service refuses; None: they fail the job.
+    under_way_s
+        How long a name may be in conflict.
     """
 
     url: str
@@ -73,6 +78,7 @@ class Endpoint:
     rows: int
     timeout_s: float
     dead_letters: str | None
+    under_way_s: float
 
     def __repr__(self) -> str:
         return f"<HTTP: {self.place}>"
@@ -157,6 +163,7 @@ class HttpWriter:
         self._connection: http.client.HTTPConnection | None = None
         self._is_used = False  # it has had an answer: the server may close it at any time
         self._sent: tuple[OutputKey, int] | None = None  # the output, and before which row
+        self._conflict: tuple[str, float] | None = None  # the name, and since when
 
     def write(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -209,6 +216,8 @@ class HttpWriter:
         if status in _REFUSED:
             raise _Refused(status, text)
         told = f"the service answers {status} {text[:SHOWN]}".strip()
+        if status == _CONFLICT:
+            raise self._in_conflict(request, told, retry_after)
         if status in _AGAIN or (status >= 500 and status != 501):
             raise self._away(told, retry_after)
         raise SinkFailed(
@@ -216,6 +225,22 @@ class HttpWriter:
             where=f"{self._lane.task}, {self._endpoint.place}",
             remedy="see that url and headers are right, and start the job again; redirections are "
             "not followed",
+        )
+
+    def _in_conflict(self, request: _Request, told: str, retry_after: float) -> ClonosError:
+        """Nobody knows whether its rows are there: they have no halves, and are no dead letters."""
+        name, now = self.name(request), time.monotonic()
+        if self._conflict is None or self._conflict[0] != name:
+            self._conflict = name, now
+        since_s = now - self._conflict[1]
+        if since_s < self._endpoint.under_way_s:
+            return self._away(told, retry_after)
+        return NameConflict(
+            f"for {since_s:.0f} s of the request {name}: {told}",
+            where=f"{self._lane.task}, {self._endpoint.place}",
+            remedy="ask the service what it has of that request. If it is still under way, start "
+            "the job again, with a longer under_way=; if not, let the service take it under this "
+            "name, or answer 422 to rows that it refuses and 200 to a name that it has",
         )
 
     def _answer(self, request: _Request) -> tuple[int, float, str]:

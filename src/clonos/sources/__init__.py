@@ -29,7 +29,7 @@ from clonos.sources.files_reader import (
     first_lines,
     parquet_schema,
 )
-from clonos.sources.inlets import mqtt, webhook
+from clonos.sources.inlets import mqtt, webhook, websocket
 from clonos.sources.lines import LINES, TEXT, ParseLines, infer_schema
 from clonos.sources.messages import (
     METADATA,
@@ -60,6 +60,7 @@ __all__ = [
     "socket_lines",
     "stream",
     "webhook",
+    "websocket",
 ]
 
 _SAMPLE_LINES = 1000

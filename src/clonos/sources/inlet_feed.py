@@ -75,7 +75,7 @@ class InletFeed:
             It cannot.
         """
         self._thread.start()
-        self._listener = self._inlet.open(self.offer)
+        self._listener = self._inlet.open(self.offer, self.fail)
 
     def offer(
         self, value: bytes, key: str | None, topic: str | None, thank: Callable[[bool], object]
@@ -102,6 +102,15 @@ class InletFeed:
             self._changed.notify()
             return True
 
+    def fail(self, error: Exception) -> None:
+        """It has ended, and not because it should have."""
+        with self._changed:
+            if self._is_over:
+                return
+        if not isinstance(error, ClonosError):
+            error = SourceError(f"messages cannot be kept: {in_short(error)}", where=self._name)
+        self._report(error)
+
     def leave(self) -> None:
         """Begin to take nothing any more."""
         with self._changed:
@@ -125,7 +134,7 @@ class InletFeed:
                 self._keep(group)
                 _tell(group, is_durable=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, senders and the job must hear
-            self._fail(error)
+            self.fail(error)
         finally:
             with self._changed:
                 self._is_over = True
@@ -152,14 +161,6 @@ class InletFeed:
         self._spool.take(
             _QUERY, number, list(write_parts(self._spool.store, number, 0, [rows], OFFERED))
         )
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            if self._is_over:
-                return
-        if not isinstance(error, ClonosError):
-            error = SourceError(f"messages cannot be kept: {in_short(error)}", where=self._name)
-        self._report(error)
 
 
 def _tell(group: list[_Offered], *, is_durable: bool) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -149,6 +150,86 @@ def mqtt(
     where = port if port is not None else (8883 if tls else 1883)
     inlet = Mqtt(host, where, names, client_id, username, password, tls)
     return _offered("mqtt", inlet, value, schema, "1 day", metadata=metadata)
+
+
+def websocket(
+    url: str,
+    *,
+    subscribe: str | Sequence[str] = (),
+    value: Value = "json",
+    schema: Any = None,
+    headers: Mapping[str, str] | None = None,
+    message_bytes: int = 1 << 20,
+    metadata: bool = False,
+) -> SourceSpec:
+    """Messages that a websocket server sends, a row each: an input without end.
+
+    The driver connects, and connects again whenever the connection ends. Messages that are on the
+    disk below ``checkpoint_dir`` are in the job exactly once. The protocol can neither acknowledge
+    nor resume: what the server sends while nobody is connected, and what the driver has read but
+    not written when it dies, is lost, unless the server sends it again by itself. The log
+    (``clonos``) has a warning whenever a connection ends. The driver needs
+    ``pip install "clonos[websocket]"``.
+
+    Parameters
+    ----------
+    url
+        ``"ws://..."`` or ``"wss://..."``. User, password and query are in no message. Redirections
+        are not followed, proxies not used.
+    subscribe
+        Texts that are sent on each connection, before anything is read.
+    value
+        "json" (an object per message, its fields are the columns), "text" or "bytes" (a column
+        ``value``). What cannot be read is a bad record.
+    schema
+        Of the columns of "json".
+    headers
+        Of the request that connects, such as ``Authorization``. They are in no message.
+    message_bytes
+        A longer message fails the job.
+    metadata
+        Also give the columns ``key`` (null), ``topic`` (the path) and ``received_at``.
+
+    Examples
+    --------
+    >>> trades = websocket(
+    ...     "wss://feed.example/trades?token=x",
+    ...     subscribe='{"subscribe": "ABC"}',
+    ...     schema="price double",
+    ... )
+    >>> trades.rows_schema.names, trades.inlet
+    (['price'], <websocket wss://feed.example:443/trades>)
+    """
+    # Every slot imports this package; only drivers connect.
+    from clonos.sources.websocket_inlet import Websocket
+
+    texts = (subscribe,) if isinstance(subscribe, str) else tuple(subscribe)
+    given = dict(headers or {})
+    if not _is_websocket(url) or message_bytes < 1:
+        raise WrongType(
+            f"a url without ws:// or wss://, or without a host, or message_bytes={message_bytes!r}",
+            where="websocket",
+            remedy='give a url such as "wss://feed.example/trades", and a number above 0',
+        )
+    lines = [*texts, *given, *given.values()]
+    if not all(isinstance(line, str) for line in lines) or any(
+        letter in line for line in lines[len(texts) :] for letter in "\r\n"
+    ):
+        raise WrongType(
+            "what is subscribed to, or a header, is not a text in one line",
+            where="websocket",
+            remedy="give texts; encode what is none, such as with json.dumps",
+        )
+    inlet = Websocket(url, texts, given, message_bytes)
+    return _offered("websocket", inlet, value, schema, "1 day", metadata=metadata)
+
+
+def _is_websocket(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"ws", "wss"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _offered(

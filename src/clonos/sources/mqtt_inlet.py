@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from clonos.errors import SourceError
 from clonos.extras import imported
-from clonos.sources.spec import Offer
+from clonos.sources.spec import Fail, Offer
 
 CONNECT_S: Final = 10.0
 UNTHANKED: Final = 1000
@@ -46,7 +46,7 @@ class Mqtt:
         """Which broker, without the password."""
         return f"MQTT at {self.host}:{self.port}"
 
-    def open(self, offer: Offer) -> Session:
+    def open(self, offer: Offer, fail: Fail) -> Session:
         """See :class:`~clonos.sources.spec.Inlet`."""
         session = Session(self, offer)
         try:

@@ -38,6 +38,10 @@ Offer = Callable[[bytes, str | None, str | None, Callable[[bool], object]], bool
 """(value, key, topic, thank) -> whether it was taken; `thank` then hears whether it is durable."""
 
 
+Fail = Callable[[Exception], object]
+"""Called, from any thread, with the error for which nothing will come any more: the job ends."""
+
+
 class Listener(Protocol):
     """An inlet that is open."""
 
@@ -48,7 +52,7 @@ class Listener(Protocol):
 class Inlet(Protocol):
     """Where messages come from that are offered once. The driver opens it."""
 
-    def open(self, offer: Offer) -> Listener:
+    def open(self, offer: Offer, fail: Fail) -> Listener:
         """Offer what comes, from threads of its own.
 
         Raises

@@ -8,15 +8,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from clonos.errors import SourceError
-from clonos.sources.spec import Offer
-from clonos.web import BoundedServer
+from clonos.sources.spec import Fail, Offer
+from clonos.web import BoundedServer, KeepAlive
 
 PLACES: Final = 64
-"""How many requests are answered at once; further ones are turned away."""
+"""How many connections there are at once; further ones are turned away."""
 REQUEST_S: Final = 20.0
 """Time for a request to arrive, and for its answer to leave."""
 THANKS_S: Final = 5.0
@@ -66,7 +65,7 @@ class Webhook:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}{self.path}"
 
-    def open(self, offer: Offer) -> _Server:
+    def open(self, offer: Offer, fail: Fail) -> _Server:
         """See :class:`~clonos.sources.spec.Inlet`."""
         try:
             server = _Server(self, offer)
@@ -125,26 +124,30 @@ class _Server(BoundedServer):
         self.server_close()
 
 
-class _Request(BaseHTTPRequestHandler):
-    """Answers one request."""
+class _Request(KeepAlive):
+    """Answers the requests of a connection."""
 
     server: _Server
     timeout = REQUEST_S
     server_version, sys_version = "clonos", ""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - its name there
         hook = self.server.hook
         path = self.path.partition("?")[0]
-        length = self.headers.get("Content-Length", "")
+        lengths = self.headers.get_all("Content-Length", [""])
+        length = "" if "Transfer-Encoding" in self.headers else lengths[0]
+        may_stay = not self.close_connection and self.request_version == "HTTP/1.1"
+        self.close_connection = True  # what is not read would be taken for the next request
         if not hook.has(path):
             self._answer(404, "there is nothing here")
-        elif not (length.isascii() and length.isdigit()):
+        elif len(lengths) > 1 or not (length.isascii() and length.isdigit()):
             self._answer(411, "say how long the body is, with Content-Length")
         elif int(length) > hook.body_bytes:
             self._answer(413, f"more than {hook.body_bytes} bytes are not taken")
         else:
             body = self.rfile.read(int(length))
             if len(body) == int(length):  # else it has gone away
+                self.close_connection = not may_stay
                 self._take(path, body)
 
     def _take(self, path: str, body: bytes) -> None:
@@ -180,6 +183,8 @@ class _Request(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if code == 503:
             self.send_header("Retry-After", str(RETRY_AFTER_S))
+        if self.close_connection or not self.server.is_roomy:
+            self.send_header("Connection", "close")
         self.end_headers()
         with suppress(OSError):
             self.wfile.write(body)

@@ -1,0 +1,1 @@
+"""Redis -> a paid service -> PostgreSQL, each row once, while everything on the way is killed."""
