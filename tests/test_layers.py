@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
         "storage"},
     "sources": {"blame", "extras", "kafka", "postgres", "web", "core", "columns", "state",
         "operators", "storage", "spark"},
-    "graph": {"core", "operators", "sinks", "sources"},
+    "graph": {"core", "columns", "operators", "sinks", "sources"},
     "dataframes": {"blame", "columns", "operators", "storage", "sources", "sinks", "graph",
         "spark"},
     "nodes": {"blame", "core", "transport"},

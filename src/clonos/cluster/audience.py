@@ -181,10 +181,10 @@ class JobAudience:
         self.noted, self.sampled, self.warned = observer.note, observer.sample, warn
         self._posts = tuple(Post(listener, warn) for listener in listeners)
 
-    @property
-    def listeners(self) -> list[Listener]:
-        """Who hears of the job."""
-        return [post.listener for post in self._posts]
+    def follow(self, before: JobAudience) -> None:
+        """Whoever listened to the job until now hears of it from now on."""
+        for post in before._posts:
+            self.add(post.listener)
 
     def add(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""

@@ -129,6 +129,7 @@ class RunningJob:
             "sole_driver": sole_driver,
         }
         self._succeeding = threading.Lock()  # while another driver takes over
+        self._is_to_end = False
         self._is_driven_by(
             DriverSetup(
                 compiled,
@@ -220,7 +221,7 @@ class RunningJob:
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
         with self._succeeding:
-            setup, loop = self._setup, self._loop
+            setup, loop, self._is_to_end = self._setup, self._loop, True
             setup.inbox.put(StopAsked(settle_s))
         wait_s = STOP_S + (settle_s or 0.0)
         if loop.over.wait(wait_s):
@@ -293,6 +294,10 @@ class RunningJob:
     def _replace(self, graph: LogicalGraph, settle_s: float, drop_state: Collection[str]) -> None:
         compiled = compile_graph(graph)
         with self._succeeding:
+            if self._is_to_end:
+                raise CannotUpgrade(
+                    "the job was told to stop", where=compiled.name, remedy="see running.wait()"
+                )
             self._succeed(compiled, settle_s, drop_state)
             self.graph = graph
 
@@ -302,7 +307,7 @@ class RunningJob:
         succession.require(compiled)
         how: dict[str, Any] = {
             **self._how,
-            "listeners": before.audience.listeners,
+            "listeners": (),  # as they are when it goes on
             "ui_port": page.port if page is not None else None,
         }
         try:
@@ -325,6 +330,7 @@ class RunningJob:
             raise
 
     def _go_on(self, setup: DriverSetup) -> None:
+        setup.audience.follow(self._setup.audience)
         setup.observer.listeners = self.observer.listeners
         setup.consumers.watchers += self.consumers.watchers
         self._is_driven_by(setup)

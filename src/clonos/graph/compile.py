@@ -345,7 +345,8 @@ def _is_keyed_by(vertex: Vertex, columns: Sequence[str]) -> bool:
     """Whether what decides which task a row goes to are some of these columns, further up, too."""
     while len(vertex.edges) == 1:
         (edge,) = vertex.edges
-        if edge.routing is Routing.FORWARD and edge.vertex.parallelism != vertex.parallelism:
+        same = edge.vertex.parallelism == vertex.parallelism
+        if edge.routing is Routing.FORWARD and not same and not edge.keys:
             return False  # batches are dealt out in turn
         if edge.keys or edge.routing is not Routing.FORWARD:
             return bool(edge.keys) and set(edge.keys) <= set(columns)
@@ -416,7 +417,7 @@ class _Wiring:
         routing = edge.routing
         same = sender.parallelism == receiver.parallelism
         if routing is Routing.FORWARD and not same:
-            routing = Routing.ROUND_ROBIN
+            routing = Routing.HASH if edge.keys else Routing.ROUND_ROBIN
         for i in range(sender.parallelism):
             receivers = [i] if routing is Routing.FORWARD else range(receiver.parallelism)
             task = self._first_task[sender] + i

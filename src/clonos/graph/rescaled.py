@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from clonos.columns.keys import KEY_GROUPS
 from clonos.errors import CannotUpgrade
 from clonos.graph.logical import Edge, LogicalGraph, Vertex
+from clonos.operators.operations import AggregateWindows, TopOfWindows
 from clonos.operators.router import Routing
 
 
@@ -24,7 +26,8 @@ def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> Logic
     Raises
     ------
     CannotUpgrade
-        There is no such operator, or it is a source.
+        There is no such operator, it is a source or takes all rows in one task, or the number is
+        none of tasks.
 
     Examples
     --------
@@ -46,10 +49,18 @@ def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> Logic
                 remedy="name one of "
                 + ", ".join(v.name for v in graph.vertices if v.source is None),
             )
+    counts = parallelism.values() if isinstance(parallelism, Mapping) else (parallelism,)
+    for count in counts:
+        if type(count) is not int or not 1 <= count <= KEY_GROUPS:
+            raise CannotUpgrade(
+                f"parallelism {count!r}",
+                where=graph.name,
+                remedy=f"give whole numbers from 1 to {KEY_GROUPS}",
+            )
     made: dict[int, Vertex] = {}
     for vertex in graph.vertices:
         edges = tuple(replace(edge, vertex=made[edge.vertex.id]) for edge in vertex.edges)
-        count = _count(vertex, edges, parallelism)
+        count = _count(vertex, edges, parallelism, graph.name)
         made[vertex.id] = replace(vertex, parallelism=count, edges=edges)
     feedback = {
         number: None if edge is None else replace(edge, vertex=made[edge.vertex.id])
@@ -58,7 +69,17 @@ def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> Logic
     return replace(graph, vertices=list(made.values()), feedback=feedback)
 
 
-def _count(vertex: Vertex, edges: tuple[Edge, ...], parallelism: int | Mapping[str, int]) -> int:
+def _count(
+    vertex: Vertex, edges: tuple[Edge, ...], parallelism: int | Mapping[str, int], job: str
+) -> int:
+    if _takes_all(vertex):
+        if isinstance(parallelism, Mapping) and parallelism.get(vertex.name, 1) != 1:
+            raise CannotUpgrade(
+                f"{vertex.name!r} is a window over all rows, which are in one task",
+                where=job,
+                remedy="use key_by before it",
+            )
+        return 1
     if isinstance(parallelism, Mapping):
         if vertex.name in parallelism:
             return parallelism[vertex.name]
@@ -68,3 +89,8 @@ def _count(vertex: Vertex, edges: tuple[Edge, ...], parallelism: int | Mapping[s
     if is_next and vertex.edges[0].vertex.parallelism == vertex.parallelism:
         return edges[0].vertex.parallelism
     return vertex.parallelism
+
+
+def _takes_all(vertex: Vertex) -> bool:
+    operation = vertex.operation
+    return isinstance(operation, (AggregateWindows, TopOfWindows)) and not operation.keys
