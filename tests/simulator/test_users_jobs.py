@@ -73,14 +73,15 @@ def test_rows_of_a_batch_have_one_answer_whatever_dies(ordered):
 
 
 def test_an_effect_of_several_rows_is_made_once():
-    job = users.with_effect(users.mail_all, batch=3, on_error=lambda row, error: ("lost",))
     told = []
 
-    def mail_all(rows):
+    def charge_all(rows, *, call):
         told.append(len(rows))
-        return [(row.user,) for row in rows]
+        return [(call.key,) for _ in rows]
 
-    done = simulate(job, ROWS, services={"mail_all": mail_all}, seeds=range(3), faults=False)
+    job = users.with_effect(users.charge_all, batch=3)
+    done = simulate(job, ROWS, services={"charge_all": charge_all}, seeds=10)
+    assert done.deaths
     assert done.outputs["out"].num_rows == len(ROWS)
     assert max(told) > 1
 

@@ -102,9 +102,9 @@ async def scores(users: list[str]) -> list[float]:
     raise AssertionError("a simulation calls no service")
 
 
-@clonos.effect
-async def mail_all(rows: list[Any]) -> list[str]:
-    raise AssertionError("a simulation writes to nobody")
+@clonos.effect(idempotent=True)
+async def charge_all(rows: list[Any], *, call: Any) -> list[str]:
+    raise AssertionError("a simulation charges nobody")
 
 
 def batched(ordered=True):

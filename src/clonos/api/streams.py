@@ -137,8 +137,8 @@ class Stream(ColumnOperations):
         how
             See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True``,
             ``timeout="60 seconds"``, ``attempts=1``, ``backoff=("100 ms", "10 seconds")``,
-            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``, ``batch=None``,
-            ``batch_within=None``.
+            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``,
+            ``batch=None``, ``batch_within=None``.
 
         Examples
         --------
