@@ -146,6 +146,10 @@ class CannotUpgrade(ClonosError):
     """A checkpoint cannot be continued with this graph: something that it keeps would be lost."""
 
 
+class NotSettled(ClonosError):
+    """A job that was to settle has not done so in time, and goes on as it was."""
+
+
 class NeedsSpark(DefinitionError):
     """A column expression is given, but no session is there that could read it."""
 

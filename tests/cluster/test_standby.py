@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +23,10 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
             is_away.set()
             return super()._told(error)
 
-    def warm_up(*_: Any) -> None:
+    def look(_: Any) -> bool:
         waits.set()
+        return False
 
-    monkeypatch.setattr(setup, "warm_up", warm_up)
-    monkeypatch.setattr(setup, "places", lambda *_, **__: [])
-    monkeypatch.setattr(setup, "is_local", lambda _: True)
     root = str(tmp_path)
     holder = PostgresDisk(postgres)
     holder.make_folder(root)
@@ -39,10 +38,13 @@ def test_a_database_that_is_away_for_a_while(postgres_server, postgres, tmp_path
         spark=None,
         directory=directory,
         inbox=SimpleNamespace(put=pytest.fail),
+        _durability="fsync",
+        _prepare=lambda *_: None,
     )
+    standby._pause = partial(setup.DriverSetup._pause, standby)
     with ThreadPoolExecutor(1) as pool:
         opened = pool.submit(
-            setup.DriverSetup._open_journal, standby, "fsync", None, is_patient=True
+            setup.DriverSetup._open_journal, standby, None, None, look, is_patient=True
         )
         assert waits.wait(60)
         postgres_server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.errors import CannotUpgrade, OtherJob
+from clonos.errors import CannotUpgrade, NotSettled, OtherJob
 
 pytestmark = [
     pytest.mark.spark,
@@ -174,3 +175,75 @@ def test_an_operator_comes_and_another_goes(kit, spark, tmp_path):
     due = sorted((key, n) for key, count in later.items() for n in range(1, count + 1))
     comes = result.table("comes out").to_pylist()
     assert sorted((row["key"], row["number"]) for row in comes) == due
+
+
+# --- while it runs --------------------------------------------------------------------------------
+
+
+def test_a_running_job_has_four_tasks_then_one(kit, spark, tmp_path, made):
+    """Under kills; whoever waits for its end goes on waiting."""
+    running = made(2).start(spark)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(running.wait, 600)
+        kit.wait_rows(running, 200)
+        first = running.run_id
+        running.rescale(4, within="60 seconds")
+        assert running.run_id != first
+        assert sum(task.name.startswith("totals") for task in running.tasks()) == 4
+        kit.wait_quiet(running)
+        kit.kill(running, "totals[2]")
+        kit.wait_recovered(running, 1)
+        kit.wait_rows(running, 200)
+        with pytest.raises(CannotUpgrade, match="source, which keeps its tasks"):
+            running.rescale({"events": 2})
+        running.rescale({"totals": 1}, within="60 seconds")
+        kit.wait_rows(running, 50)
+        running.upgrade(made(3, 4000.0), within="60 seconds")
+        assert sum(task.name.startswith("totals") for task in running.tasks()) == 3
+        assert not end.done()
+        kit.open_tap(tmp_path)
+        assert end.result().is_complete
+    check(pq.read_table(tmp_path / "out"), kit)
+
+
+def test_a_running_job_that_cannot_go_on_with_a_graph_goes_on_as_it_was(kit, spark, tmp_path):
+    source, rows = kit.gated(tmp_path, 2_000), 2_000
+
+    def make(name: str, parallelism: int = 1, folder: str = "checkpoint") -> clonos.Job:
+        job = clonos.Job("two", parallelism=parallelism, checkpoint_dir=str(tmp_path / folder))
+        keyed = job.source(source, name="events", parallelism=1, rows_per_second=1000.0)
+        counted = keyed.key_by("key").process(Counting(), TOLD, name=name)
+        counted.sink(clonos.sinks.collect(), name="out")
+        return job
+
+    running = make("counts").start(spark)
+    kit.wait_rows(running, 100, sink="out")
+    with pytest.raises(CannotUpgrade, match=r"drop_state=\['counts'\]"):
+        running.upgrade(make("other"))
+    assert running.is_running
+    kit.wait_rows(running, 100, sink="out")
+    with pytest.raises(CannotUpgrade, match="checkpoint_dir was"):
+        running.upgrade(make("counts", folder="elsewhere"))
+    kit.open_tap(tmp_path)
+    result = running.wait(300)
+    keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
+    whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
+    found = result.table("out").to_pylist()
+    assert sorted((row["key"], row["number"]) for row in found) == whole
+    with pytest.raises(CannotUpgrade, match="has ended"):
+        running.upgrade(make("counts", 2))
+
+
+def test_a_job_that_does_not_settle_goes_on_as_it_was(kit, spark, tmp_path, made):
+    running = made(1).start(spark)
+    kit.wait_rows(running, 100)
+    first = running.run_id
+    for job in (made(2), made(1)):  # a millisecond is not enough for a checkpoint
+        with pytest.raises(NotSettled, match=r"within 0\.001 s"):
+            running.upgrade(job, within="1 ms")
+    assert running.run_id == first
+    kit.wait_rows(running, 100)
+    kit.open_tap(tmp_path)
+    running.upgrade(made(2, 4000.0))
+    assert running.wait(300).is_complete
+    check(pq.read_table(tmp_path / "out"), kit)

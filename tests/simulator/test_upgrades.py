@@ -23,6 +23,20 @@ def test_any_job_goes_on(seed):
     assert result.verdict == "ok", result.failure
 
 
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 400))]
+)
+def test_any_job_goes_on_while_it_runs(seed):
+    """Slots wait for the next driver; a job that does not settle in time goes on."""
+    result = simulate(seed, live=True)
+    assert result.verdict == "ok", result.failure
+
+
+def test_some_jobs_do_not_settle_in_time():
+    results = [simulate(seed, live=True) for seed in range(12)]
+    assert sum(result.coverage["went on", "finished"] for result in results) > 3
+
+
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
 def test_what_was_found(seed):
     result = simulate(seed, upgrade=True)

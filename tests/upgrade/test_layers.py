@@ -17,7 +17,7 @@ from clonos.graph.description import describe
 from clonos.state.deltas import CHAIN, Changes, encode_delta
 from clonos.state.kept import fact_changes, kept_of, nothing_kept
 from clonos.state.timers import EVENT_TIME
-from clonos.upgrade.layers import Sealed, redistribute, require_continuable
+from clonos.upgrade.layers import Redistribution, Sealed, redistribute, require_continuable
 from clonos.upgrade.shape import Shape
 
 ROWS = "key string, n long"
@@ -193,6 +193,35 @@ def test_the_numbers_go_on_in_an_operator_of_another_kind():
     asked.sink(clonos.sinks.collect(), name="out")
     after = Before(job(2), asked=[9, 4]).upgraded(made, drop_state=["kept"])
     assert [kept.facts.get("asked") for kept in after.kept("kept")] == [9, 9]
+
+
+def test_the_numbers_go_on_when_the_operator_had_not_asked_for_a_while():
+    made = clonos.Job("job", parallelism=2)
+    rows = made.source(clonos.sources.from_batches([], ROWS), name="rows", parallelism=2)
+    rows.filter(lambda row: row.n > 1, name="kept").sink(clonos.sinks.collect(), name="out")
+    silent = made.compile()
+    first = Before(job(2), asked=[9, 4])
+    shared = Redistribution(first.shape, first.layers, silent, SEALED, ["kept"])
+    assert shared.asked() == {"kept": 9}
+    again = job(2).compile()
+    then = Redistribution(Shape.of(silent), shared.layers(), again, SEALED, (), shared.asked())
+    after = After(again, then.layers())
+    assert [kept.facts["asked"] for kept in after.kept("kept")] == [9, 9]
+    assert then.asked() == {"kept": 9}
+
+
+def test_a_source_that_has_ended_is_not_replaced_in_silence():
+    before = Before(job(2))
+    for task in before.shape.homes["rows"]:
+        before.layers[task] = _with(before.layers[task], source_ended=True)
+    assert before.upgraded(job(2)).layers
+    made = clonos.Job("job", parallelism=2)
+    made.source(clonos.sources.rate(5), name="rows", parallelism=2).sink(
+        clonos.sinks.collect(), name="out"
+    )
+    with pytest.raises(CannotUpgrade, match="has ended: nothing would be read") as told:
+        before.upgraded(made, drop_state=["kept"])
+    assert told.value.where == "rows"
 
 
 def test_sources_go_on_where_they_were():

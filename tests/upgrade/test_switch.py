@@ -40,4 +40,4 @@ def test_a_job_with_a_loop_keeps_its_graph(was_loop: bool, is_loop: bool) -> Non
     keepers = [HouseKeeper(c.plan, lambda b: b.payload, lambda c: c) for c in (before, now)]
     switch = Switch(Shape.of(before), keepers[0], [], now, keepers[1])
     with tempfile.TemporaryDirectory() as folder, pytest.raises(CannotUpgrade, match="go round"):
-        switch.make(LayerStore(folder), 2, lambda: None, Nothing())
+        switch.make(LayerStore(folder), 2, lambda _: None, Nothing())

@@ -336,6 +336,11 @@ class Job:
         )
         return Stream(self, vertex)
 
+    @property
+    def graph(self) -> LogicalGraph:
+        """What was defined so far."""
+        return self._graph
+
     def compile(self) -> CompiledJob:
         """The plan and the code of the tasks."""
         return compile_graph(self._graph)
@@ -388,7 +393,7 @@ class Job:
             return start_plans(self._graph, self.plans(spark), **options)
         from clonos.cluster.driver import start_job
 
-        return start_job(self.compile(), spark, **options)
+        return start_job(self.compile(), spark, graph=self._graph, **options)
 
     def run(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
         """Run the job until its input ends.

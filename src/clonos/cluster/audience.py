@@ -181,6 +181,11 @@ class JobAudience:
         self.noted, self.sampled, self.warned = observer.note, observer.sample, warn
         self._posts = tuple(Post(listener, warn) for listener in listeners)
 
+    @property
+    def listeners(self) -> list[Listener]:
+        """Who hears of the job."""
+        return [post.listener for post in self._posts]
+
     def add(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""
         self._posts = (*self._posts, Post(listener, self.warned))

@@ -23,6 +23,7 @@ import shutil
 import socket
 import tempfile
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -101,6 +102,8 @@ class JobDirectory:
         self._written: list[str] = []
         self._graphs: dict[int, Any] = {}  # by version of the plan; two, while it is replaced
         self._retired: list[str] = []  # operators that an earlier plan had
+        self.numbers: dict[str, int] = {}
+        """By operator, how many calls one of this name had asked in an earlier plan."""
         self.hash_seed = ""
         """Of Python's sets, in the slots; known once a job was compared, or to be said by it."""
         # There may be keys in the URIs of a graph: nobody else reads them.
@@ -249,6 +252,7 @@ class JobDirectory:
             if "next" in about:
                 self._graphs[version + 1] = about["next"]
             self._retired = list(about.get("retired", []))
+            self.numbers = dict(about.get("numbers", {}))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
             if self._folder.entries("journal"):
@@ -284,8 +288,12 @@ class JobDirectory:
         now = json.loads(json.dumps(describe(compiled)))
         return not self._graphs or self.graph(version) == now
 
-    def announce(self, compiled: CompiledJob, version: int) -> None:
-        """Write down the graph that is to be this version, beside the one that there is."""
+    def announce(
+        self, compiled: CompiledJob, version: int, numbers: Mapping[str, int] | None = None
+    ) -> None:
+        """Write down the graph that is to be this version, beside the one that there is; and how
+        many calls operators had asked, which counts whichever of the two counts."""
+        self.numbers |= numbers or {}
         self._graphs[version] = json.loads(json.dumps(describe(compiled)))
         self._put(version - 1)
 
@@ -311,6 +319,7 @@ class JobDirectory:
             "written": self._written,
             "hash_seed": self.hash_seed,
             "retired": self._retired,
+            "numbers": self.numbers,
         }
         if version + 1 in self._graphs:
             about["next"] = self._graphs[version + 1]

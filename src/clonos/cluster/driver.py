@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +17,12 @@ from clonos.cluster.loop import DriverLoop
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
 from clonos.cluster.setup import DriverSetup
+from clonos.cluster.succession import Succession
 from clonos.columns.durations import parse_duration
-from clonos.graph.compile import CompiledJob
+from clonos.errors import CannotUpgrade, OtherJob
+from clonos.graph.compile import CompiledJob, compile_graph
+from clonos.graph.logical import LogicalGraph
+from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
 from clonos.storage.files import Durability
@@ -74,6 +81,8 @@ class RunningJob:
         operators added, removed or changed. The job must have settled; see :meth:`stop`.
     drop_state
         With `upgrade`: names of operators whose state may be lost.
+    graph
+        What was compiled, if it is to be rescaled.
 
     Examples
     --------
@@ -103,31 +112,40 @@ class RunningJob:
         ui_port: int | None = None,
         upgrade: bool = False,
         drop_state: Collection[str] = (),
+        graph: LogicalGraph | None = None,
     ) -> None:
-        self.compiled, self.spark = compiled, spark
-        self.plan, self.options = compiled.plan, compiled.options
-        self._setup = setup = DriverSetup(
-            compiled,
-            spark,
-            journal=journal,
-            standby=standby,
-            standby_slots=standby_slots,
-            durability=durability,
-            tls=tls,
-            batch_rows_max=batch_rows_max,
-            linger_ms=linger_ms,
-            silence_s=silence_s,
-            answer_s=answer_s,
-            listeners=listeners,
-            progress_s=progress_s,
-            sole_driver=sole_driver,
-            ui_port=ui_port,
-            upgrade=upgrade,
-            drop_state=drop_state,
+        self.spark, self.graph = spark, graph
+        self._how: dict[str, Any] = {
+            "journal": journal,
+            "standby_slots": standby_slots,
+            "durability": durability,
+            "tls": tls,
+            "batch_rows_max": batch_rows_max,
+            "linger_ms": linger_ms,
+            "silence_s": silence_s,
+            "answer_s": answer_s,
+            "progress_s": progress_s,
+            "sole_driver": sole_driver,
+        }
+        self._succeeding = threading.Lock()  # while another driver takes over
+        self._is_driven_by(
+            DriverSetup(
+                compiled,
+                spark,
+                standby=standby,
+                listeners=listeners,
+                ui_port=ui_port,
+                upgrade=upgrade,
+                drop_state=drop_state,
+                **self._how,
+            )
         )
+
+    def _is_driven_by(self, setup: DriverSetup) -> None:
+        self._setup, self.compiled = setup, setup.compiled
+        self.plan, self.options = self.compiled.plan, self.compiled.options
         self.run_id, self.pool, self.observer = setup.run_id, setup.pool, setup.observer
-        self.consumers = setup.consumers
-        self._plane = setup.plane
+        self.consumers, self._plane = setup.consumers, setup.plane
         self._loop = DriverLoop(setup)
 
     def start(self) -> RunningJob:
@@ -157,12 +175,17 @@ class RunningJob:
         TimeoutError
             It has not ended in time (and goes on).
         """
-        if not self._loop.over.wait(timeout_s):
-            raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
-        self._setup.audience.join(LISTENERS_S)
-        if self._loop.error is not None:
-            raise self._loop.error
-        setup = self._setup
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            setup, loop = self._setup, self._loop
+            if not loop.over.wait(_left(until_s)):
+                raise TimeoutError(f"job {self.compiled.name!r} has not ended after {timeout_s} s")
+            with self._succeeding:
+                if loop is self._loop:  # else another driver has taken over
+                    break
+        setup.audience.join(LISTENERS_S)
+        if loop.error is not None:
+            raise loop.error
         return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
@@ -192,15 +215,116 @@ class RunningJob:
         ...     print("start it once more with the same functions, and stop it again")
         """
         settle_s = None if settle is None else parse_duration(settle) / 1000
-        self._setup.inbox.put(StopAsked(settle_s))
+        with self._succeeding:
+            setup, loop = self._setup, self._loop
+            setup.inbox.put(StopAsked(settle_s))
         wait_s = STOP_S + (settle_s or 0.0)
-        if self._loop.over.wait(wait_s):
-            self._setup.audience.join(LISTENERS_S)
+        if loop.over.wait(wait_s):
+            setup.audience.join(LISTENERS_S)
         else:
             LOGGER.warning("job %s has not ended within %s s; it is ending", self.run_id, wait_s)
             return False
-        keeper = self._setup.keeper
-        return self._loop.error is None and (keeper.complete or keeper.is_settled)
+        return loop.error is None and (setup.keeper.complete or setup.keeper.is_settled)
+
+    def upgrade(
+        self,
+        job: Any,
+        *,
+        drop_state: Collection[str] = (),
+        within: str | timedelta = "30 seconds",
+    ) -> None:
+        """Go on with another graph, or with other functions, after a short pause. State is kept.
+
+        Slots of the new graph come first, if there are cores for them. Then the job settles as by
+        :meth:`stop`, the graph is replaced by one record of the journal, and the new slots go on.
+        What :attr:`run_id`, :meth:`tasks` and the progress say is then of the new graph.
+
+        Parameters
+        ----------
+        job
+            A :class:`clonos.Job` of the same name, with the same ``checkpoint_dir``; what else must
+            be the same is said in ``docs/deploy.md``.
+        drop_state
+            Names of operators whose state may be lost.
+        within
+            How long the job may take to settle.
+
+        Raises
+        ------
+        CannotUpgrade
+            Something would be lost. The job goes on as it was: if only its state could tell, after
+            a pause.
+        NotSettled
+            It did not settle in time, and goes on as it was.
+
+        Examples
+        --------
+        >>> running.upgrade(define(prompt="Be brief."))  # doctest: +SKIP
+        """
+        self._replace(job.graph, parse_duration(within) / 1000, drop_state)
+
+    def rescale(
+        self, parallelism: int | Mapping[str, int], *, within: str | timedelta = "30 seconds"
+    ) -> None:
+        """Go on with more tasks, or fewer; see :meth:`upgrade`.
+
+        Parameters
+        ----------
+        parallelism
+            Of the operators named, and of what follows each of them in the same tasks; or of all
+            whose rows are shared out to them by key. Sources keep theirs.
+        within
+            How long the job may take to settle.
+
+        Examples
+        --------
+        >>> running.rescale({"totals": 4})  # doctest: +SKIP
+        """
+        if self.graph is None:
+            raise CannotUpgrade(
+                "nobody says what the job was compiled from", remedy="start it with job.start(...)"
+            )
+        self._replace(rescaled(self.graph, parallelism), parse_duration(within) / 1000, ())
+
+    def _replace(self, graph: LogicalGraph, settle_s: float, drop_state: Collection[str]) -> None:
+        compiled = compile_graph(graph)
+        with self._succeeding:
+            self._succeed(compiled, settle_s, drop_state)
+            self.graph = graph
+
+    def _succeed(self, compiled: CompiledJob, settle_s: float, drop_state: Collection[str]) -> None:
+        before, page = self._setup, self._setup.page
+        succession = Succession(before, self._loop, settle_s)
+        succession.require(compiled)
+        how: dict[str, Any] = {
+            **self._how,
+            "listeners": before.audience.listeners,
+            "ui_port": page.port if page is not None else None,
+        }
+        try:
+            self._go_on(
+                DriverSetup(
+                    compiled,
+                    self.spark,
+                    standby=True,
+                    upgrade=True,
+                    drop_state=drop_state,
+                    look=succession.look,
+                    **how,
+                )
+            )
+        except BaseException:
+            if succession.has_stopped():
+                with suppress(OtherJob):  # the switch was made: the new graph is to be started
+                    how |= {"standby": False, "upgrade": False, "drop_state": ()}
+                    self._go_on(DriverSetup(before.compiled, self.spark, **how))
+            raise
+
+    def _go_on(self, setup: DriverSetup) -> None:
+        setup.observer.listeners = self.observer.listeners
+        setup.consumers.watchers += self.consumers.watchers
+        self._is_driven_by(setup)
+        self._loop.start()
 
     def add_listener(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""
@@ -269,7 +393,7 @@ class RunningJob:
 
     @property
     def is_running(self) -> bool:
-        return not self._loop.over.is_set()
+        return self._succeeding.locked() or not self._loop.over.is_set()
 
     @property
     def term(self) -> int:
@@ -285,6 +409,10 @@ class RunningJob:
     def strangers_refused(self) -> int:
         """How many connections to the driver were not of this job's processes."""
         return self._plane.strangers_refused
+
+
+def _left(until_s: float | None) -> float | None:
+    return None if until_s is None else max(until_s - time.monotonic(), 0.0)
 
 
 def start_job(compiled: CompiledJob, spark: Any = None, **options: Any) -> RunningJob:

@@ -7,8 +7,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
-from clonos.cluster.feeds import Feeds, with_materialized
+from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
@@ -31,6 +32,7 @@ from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.versions import HASH_SEED
+from clonos.nodes.waiting import Waiting
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
@@ -55,6 +57,8 @@ LOGGER: Final = logging.getLogger("clonos")
 
 STANDBY_S: Final = 0.1
 """How often a standby driver tries to take the lock of the journal."""
+LOOK_S: Final = 0.01
+"""How often it looks whether there is a reason to try it at once."""
 
 
 class SystemClock:
@@ -71,7 +75,8 @@ class DriverSetup:
     """The driver's node with its adapters. Takes the journal's lock and a port; gives them back if
     making the rest fails, or by :meth:`close`.
 
-    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`.
+    The parameters are those of :class:`~clonos.cluster.driver.RunningJob`; ``look`` is asked, while
+    a standby driver waits, whether to try the lock at once, and may raise.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class DriverSetup:
         ui_port: int | None,
         upgrade: bool,
         drop_state: Collection[str],
+        look: Callable[[Waiting | None], bool] = lambda _: False,
     ) -> None:
         self.compiled, self.spark, self._durability = compiled, spark, durability
         plan = compiled.plan
@@ -103,7 +109,6 @@ class DriverSetup:
         self.warn = Warnings()
         self.observer = Observer([t.name for t in plan.tasks])
         self.run_id = f"{compiled.name}-{secrets.token_hex(6)}"
-        address = driver_address(spark)
         self.directory = _directory(
             compiled, spark, journal, sole_driver=sole_driver, is_upgrade=upgrade
         )
@@ -112,48 +117,95 @@ class DriverSetup:
         with ExitStack() as undo:  # whatever fails below: let go of the lock and the port
             undo.callback(self.directory.close)
             self.inbox = undo.enter_context(closing(Inbox()))
-            file = self._open_journal(durability, standby_slots, is_patient=standby)
+            equip = partial(
+                self._equip,
+                undo,
+                standby_slots=standby_slots,
+                tls=tls,
+                batch_rows_max=batch_rows_max,
+                linger_ms=linger_ms,
+                driver=(silence_s, answer_s, progress_s),
+            )
+            waiting = self._stand_by(equip, undo) if standby else None
+            file = self._open_journal(waiting, standby_slots, look, is_patient=standby)
             undo.callback(file.close)
             recovered = self._recover(file, undo, upgrade=upgrade, drop_state=drop_state)
             self._claim(undo)
-            self.feeds = Feeds(compiled, self.directory, durability, self.inbox, self.warn)
-            secret, identities = self._listen(address, standby_slots, tls)
-            undo.callback(self.plane.shutdown)
-            uri = self.directory.layers_uri
-            shipment = ship(
-                self.feeds.reading(with_materialized(compiled, spark, self.directory.spool_uri)),
-                self.run_id,
-                secret,
-                self.plane.address,
-                uri,
-                layers_durability=durability,
-                lineage=compiled.options.lineage or self.directory.checkpoint_id,
-                run=self.directory.checkpoint_id,
-                identities=identities,
-                allow_plaintext=tls is False,
-                batch_rows_max=batch_rows_max,
-                linger_ms=linger_ms,
-            )
-            self.pool = SlotPool(spark, compiled, shipment, self.inbox, standby_slots)
+            if waiting is None:
+                equip()
+            self.is_equipped = waiting is not None
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
+            uri = self.directory.layers_uri
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
             written = undo.enter_context(closing(JournalThread(file, self.inbox)))
-            ports = self._ports(written, store)
-            settings = self._settings(silence_s, answer_s, progress_s)
-            self.node = DriverNode(self.keeper, recovered, ports, settings)
+            ports, settings = self._ports(written, store), replace(self._known, term=self._term)
+            self.node = DriverNode(self.keeper, recovered, ports, settings, waiting)
             self.observer.look = lambda: self.node.view
             self.page = self._open_page(ui_port, undo)
             self._undo = undo.pop_all()
 
+    def _equip(
+        self,
+        undo: ExitStack,
+        *,
+        standby_slots: int | None,
+        tls: bool | None,
+        batch_rows_max: int,
+        linger_ms: float,
+        driver: tuple[float, float, float],
+    ) -> None:
+        """Make what slots need to come: a port of this process, and what Spark runs for them."""
+        compiled, directory, durability = self.compiled, self.directory, self._durability
+        self.feeds = Feeds(compiled, directory, durability, self.inbox, self.warn)
+        secret, identities = self._listen(driver_address(self.spark), standby_slots, tls)
+        undo.callback(self.plane.shutdown)
+        shipment = ship(
+            self.feeds.reading(with_materialized(compiled, self.spark, directory.spool_uri)),
+            self.run_id,
+            secret,
+            self.plane.address,
+            directory.layers_uri,
+            layers_durability=durability,
+            lineage=compiled.options.lineage or directory.checkpoint_id,
+            run=directory.checkpoint_id,
+            identities=identities,
+            allow_plaintext=tls is False,
+            batch_rows_max=batch_rows_max,
+            linger_ms=linger_ms,
+        )
+        self.pool = SlotPool(self.spark, compiled, shipment, self.inbox, standby_slots)
+        self._known = self._settings(*driver)
+
+    def _stand_by(self, equip: Callable[[], None], undo: ExitStack) -> Waiting | None:
+        """Slots that wait for the job. None: there is no job yet, or rows have to be written where
+        the other driver writes before slots can know where to read."""
+        is_spooled = any(fed(self.compiled)) or any(
+            code.source is not None and code.source.kind == "materialized"
+            for code in self.compiled.codes
+        )
+        if self.directory.is_new or is_spooled:
+            return None
+        equip()
+        self.pool.require()
+        self.pool.prepare()
+        waiting = Waiting(self.compiled.plan, self.pool, self._known, self.warn)
+        undo.callback(waiting.dismiss)
+        return waiting
+
     def _open_journal(
-        self, durability: Durability, standby_slots: int | None, *, is_patient: bool
+        self,
+        waiting: Waiting | None,
+        standby_slots: int | None,
+        look: Callable[[Waiting | None], bool],
+        *,
+        is_patient: bool,
     ) -> JournalFile:
         """Take the journal's lock. A standby driver does what is slow, then waits for it."""
         directory, waits = self.directory, False
         while True:
             try:
                 found = JournalFile(
-                    directory.journal_root, durability, self.inbox.put, directory.disk
+                    directory.journal_root, self._durability, self.inbox.put, directory.disk
                 )
             except (JournalInUse, OSError) as error:
                 # A database may be away for a while. One that never was there is a mistake.
@@ -161,15 +213,30 @@ class DriverSetup:
                     raise
                 if isinstance(error, JournalInUse) and not waits:
                     waits = True
-                    slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
-                    warm_up(self.spark, len(slots))
+                    self._prepare(waiting, standby_slots)
                     LOGGER.info("%s stands by: %s", self.compiled.name, error.what)
-                time.sleep(STANDBY_S)
+                self._pause(waiting, look)
             else:
                 break
         if waits:  # what was here when we came was not all
             directory.read()
         return found
+
+    def _prepare(self, waiting: Waiting | None, standby_slots: int | None) -> None:
+        if waiting is not None:
+            waiting.start()
+        else:
+            slots = places(self.compiled, standby_slots, is_local=is_local(self.spark))
+            warm_up(self.spark, len(slots))
+
+    def _pause(self, waiting: Waiting | None, look: Callable[[Waiting | None], bool]) -> None:
+        """Until the lock is worth another try; meanwhile slots come and go."""
+        until_s = time.monotonic() + STANDBY_S
+        while not look(waiting) and (left_s := until_s - time.monotonic()) > 0:
+            if waiting is None:
+                time.sleep(left_s)
+            else:
+                waiting.turn(self.plane.poll(min(left_s, LOOK_S)), time.monotonic())
 
     def _open_page(self, ui_port: int | None, undo: ExitStack) -> WatchServer | None:
         if ui_port is None:
@@ -206,7 +273,6 @@ class DriverSetup:
             places=tuple(self.pool.places),
             operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
             application_id=str(self.spark.sparkContext.applicationId),
-            term=self._term,
             checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
@@ -258,6 +324,10 @@ class DriverSetup:
             directory.require(compiled, version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
+            for name in drop_state:  # the switch may have been made, by a driver that died then
+                self.warn(
+                    f"drop_state={name!r} drops nothing: the checkpoint has this graph already"
+                )
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
             return recovered
@@ -266,7 +336,7 @@ class DriverSetup:
         keeper, successor = house_keeper(before.plan), house_keeper(compiled.plan)
         waiting = file.recover(keeper)
         self._term = self._begin_term(file, keeper, undo)
-        switch = Switch(before, keeper, waiting, compiled, successor, drop_state)
+        switch = Switch(before, keeper, waiting, compiled, successor, drop_state, directory.numbers)
         store = LayerStore(directory.layers_uri, self._durability)
         announce = partial(directory.announce, compiled, version + 1)
         if not switch.make(store, self._term, announce, file):
@@ -314,8 +384,9 @@ class DriverSetup:
     def begin(self) -> None:
         """See that Spark can run it; begin to feed it. Raises like ``RunningJob.start``."""
         if not self.keeper.complete:
-            self.pool.require()
-            self.pool.prepare()
+            if not self.is_equipped:
+                self.pool.require()
+                self.pool.prepare()
             self._claims.check()
             self.feeds.start()
         if self.page is not None:

@@ -249,6 +249,10 @@ class Coordinator:
         if self.checkpoints.markers is not None:  # one that begins when sources have heard of it
             self._settles_at = self.checkpoints.markers.next_epoch + (self.pending_epoch > 0)
 
+    def go_on(self) -> None:
+        """It need not settle after all: from the next tick on, sources take rows again."""
+        self._settles_at = None
+
     @property
     def has_settled(self) -> bool:
         """Whether logs and output end at the floors, and all that sources had taken is below."""

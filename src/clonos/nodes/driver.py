@@ -26,13 +26,15 @@ from clonos.nodes import commits, events
 from clonos.nodes.errors import OtherVersion, failure_of
 from clonos.nodes.history import Archive, Forgotten, HistoryCare, LookForPins
 from clonos.nodes.layers import LayerCare, Unused
-from clonos.nodes.places import Places, Seat
+from clonos.nodes.places import Seat
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.progress import TRAFFIC, Chronicle
 from clonos.nodes.pulses import Pulses, stuck
 from clonos.nodes.settings import DriverSettings
+from clonos.nodes.settling import Settling
 from clonos.nodes.tenure import Term, TermSeen
 from clonos.nodes.views import DriverView, JobStarted, JobTerminated, Sample
+from clonos.nodes.waiting import PAUSE_MAX_S, Waiting, places_of
 from clonos.transport.events import (
     ChannelClosed,
     ChannelOpened,
@@ -47,8 +49,6 @@ TICK_S: Final = 0.02
 """How often the driver looks at its own clock."""
 SLEEP_MIN_S: Final = 0.0005
 """Shorter waits are not worth a sleep."""
-PAUSE_MAX_S: Final = 1.0
-"""If two looks are further apart than this, the driver was asleep."""
 LEAVE_S: Final = 5.0
 """Grace period for slots to exit; then Spark is told to end them, and has the same time for it."""
 CLOSE_S: Final = 30.0
@@ -97,6 +97,8 @@ class DriverNode:
     ----------
     keeper, recovered
         The house-keeper after it has read the journal, and the outputs that were still in there.
+    waiting
+        Slots that have been waiting for this.
 
     Attributes
     ----------
@@ -114,6 +116,7 @@ class DriverNode:
         recovered: Sequence[Deliver],
         ports: DriverPorts,
         settings: DriverSettings,
+        waiting: Waiting | None = None,
     ) -> None:
         self.plan, self.keeper = keeper.plan, keeper
         self._ports, self._settings, self._recovered = ports, settings, recovered
@@ -130,15 +133,8 @@ class DriverNode:
             inflight_bytes=settings.inflight_bytes,
             term=settings.term,
         )
-        self.places = Places(
-            settings.name,
-            settings.places,
-            ports.launcher,
-            spare=len(settings.places) > len(self.plan.cells),
-            versions=settings.versions,
-            fatal=settings.interruptions,
-            pace=settings.pace,
-        )
+        self._waiting = waiting
+        self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)
         self.commits = commits.Commits(
             keeper, ports.journal, ports.outputs, self._let_out, rotate_bytes=settings.rotate_bytes
         )
@@ -163,9 +159,9 @@ class DriverNode:
         self._channels: dict[int, tuple[int, Connection]] = {}  # of the house-keeper
         self._pulses = Pulses(settings.silence_s)
         self._looked_s = ports.clock.ticks_s()
-        self._clock_s = 0.0  # for how long the driver has listened
+        self._clock_s = waiting.now_s if waiting else 0.0  # for how long the driver has listened
         self._next_epoch_s = self._until_s = 0.0
-        self._settle_until_s: float | None = None
+        self._settling = Settling(self.coordinator)
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
         self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
         self._hear = self._hearing()
@@ -235,6 +231,9 @@ class DriverNode:
         for output in recovered:  # nobody knows how far it came before
             self._deliver(output)
         self._pending += self.coordinator.start()
+        for ready in self._waiting.ready.values() if self._waiting else ():
+            self._pulses.began(ready.slot)
+            self._decide(ready)
         if not self.coordinator.done:
             self._history.look(self._wall_ms())
         self._commit()
@@ -281,9 +280,7 @@ class DriverNode:
         for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
             self._expel(slot)
             self._decide(co.SlotLost(slot, is_death=False))
-        if self._settle_until_s is not None and (
-            self.coordinator.has_settled or now_s >= self._settle_until_s
-        ):
+        if self._settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
             self._layers.clean(now_s)  # a task that restores reads what it was told to
@@ -536,9 +533,8 @@ class DriverNode:
     def _on_stop_asked(self, event: events.StopAsked) -> None:
         if event.settle_s is None:
             self._leave()
-        elif self._settle_until_s is None:
-            self._settle_until_s, self._next_epoch_s = self._clock_s + event.settle_s, 0.0
-            self.coordinator.settle()
+        elif self._settling.ask(event, self._clock_s):
+            self._next_epoch_s = 0.0
 
     def _leave(self) -> None:
         """Send the slots home."""

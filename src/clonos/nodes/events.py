@@ -6,6 +6,7 @@ a ticket): it may have become another task meanwhile, and then nobody wants to k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,9 +186,13 @@ class OutsideFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The user wants the job to end: where it is, or first to settle, for so long at most."""
+    """The user wants the job to end: where it is, or first to settle, for so long at most.
+
+    ``otherwise``: if that was not long enough, the job goes on, and this is called.
+    """
 
     settle_s: float | None = None
+    otherwise: Callable[[], object] | None = None
 
 
 DriverEvent = (

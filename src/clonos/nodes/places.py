@@ -179,9 +179,10 @@ class Places:
     # --- processes ------------------------------------------------------------------------------
 
     def launch_all(self, now_s: float) -> None:
-        """The job begins."""
+        """The job begins: request all slots that nobody has requested yet."""
         for place in self.places:
-            self._launch(place, now_s)
+            if place.state is State.EMPTY and place.due_s is None:
+                self._launch(place, now_s)
 
     def _launch(self, place: Place, now_s: float) -> None:
         self._attempts += 1

@@ -94,6 +94,8 @@ class Options:
     """... which fails so often, while there are faults."""
     long_jobs: float = 0.0
     """How often user code takes longer, and its slot hears what comes meanwhile."""
+    waits_ms: float = 0.0
+    """For how long a driver has slots before it has something to drive."""
 
 
 @dataclass

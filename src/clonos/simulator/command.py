@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
     )
     parser.add_argument(
+        "--live", action="store_true", help="the same, with slots that wait for the next plan"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -154,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
             args.spill,
             args.loops,
             args.upgrade,
+            args.live,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

@@ -13,11 +13,12 @@ from clonos.core.history import Chains
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.throttle import INFLIGHT_BYTES
 from clonos.nodes import events
-from clonos.nodes.driver import DriverNode, Phase
+from clonos.nodes.driver import TICK_S, DriverNode, Phase
 from clonos.nodes.places import Pace
 from clonos.nodes.ports import DriverPorts
 from clonos.nodes.settings import DriverSettings
 from clonos.nodes.views import Sample
+from clonos.nodes.waiting import Waiting
 from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died, Disk
 from clonos.simulator.disks import HOME, LAYERS, TERMS
@@ -164,6 +165,8 @@ class Driver:
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
         self._turn_at: float | None = None
         self._turns = 0
+        self.waiting: Waiting | None = None
+        self._waits_until = 0.0
         self.disk, self.shared = disk.mount(), cluster.disks.shared.mount()
         try:
             self._begin()
@@ -213,7 +216,10 @@ class Driver:
             grace_s=options.grace_ms / 1000,
             pace=Pace(settle_s=options.relaunch_ms / 2000, relaunch_s=options.relaunch_ms / 2000),
         )
-        self.node = DriverNode(self.keeper, self.recovered, ports, settings)
+        self._clock = ports.clock
+        if options.waits_ms:
+            self.waiting = Waiting(plan, self.spark, settings, ports.audience.warned)
+        self.node = DriverNode(self.keeper, self.recovered, ports, settings, self.waiting)
 
     def _terms(self) -> Terms:
         return Terms(Folder(self.shared, TERMS, "fsync"))
@@ -231,8 +237,23 @@ class Driver:
     # --- turns ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.survives(self.node.start)
-        self._turn_by(self.cluster.scheduler.now)
+        now = self.cluster.scheduler.now
+        if self.waiting is None:
+            self.survives(self.node.start)
+        elif not self.keeper.complete:
+            self._waits_until = now + self.cluster.options.waits_ms
+            self.waiting.start()
+        self._turn_by(now)
+
+    def _node_turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
+        """That of the node; before there is something to drive, slots are all that there is."""
+        if self.waiting is None:
+            return self.node.turn(heard)
+        self.waiting.turn(heard, self._clock.ticks_s())
+        if self.cluster.scheduler.now >= self._waits_until:
+            self.waiting = None
+            self.node.start()
+        return TICK_S
 
     def survives(self, act: Callable[[], T]) -> T | None:
         """Let the process do something. None: it has died at one of its calls."""
@@ -263,7 +284,7 @@ class Driver:
             self._turn_by(now)
             return
         heard, self._inbox = self._inbox, []
-        wait_s = self.survives(lambda: self.node.turn(heard))
+        wait_s = self.survives(lambda: self._node_turn(heard))
         if wait_s is None:
             return
         self._check_after(heard)

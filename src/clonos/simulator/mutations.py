@@ -55,6 +55,7 @@ from clonos.nodes.pulses import Pulses
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
+from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.simulator import mistakes as wrong
 from clonos.simulator import wrong_effects, wrong_loops
 from clonos.simulator import wrong_floors as floors
@@ -114,6 +115,7 @@ LOST_HISTORY = Kind(history=True, disk=True)
 SPILL = Kind(spill=True)
 LOOPS = Kind(loops=True)
 UPGRADE = Kind(upgrade=True)
+LIVE = Kind(live=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -524,6 +526,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "nobody knows that an input has ended": mutation(
         "liveness", (Flow, "has_ended", constant(False)), kind=UPGRADE
+    ),
+    "who does not settle goes on without its sources": mutation(
+        "liveness", (Coordinator, "go_on", constant(None)), kind=LIVE
+    ),
+    "slots that leave while they wait are counted on": mutation(
+        "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -62,6 +62,7 @@ class Kind(NamedTuple):
     spill: bool = False
     loops: bool = False
     upgrade: bool = False
+    live: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -210,6 +211,7 @@ def simulate(
     spill: bool = False,
     loops: bool = False,
     upgrade: bool = False,
+    live: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -227,10 +229,11 @@ def simulate(
     `spill`: all that is kept for receivers goes to local disks, which fail at times.
     `loops`: rows go round.
     `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
+    `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
     `checks_state`: machines are asked for the soundness of their state.
     """
-    if upgrade:
-        return _simulate_upgrade(seed, trace=trace, checks_state=checks_state)
+    if upgrade or live:
+        return _simulate_upgrade(seed, is_live=live, trace=trace, checks_state=checks_state)
     judged = {"trace": trace, "checks_state": checks_state}
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
@@ -310,13 +313,15 @@ def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Resul
     return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
 
 
-def _simulate_upgrade(seed: int, *, trace: bool, checks_state: bool) -> Result:
+def _simulate_upgrade(seed: int, *, is_live: bool, trace: bool, checks_state: bool) -> Result:
     result, simulation = Result(seed, "ok"), None
     with (
         limits(*((6, 2, 3, 40) if seed % 3 == 0 else (1024, 16, 64))),
         judging(result, trace=trace),
     ):
-        simulation = Upgrades(seed, random_options, trace=trace, checks_state=checks_state)
+        simulation = Upgrades(
+            seed, random_options, is_live=is_live, trace=trace, checks_state=checks_state
+        )
         simulation.run()
     if simulation is not None:
         cluster = simulation.cluster
@@ -326,6 +331,7 @@ def _simulate_upgrade(seed: int, *, trace: bool, checks_state: bool) -> Result:
             {
                 ("switch", "finished"): simulation.switches,
                 ("no switch", "finished"): simulation.deaths,
+                ("went on", "finished"): simulation.went_on,
             }
         )
     return result

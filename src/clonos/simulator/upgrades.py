@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ from clonos.upgrade.switch import Switch
 
 PATIENCE_MS: Final = 30_000.0
 SWITCHES: Final = 2
+LONG_S: Final = 20.0
+"""Long enough to settle, if nothing fails."""
 ATTEMPTS: Final = 20
 """To settle, and to switch: then one is let through."""
 CALLS: Final = 60
@@ -54,8 +57,9 @@ class Upgrades:
     ----------
     job, cluster
         What has the checkpoint now, and where it runs.
-    switches, deaths
-        How many switches were made, and how many were broken off.
+    switches, deaths, went_on
+        How many switches were made, and how many were broken off; how often a job that was to
+        settle has gone on instead.
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class Upgrades:
         seed: int,
         options_of: Callable[[Random, ArrowJob], Any],
         *,
+        is_live: bool = False,
         trace: bool,
         checks_state: bool,
     ) -> None:
         self.random = Random(f"upgrades {seed}")
-        self.switches = self.deaths = 0
+        self._is_live = is_live
+        self.switches = self.deaths = self.went_on = 0
         self._seed, self._trace, self._checks_state = seed, trace, checks_state
         self._options_of = options_of
         self._delivered: dict[str, Rows] = {}
@@ -89,6 +95,8 @@ class Upgrades:
     ) -> Cluster:
         options = self._options_of(self.random, job)
         options = replace(options, availability=False, bound=frozenset(), floors_at_end=0)
+        if self._is_live:
+            options.waits_ms = self.random.choice((5.0, 50.0, 200.0)) * self.random.random()
         cluster = Cluster(job, options, self.random, trace=self._trace, before=before, first=first)
         cluster.recorder.checks_state = self._checks_state
         faults = Faults(
@@ -136,7 +144,7 @@ class Upgrades:
             at = (
                 cluster.scheduler.now + self.random.choice((1.0, 10.0, 40.0)) * self.random.random()
             )
-            settle_s = self.random.choice((0.05, 1.0)) if attempt < ATTEMPTS - 2 else 20.0
+            settle_s = self.random.choice((0.05, 1.0)) if attempt < ATTEMPTS - 2 else LONG_S
             cluster.scheduler.at(at, self._ask_to_stop, cluster, settle_s)
             self._go_on()
             keeper = cluster.driver.keeper
@@ -150,9 +158,18 @@ class Upgrades:
         """Whoever drives then: a driver that has died is asked no more."""
         if cluster.outcome.state != "running" or cluster.driver.keeper.complete:
             return
-        if cluster.driver.alive and cluster.driver.node.phase.value == "running":
-            cluster.driver.post(events.StopAsked(settle_s))
+        driver, is_patient = cluster.driver, self._is_live and settle_s < LONG_S
+        if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
+            otherwise = partial(self._went_on, cluster) if is_patient else None
+            driver.post(events.StopAsked(settle_s, otherwise))
         else:
+            cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
+
+    def _went_on(self, cluster: Cluster) -> None:
+        """It did not settle in time: ask again, or let it be."""
+        self.went_on += 1
+        if self.random.random() < 0.8:
+            settle_s = self.random.choice((0.02, LONG_S))
             cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
 
     # --- from one to the next ---------------------------------------------------------------------
@@ -229,7 +246,7 @@ class Maker:
         dropped = [n for n in drop_state if n in self.before.homes and n not in now]
         switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, dropped)
         self.last = switch.last_layers(store)
-        switch.make(store, term, lambda: home.put("next", b"graph"), journal)
+        switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
 
     def leave(self) -> None:
         """The process is gone, perhaps with its machine."""

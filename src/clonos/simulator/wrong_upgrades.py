@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from clonos.core.housekeeper import HouseKeeper
+from clonos.nodes.waiting import Waiting
 from clonos.storage.layers import LayerStore
+from clonos.transport.events import ControlLost
 from clonos.upgrade.flow import Flow
 from clonos.upgrade.switch import Switch
 
@@ -86,3 +88,14 @@ def stored_afterwards(original: Any) -> Any:
         return done
 
     return make
+
+
+def counted_on(original: Any) -> Any:
+    """Who leaves before there is something to drive is there all the same."""
+
+    def lost(self: Waiting, event: ControlLost) -> None:
+        ready = dict(self.ready)
+        original(self, event)
+        self.ready = ready
+
+    return lost

@@ -27,11 +27,11 @@ class Consumers:
     def __init__(self, plan: Plan, sinks: Mapping[str, SinkSpec]) -> None:
         self._plan = plan
         self._sinks = sinks
-        self._watchers: list[Callable[[str, Deliver], None]] = []
+        self.watchers: list[Callable[[str, Deliver], None]] = []
 
     def watch(self, watcher: Callable[[str, Deliver], None]) -> None:
         """Call ``watcher(sink, output)`` for everything delivered from now on."""
-        self._watchers.append(watcher)
+        self.watchers.append(watcher)
 
     def __call__(self, output: Deliver) -> None:
         sink = self._plan.tasks[output.task].sink
@@ -39,7 +39,7 @@ class Consumers:
         batch = output.item.batch
         if output.item.kind is Kind.BATCH and batch is not None:
             self._consume(sink, self._sinks[sink], batch.payload)
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher(sink, output)
 
     def _consume(self, name: str, sink: SinkSpec, batch: pa.RecordBatch | None) -> None:

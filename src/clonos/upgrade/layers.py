@@ -49,6 +49,7 @@ def redistribute(
     compiled: CompiledJob,
     sealed: Sealed,
     drop_state: Collection[str] = (),
+    numbers: Mapping[str, int] | None = None,
 ) -> dict[int, Layer]:
     """The first layer of each new task.
 
@@ -62,13 +63,15 @@ def redistribute(
         The job that is to go on.
     drop_state
         Operators whose state may be lost.
+    numbers
+        By operator, how many calls one of this name had asked in an earlier graph.
 
     Raises
     ------
     CannotUpgrade
         State would be lost, or be read wrongly.
     """
-    return Redistribution(before, layers, compiled, sealed, drop_state).layers()
+    return Redistribution(before, layers, compiled, sealed, drop_state, numbers).layers()
 
 
 def require_continuable(
@@ -94,14 +97,6 @@ def require_continuable(
     for code in compiled.codes:
         if _is_spooled(code) and code.source_name in retired and code.source_name not in known:
             raise _old_rows(code.source_name)
-        for name, _ in code.operators:
-            if code.task.has_effects and name in retired and name not in known:
-                raise CannotUpgrade(
-                    "the job had an operator of this name once: its effects might get the names "
-                    "of effects that were made then",
-                    where=name,
-                    remedy="give the operator another name",
-                )
 
 
 def _is_spooled(code: TaskCode) -> bool:
@@ -133,8 +128,10 @@ class Redistribution:
         layers: Mapping[int, Layer],
         compiled: CompiledJob,
         sealed: Sealed,
-        drop_state: Collection[str],
+        drop_state: Collection[str] = (),
+        numbers: Mapping[str, int] | None = None,
     ) -> None:
+        self._asked_before = numbers or {}
         self._before, self._layers, self._sealed = before, layers, sealed
         self._compiled, self._now = compiled, Shape.of(compiled)
         self._kept = {task: kept_of(layer.delta) for task, layer in layers.items()}
@@ -168,6 +165,12 @@ class Redistribution:
                 )
             if name in now.homes and self._has_state(name):
                 self._require_fitting(name)
+            elif name in now.sources and before.sources.get(name) != now.sources[name]:
+                raise CannotUpgrade(
+                    "the source of this name has ended: nothing would be read from another one",
+                    where=name,
+                    remedy="give the new source another name",
+                )
 
     def _has_state(self, name: str) -> bool:
         """Whether it would be missed: rows by key, or how far a source has been read."""
@@ -323,10 +326,19 @@ class Redistribution:
         return [operator.facts.changes(), changes, *as_they_are]
 
     def _numbers(self, name: str) -> dict[str, Any]:
-        """How many calls an operator has asked whose state may go: no effect gets a name again."""
-        former = self._before.homes.get(name, [])  # of whatever kind: effects are known by name
-        asked = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
-        return dict.fromkeys(_NUMBERS, max(asked)) if any(asked) else {}
+        """What an operator begins with whose calls may have the names of calls that were asked."""
+        asked = self.asked().get(name, 0)
+        return dict.fromkeys(_NUMBERS, asked) if asked else {}
+
+    def asked(self) -> dict[str, int]:
+        """By name, how many calls an operator has asked, whatever its kind, and whether it is there
+        or not: who has this name later begins behind, or a call would get a name again."""
+        found = dict(self._asked_before)
+        for name, former in self._before.homes.items():
+            numbers = [self._of(name, t).facts.get(fact) or 0 for t in former for fact in _NUMBERS]
+            if most := max(numbers):
+                found[name] = max(found.get(name, 0), most)
+        return found
 
     def _watermark(self, name: str) -> int | None:
         """The newest one that has come to an operator, whose tasks are others now.

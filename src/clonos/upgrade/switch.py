@@ -24,7 +24,7 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_layer
-from clonos.upgrade.layers import Sealed, redistribute
+from clonos.upgrade.layers import Redistribution, Sealed
 from clonos.upgrade.shape import Shape
 
 
@@ -48,6 +48,8 @@ class Switch:
         The job as it is to be, and a house-keeper of its plan, who knows nothing yet.
     drop_state
         Operators whose state may be lost.
+    numbers
+        By operator, how many calls one of this name had asked in an earlier graph.
     """
 
     def __init__(
@@ -58,12 +60,18 @@ class Switch:
         compiled: CompiledJob,
         successor: HouseKeeper,
         drop_state: Collection[str] = (),
+        numbers: Mapping[str, int] | None = None,
     ) -> None:
         self._before, self._keeper, self._waiting = before, keeper, waiting
-        self._compiled, self._successor, self._drop_state = compiled, successor, drop_state
+        self._compiled, self._successor = compiled, successor
+        self._drop_state, self._numbers = drop_state, numbers
 
     def make(
-        self, store: LayerStore, term: int, announce: Callable[[], object], journal: Journal
+        self,
+        store: LayerStore,
+        term: int,
+        announce: Callable[[Mapping[str, int]], object],
+        journal: Journal,
     ) -> bool:
         """Do it; whether it is durable.
 
@@ -72,7 +80,7 @@ class Switch:
         term
             Of this driver: it names the new layers.
         announce
-            Writes the new graph down, beside the old one.
+            Writes the new graph down, beside the old one; and how many calls operators had asked.
 
         Raises
         ------
@@ -84,9 +92,11 @@ class Switch:
         maker = Incarnation(term, 0)
         sealed = Sealed(maker, keeper.epoch + 1, keeper.generation + 1)
         last = self.last_layers(store)
-        first = redistribute(self._before, last, self._compiled, sealed, self._drop_state)
-        stored = {task: (layer, _put(store, layer)) for task, layer in first.items()}
-        announce()
+        shared = Redistribution(
+            self._before, last, self._compiled, sealed, self._drop_state, self._numbers
+        )
+        stored = {task: (layer, _put(store, layer)) for task, layer in shared.layers().items()}
+        announce(shared.asked())
         self._successor.succeed(keeper, stored)
         return journal.rotate(self._successor.snapshot())
 

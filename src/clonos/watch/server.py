@@ -68,9 +68,14 @@ class WatchServer:
         )
 
     @property
+    def port(self) -> int:
+        """On which it listens."""
+        return int(self._server.server_address[1])
+
+    @property
     def url(self) -> str:
         """The page. Who has it sees the job."""
-        return f"http://{HOST}:{self._server.server_address[1]}/{self._secret}/"
+        return f"http://{HOST}:{self.port}/{self._secret}/"
 
     def start(self) -> None:
         """Begin to serve."""

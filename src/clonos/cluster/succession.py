@@ -1,0 +1,119 @@
+"""Another graph, or other functions, for a job that runs: its slots are there before it pauses.
+
+::
+
+    the new graph is compared             a refusal changes nothing
+    slots of the new graph come           the job runs
+    the job settles                       sources wait; if it takes too long, it goes on as it was
+    its driver ends                       the journal's lock is free
+    the switch                            one record (clonos.upgrade.switch)
+    the new slots are told what to run    the job runs
+
+The second driver is a standby driver like any other; but it is in the same process, and knows when
+the first one has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from clonos.cluster.loop import DriverLoop
+from clonos.cluster.setup import DriverSetup
+from clonos.errors import CannotUpgrade, NotSettled
+from clonos.graph.compile import CompiledJob
+from clonos.graph.description import describe
+from clonos.nodes.events import StopAsked
+from clonos.nodes.waiting import Waiting
+from clonos.upgrade.layers import require_continuable
+
+READY_S: Final = 10.0
+"""The job pauses then at the latest, though slots of the new graph have not come: there may be no
+cores for them before the old ones leave."""
+
+
+class Succession:
+    """From one driver of a job to the next, in one process.
+
+    Parameters
+    ----------
+    setup, loop
+        The driver that runs the job.
+    settle_s
+        How long the job may take to settle.
+    """
+
+    def __init__(self, setup: DriverSetup, loop: DriverLoop, settle_s: float) -> None:
+        self._setup, self._loop, self._settle_s = setup, loop, settle_s
+        self._goes_on = threading.Event()
+        self._is_asked = False
+        self._patient_until_s = time.monotonic() + READY_S
+
+    def require(self, compiled: CompiledJob) -> None:
+        """See that the job can go on with another graph, as far as its state has no say in that.
+
+        Raises
+        ------
+        CannotUpgrade
+            It cannot.
+        """
+        before, directory = self._setup.compiled, self._setup.directory
+        if self._loop.over.is_set():
+            raise self._ended()
+        if directory.is_temporary:
+            raise CannotUpgrade(
+                "the job has no checkpoint_dir: nothing of it outlives its driver",
+                where=before.name,
+                remedy="start it with a checkpoint_dir",
+            )
+        was, becomes = before.options.checkpoint_dir, compiled.options.checkpoint_dir
+        if was != becomes:
+            raise CannotUpgrade(
+                f"its checkpoint_dir was {was!r} and is {becomes!r}",
+                where=compiled.name,
+                remedy="leave it as it was",
+            )
+        if describe(before) != describe(compiled):
+            require_continuable(describe(before), compiled, directory.retired)
+
+    def look(self, waiting: Waiting | None) -> bool:
+        """Asked while the next driver waits for the journal: whether it is free.
+
+        Raises
+        ------
+        NotSettled
+            The job goes on as it was.
+        CannotUpgrade
+            It has ended by itself.
+        """
+        if self._loop.over.is_set():
+            if self._loop.error is not None or self._setup.keeper.complete or not self._is_asked:
+                raise self._ended()
+            return True
+        if self._goes_on.is_set():
+            raise NotSettled(
+                f"the job did not settle within {self._settle_s:g} s, and goes on as it was",
+                where=self._setup.compiled.name,
+                remedy="try again, with a longer within=; slow calls, and timers of processing "
+                "time that never end, keep a job from settling",
+            )
+        is_ready = waiting is None or waiting.is_ready or time.monotonic() > self._patient_until_s
+        if is_ready and not self._is_asked:
+            self._is_asked = True
+            self._setup.inbox.put(StopAsked(self._settle_s, self._goes_on.set))
+        return False
+
+    def _ended(self) -> CannotUpgrade:
+        return CannotUpgrade(
+            "the job has ended", where=self._setup.compiled.name, remedy="see running.wait()"
+        )
+
+    def has_stopped(self) -> bool:
+        """After a failure: whether the job was stopped for this, and nobody runs it now."""
+        if not self._is_asked:
+            return False
+        while not self._goes_on.is_set():
+            if self._loop.over.wait(0.01):
+                return self._loop.error is None and not self._setup.keeper.complete
+        return False
