@@ -131,6 +131,10 @@ class Policy:
         pause_s: float = min(most, first * 2 ** (attempts - 1))
         return pause_s * random.uniform(0.5, 1.0)
 
+    def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """What an attempt gets: a function may empty the lists of a batch while it works."""
+        return arguments if self.batch is None else [list(values) for values in arguments]
+
     def require_answers(self, arguments: Sequence[Any], answer: Any) -> Any:
         """Return the answer, which has one for each row of a batch.
 
@@ -170,7 +174,7 @@ class Policy:
 
 def ask_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Make one attempt, now, in this thread; for tests. Raises what the service raises."""
-    return policy.require_answers(arguments, _asked_once(policy, arguments, named))
+    return policy.require_answers(arguments, _asked_once(policy, policy.given(arguments), named))
 
 
 def _asked_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:

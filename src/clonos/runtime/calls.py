@@ -388,7 +388,7 @@ class _Asker:
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
-        return copy.deepcopy(arguments) if self._may_repeat else arguments
+        return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
 
     async def _open(self, service: Service) -> None:
         """Once; if that fails, or takes too long, the next call tries again."""
