@@ -148,6 +148,14 @@ class Stream(ColumnOperations):
         >>> rows = clonos.Job().source(clonos.sources.from_batches([], "id long, cents long"))
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
+
+        One call for up to 16 rows:
+
+        >>> async def judge_all(rows):
+        ...     return [(row.id, "good" if row.cents < 100 else "bad") for row in rows]
+        >>> together = {"batch": 16, "batch_within": "20 ms"}
+        >>> rows.map_async(judge_all, "id long, verdict string", **together).schema.names
+        ['id', 'verdict']
         """
         policy, then = call_policy(fn, name or "map_async", ("row",), self.schema, **how)
         parsed = parse_schema(schema)
