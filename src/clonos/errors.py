@@ -70,6 +70,10 @@ class AnswerTooLarge(ClonosError):
     """A service has answered with more than is kept in logs."""
 
 
+class WrongLength(ClonosError):
+    """A call for several rows was not answered with as many answers."""
+
+
 class ProtocolError(ClonosError):
     """A peer or clonos itself broke the protocol: a bug in clonos, never in user code.
 

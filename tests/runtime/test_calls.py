@@ -12,7 +12,7 @@ import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import CallError
+from clonos.errors import CallError, WrongLength
 from clonos.nodes.events import CallsOver
 from clonos.operators.service import Policy, Service
 from clonos.runtime import call_threads
@@ -353,6 +353,23 @@ def test_answers_that_cannot_be_logged(slot):
         assert isinstance(error, CallError)
         assert text in str(error)
         assert outcome.attempts == 1  # another attempt would not help
+
+
+def test_as_many_answers_as_rows(slot):
+    asked = []
+
+    async def ask(numbers):
+        asked.append(len(numbers))
+        return [-numbers.pop(0) for _ in range(min(2, len(numbers)))]
+
+    slot.make(policy(ask, attempts=1, batch=3), ([1, 2],), ([3, 4, 5],))
+    good, bad = slot.outcomes(2)
+    assert decode(good.answer) == [-1, -2]
+    error = decode_error(bad.answer)
+    assert isinstance(error, WrongLength)
+    assert "2 answers to 3 rows: 3, 4, 5" in str(error)
+    assert slot.one(policy(ask, attempts=3, batch=3), [3, 4, 5]).attempts == 1
+    assert asked == [2, 3, 3], "the same function would answer so again"
 
 
 def test_a_service_that_cannot_be_opened_or_copied(slot):

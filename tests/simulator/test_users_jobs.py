@@ -15,6 +15,7 @@ import pytest
 
 import clonos
 from clonos.simulator.user_job import answers
+from clonos.state.stores import KeyedStore
 from clonos.testing import CannotSimulate, SimulationFailed, simulate
 from tests.simulator import users_jobs as users
 
@@ -55,6 +56,48 @@ def test_jobs_of_all_kinds_survive_a_kill_after_each_step():
         is_same = job.parallelism == 1  # else running totals depend on which row comes first
         simulate(job, ROWS, services=fakes, same_rows=is_same, seeds=2, every_step=True)
         simulate(job, ROWS, services=fakes, same_rows=is_same, seeds=60)
+
+
+def as_scores(users_asked):
+    return [len(user) / 2 for user in users_asked]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rows_of_a_batch_have_one_answer_whatever_dies(ordered):
+    fakes = {"scores": as_scores}
+    job = users.batched(ordered)
+    done = simulate(job, ROWS, services=fakes, seeds=20, same_rows=ordered, check=users.check)
+    assert done.deaths
+    done = simulate(job, ROWS[:5], services=fakes, seeds=1, every_step=True, same_rows=ordered)
+    assert done.deaths >= done.runs - 1, "the last step may end the job"
+
+
+def test_an_effect_of_several_rows_is_made_once():
+    told = []
+
+    def charge_all(rows, *, call):
+        told.append(len(rows))
+        return [(call.key,) for _ in rows]
+
+    job = users.with_effect(users.charge_all, batch=3)
+    done = simulate(job, ROWS, services={"charge_all": charge_all}, seeds=10)
+    assert done.deaths
+    assert done.outputs["out"].num_rows == len(ROWS)
+    assert max(told) > 1
+
+
+def test_where_a_batch_ends_is_state(monkeypatch):
+    """Of a cut that is forgotten, the log has an answer to something else than what is asked."""
+    told = KeyedStore.put
+
+    def forgetful(store, key, group, value):
+        told(store, key, group, value)
+        if key[:1] == b"b":
+            store._dirty.pop(key)
+
+    monkeypatch.setattr(KeyedStore, "put", forgetful)
+    with pytest.raises(SimulationFailed):
+        simulate(users.batched(), ROWS, services={"scores": as_scores}, seeds=40)
 
 
 def test_rows_that_can_be_read_once_are_read_by_all_tasks():

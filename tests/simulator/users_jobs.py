@@ -98,9 +98,26 @@ def calling():
     return job
 
 
-def with_effect(effect):
+async def scores(users: list[str]) -> list[float]:
+    raise AssertionError("a simulation calls no service")
+
+
+@clonos.effect(idempotent=True)
+async def charge_all(rows: list[Any], *, call: Any) -> list[str]:
+    raise AssertionError("a simulation charges nobody")
+
+
+def batched(ordered=True):
     job, rows = payments()
-    receipts = rows.map_async(effect, "receipt string", in_flight=2)
+    how = {"in_flight": 2, "batch": 3, "batch_within": "20 ms", "ordered": ordered}
+    scored = rows.with_column_async("score double", scores, "user", **how)
+    scored.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def with_effect(effect, **how):
+    job, rows = payments()
+    receipts = rows.map_async(effect, "receipt string", in_flight=2, **how)
     receipts.sink(clonos.sinks.collect(), name="out")
     return job
 

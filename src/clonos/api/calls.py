@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from clonos.columns.durations import parse_duration
 from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
 from clonos.operators.effects import Effect
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from clonos.operators.service import Duration
+
 
 class CallOptions(PolicyOptions, total=False):
     """What :func:`call_policy` understands."""
@@ -28,6 +32,8 @@ class CallOptions(PolicyOptions, total=False):
     ordered: bool
     on_error: Callable[..., Any] | None
     identity: str | Sequence[str] | None
+    batch: int | None
+    batch_within: Duration | None
 
 
 def call_policy(
@@ -40,6 +46,8 @@ def call_policy(
     ordered: bool = True,
     on_error: Callable[..., Any] | None = None,
     identity: str | Sequence[str] | None = None,
+    batch: int | None = None,
+    batch_within: Duration | None = None,
     **how: Unpack[PolicyOptions],
 ) -> tuple[Policy, dict[str, Any]]:
     """How calls are made, and what the operator does with their outcomes.
@@ -60,6 +68,13 @@ def call_policy(
         order. Rows with the same values ask for the *same* effect, also in another run of the same
         ``Job(lineage=...)``. A row with a NULL there is a bad record. By default each row has an
         effect of its own, in each run.
+    batch
+        One call is about up to so many rows: the function gets lists instead of values, and returns
+        a list with one answer for each row. What it raises is the error of each of them. All other
+        options, such as `in_flight`, `attempts` and `cost`, are about calls, not rows.
+    batch_within
+        So long do rows wait for others, if they are fewer than `batch`. By default those go
+        together that wait at the same time.
     how
         See :func:`clonos.operators.service.policy_of`.
 
@@ -87,4 +102,40 @@ def call_policy(
             "row is about among the arguments, for the check to find",
         )
     require_columns(columns, names, where)
+    policy = _batched(policy, values, names, batch, batch_within)
     return policy, {"ordered": bool(ordered), "on_error": on_error, "identity": names}
+
+
+def _batched(
+    policy: Policy,
+    values: Sequence[str],
+    identity: Sequence[str],
+    batch: int | None,
+    within: Duration | None,
+) -> Policy:
+    """The same for calls that are about up to `batch` rows."""
+    where = policy.name
+    if batch is None:
+        if within is not None:
+            raise WrongType(
+                f"batch_within={within!r}, and each row has a call of its own",
+                where=where,
+                remedy="say with batch= how many rows a call is about, at most",
+            )
+        return policy
+    if type(batch) is not int or batch < 1:
+        raise WrongType(f"batch={batch!r}", where=where, remedy="give a number from 1 on, or None")
+    if not values:
+        raise WrongType(
+            "batch= makes lists of the arguments, and there are none",
+            where=where,
+            remedy="name the columns that the function gets, or leave batch= out",
+        )
+    if identity:
+        raise WrongType(
+            "identity= names what a row is about, and with batch= an effect is about several",
+            where=where,
+            remedy="leave one of the two out",
+        )
+    within_ms = 0 if within is None else parse_duration(within)
+    return replace(policy, batch=batch, batch_within_ms=within_ms)

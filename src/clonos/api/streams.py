@@ -137,7 +137,8 @@ class Stream(ColumnOperations):
         how
             See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True``,
             ``timeout="60 seconds"``, ``attempts=1``, ``backoff=("100 ms", "10 seconds")``,
-            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``.
+            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``,
+            ``batch=None``, ``batch_within=None``.
 
         Examples
         --------
@@ -146,6 +147,14 @@ class Stream(ColumnOperations):
         ...     return row.id, "good" if row.cents < 100 else "bad"
         >>> rows = clonos.Job().source(clonos.sources.from_batches([], "id long, cents long"))
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
+        ['id', 'verdict']
+
+        One call for up to 16 rows:
+
+        >>> async def judge_all(rows):
+        ...     return [(row.id, "good" if row.cents < 100 else "bad") for row in rows]
+        >>> together = {"batch": 16, "batch_within": "20 ms"}
+        >>> rows.map_async(judge_all, "id long, verdict string", **together).schema.names
         ['id', 'verdict']
         """
         policy, then = call_policy(fn, name or "map_async", ("row",), self.schema, **how)

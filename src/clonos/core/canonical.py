@@ -26,6 +26,7 @@ from clonos.errors import (
     EffectUnknown,
     ProtocolError,
     UnencodableValue,
+    WrongLength,
 )
 
 
@@ -166,6 +167,8 @@ def decode_error(data: bytes) -> Exception:
             return EffectUnknown(message)
         case [None, "clonos.errors.BudgetSpent", str(message)]:
             return BudgetSpent(message)
+        case [None, "clonos.errors.WrongLength", str(message)]:
+            return WrongLength(message)
         case [None, str(type_name), str(message)]:
             return CallError(type_name, message)
         case [str(name), list(args)]:

@@ -6,8 +6,8 @@ are made beside the steps (:class:`clonos.nodes.ports.Calls`); what comes of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
 from struct import Struct
 from typing import Any, ClassVar, Final
 
@@ -21,10 +21,11 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.cuts import Cuts
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
-from clonos.operators.shares import Share, highest, require_answered, shared_out
+from clonos.operators.shares import Share, highest, nothing, require_answered, shared_out
 from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import groups_of
@@ -39,10 +40,10 @@ OnError = Callable[..., Any]
 
 
 class CallOperator(Operator):
-    """Asks a call per row and makes rows of the answers.
+    """Asks a call per row, or per batch of rows, and makes rows of the answers.
 
-    Rows are numbered as they come, and ask in that order. A watermark waits until all rows before
-    it are done.
+    Rows are numbered as they come, and ask in that order; a call has the number of its first row.
+    A watermark waits until all rows before it are done.
 
     Parameters
     ----------
@@ -65,6 +66,8 @@ class CallOperator(Operator):
         "asked": highest,
         "calls": shared_out,
         "micros": shared_out,
+        "waits since": nothing,
+        "rows over": nothing,
     }
 
     def __init__(
@@ -85,6 +88,7 @@ class CallOperator(Operator):
         self._keys = tuple(keys)
         self._store = RowStore(given, keys)
         self._answers = KeyedStore()
+        self._cuts = Cuts(policy, self.facts, self._answers)
         self._answered: dict[int, Outcome] = {}
         self._pending: dict[int, Request] | None = None  # asked, and the row has not gone on
         self._marks = Marks(self.facts)
@@ -123,30 +127,36 @@ class CallOperator(Operator):
         if self._pending is None:
             orders = self._store.orders
             orders = orders[orders <= self._asked]
-            self._pending = self._requests(orders)
-            for number in orders.tolist():
+            calls = self._cuts.calls(orders)
+            self._pending = self._requests(calls)
+            for number in calls:
                 if known := self._answers.get(_KEY(b"a", number)):
                     _, ok, answer = known
                     self._answered[number] = Outcome(self.info.number, number, 0, ok, answer)
         return self._pending
 
-    def _requests(self, orders: np.ndarray[Any, Any]) -> dict[int, Request]:
-        if not len(orders):
+    def _requests(self, calls: Sequence[int]) -> dict[int, Request]:
+        if not calls:
             return {}
-        rows = self._store.at(orders)
-        keys = self._keys_of_effects(orders, rows) if self._policy.effect else [""] * len(orders)
-        asked = zip(orders.tolist(), self.arguments_of(rows), keys, strict=True)
+        rows = self._store.at(self._cuts.rows(calls))
+        given = self.arguments_of(rows)
+        if self._policy.batch is not None:
+            each = iter(given)
+            sizes = (self._cuts.last(call) - call + 1 for call in calls)
+            given = [tuple(map(list, zip(*islice(each, n), strict=True))) for n in sizes]
+        keys = self._keys_of_effects(calls, rows) if self._policy.effect else [""] * len(calls)
+        asked = zip(calls, given, keys, strict=True)
         return {
             number: Request(self._policy, given, arguments_digest(given, {}), key)
             for number, given, key in asked
         }
 
-    def _keys_of_effects(self, orders: np.ndarray[Any, Any], rows: pa.RecordBatch) -> list[str]:
-        """The names of the effects that these rows ask for."""
+    def _keys_of_effects(self, calls: Sequence[int], rows: pa.RecordBatch) -> list[str]:
+        """The names of the effects that these calls are."""
         if self._identity:
             columns = [values_of(rows.column(name)) for name in self._identity]
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
-        return [self.info.numbered_effect_key(n) for n in orders.tolist()]
+        return [self.info.numbered_effect_key(n) for n in calls]
 
     @property
     def makes_calls(self) -> bool:
@@ -165,7 +175,8 @@ class CallOperator(Operator):
 
     @property
     def is_full(self) -> bool:
-        return self._came > self._asked or len(self._waiting) >= self._policy.in_flight
+        is_enough = self._cuts.is_enough(self._came - self._asked)
+        return is_enough or len(self._waiting) >= self._policy.in_flight
 
     @property
     def waiting_bytes(self) -> int:
@@ -192,6 +203,7 @@ class CallOperator(Operator):
             batch = self._with_identity(batch)
         self._store.append(batch, came + 1)
         self.facts.set("came", came + batch.num_rows)
+        self._cuts.rows_came(came - self._asked, self.services.step)
         self._marks.rows_came()
         self._ask()
         return None
@@ -207,14 +219,14 @@ class CallOperator(Operator):
 
     def _ask(self) -> None:
         """As many as may be under way."""
-        asked = self._asked
+        asked, came = self._asked, self._came
         room = self._policy.in_flight - len(self._waiting)
-        until = min(self._came, asked + room)
-        if until <= asked:
+        if came <= asked or room <= 0:
             return
-        self.facts.set("asked", until)
+        *calls, behind = self._cuts.cut(asked, came, room, self.services.step).tolist()
+        self.facts.set("asked", behind - 1)
         under_way = len(self._waiting) - len(self._answered)
-        for number, request in self._requests(np.arange(asked + 1, until + 1)).items():
+        for number, request in self._requests(calls).items():
             self._waiting[number] = request
             policy = self._purse.policy(under_way)
             under_way += 1
@@ -225,14 +237,21 @@ class CallOperator(Operator):
         self._fail_at_once(outcomes)
         self._purse.pay(outcomes)
         ready = self._in_order(outcomes) if self._ordered else list(outcomes)
-        orders = np.array([outcome.number for outcome in ready], np.int64)
+        calls = [outcome.number for outcome in ready]
+        orders = self._cuts.rows(calls)
         batch = self._gone_on(orders, ready) if ready else None
-        for number in orders.tolist():
+        for number in calls:
             del waiting[number]
+        self._cuts.forget(calls)
         self._store.remove(np.sort(orders))
         self._ask()
         self._marks.release(next(iter(waiting), self._asked + 1))
         return batch
+
+    def on_end(self) -> pa.RecordBatch | None:
+        self._cuts.rows_are_over()
+        self._ask()
+        return None
 
     def _in_order(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The answers that no earlier row is in the way of; the others are kept."""
@@ -256,9 +275,9 @@ class CallOperator(Operator):
         answers: list[Any] = []
         bad: list[int] = []
         rows = self._store.at(orders)
-        for i, outcome in enumerate(outcomes):
+        for i, (is_answered, said) in enumerate(self._each(outcomes)):
             try:
-                answers.append(self._answer(outcome))
+                answers.append(said if is_answered else self._instead(int(orders[i]), said))
             except Exception as error:  # noqa: BLE001 - user code
                 self.reject_row(error, rows, i)
                 bad.append(i)
@@ -271,15 +290,25 @@ class CallOperator(Operator):
         """A row whose call, or whose answer, is of no use."""
         self.reject(error, rows.slice(row, 1))
 
-    def _answer(self, outcome: Outcome) -> Any:
-        if outcome.ok:
-            return decode(outcome.answer)
-        error = decode_error(outcome.answer)
+    def _each(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[bool, Any]]:
+        """For each row whether it is answered, and the answer or the error."""
+        for outcome in outcomes:
+            rows = range(outcome.number, self._cuts.last(outcome.number) + 1)
+            if not outcome.ok:
+                error = decode_error(outcome.answer)
+                yield from ((False, error) for _ in rows)
+                continue
+            answer = decode(outcome.answer)
+            answers = [answer] if self._policy.batch is None else answer
+            yield from ((True, one) for _, one in zip(rows, answers, strict=True))
+
+    def _instead(self, row: int, error: Exception) -> Any:
+        """What is made of an error."""
         if self._on_error is None:
             raise error
         # Made again of the row: a call may have changed a list that it was given.
-        row = self._store.at(np.array([outcome.number], np.int64))
-        return self._on_error(*self.arguments_of(row)[0], error)
+        given = self._store.at(np.array([row], np.int64))
+        return self._on_error(*self.arguments_of(given)[0], error)
 
     def _fail_at_once(self, outcomes: Sequence[Outcome]) -> None:
         """An error that ends the job ends it before it is logged: the next start asks again. One
@@ -315,17 +344,26 @@ class CallOperator(Operator):
         """The newest row that waits."""
         if self._came > self._asked:
             return self._came
-        return next(reversed(self._waiting), None)
+        newest = next(reversed(self._waiting), None)
+        return None if newest is None else self._cuts.last(newest)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether some row does."""
+        return bool(self._waiting) or self._came > self._asked
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         return self._marks.came(incoming_ms, self._came, self._newest)
 
     def next_due_ms(self) -> int | None:
-        return self._marks.due(waits=bool(self._waiting))
+        if self._came > self._asked and not self.is_full:  # rows wait for others
+            return self._cuts.due_ms()
+        return self._marks.due(waits=self._waits)
 
     def on_timer(self, now_ms: int) -> pa.RecordBatch | None:
         del now_ms
-        self._marks.on_timer(waits=bool(self._waiting))
+        self._marks.on_timer(waits=self._waits)
+        self._ask()
         return None
 
     def take_watermark(self) -> int | None:

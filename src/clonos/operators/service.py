@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from clonos.columns.durations import parse_duration
-from clonos.errors import EffectUnknown, WrongType
+from clonos.columns.rows import short
+from clonos.errors import EffectUnknown, WrongLength, WrongType
 from clonos.operators.budget import Budget, Cost, require_budget
 from clonos.operators.effects import Effect
 
 Duration = str | timedelta
+
+_SHOWN: Final = 3
+"""Rows of a batch that an error message shows."""
 
 
 class Service:
@@ -74,6 +78,9 @@ class Policy:
         What it means to make such a call, if it changes something.
     budget, cost
         What may be spent, and what a call costs.
+    batch, batch_within_ms
+        A call is about up to so many rows, and the first of them waits so long for the others;
+        None: about one row.
     instead_of
         It only refuses, because the budget of that one is used up; and it does so when the calls
         of that one that are under way are over, for they are paid.
@@ -91,6 +98,8 @@ class Policy:
     effect: Effect | None = None
     budget: Budget | None = None
     cost: Cost | None = None
+    batch: int | None = None
+    batch_within_ms: int = 0
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
@@ -102,9 +111,10 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """What it is to make such a call; a checkpoint with open calls goes on with no other."""
+        of_rows = "" if self.batch is None else " of several rows"
         if self.effect is None:
-            return "a plain call"
-        return "an idempotent effect" if self.effect.idempotent else "an effect"
+            return f"a plain call{of_rows}"
+        return f"{'an idempotent effect' if self.effect.idempotent else 'an effect'}{of_rows}"
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether it ends the job, whatever is said of other errors."""
@@ -120,6 +130,33 @@ class Policy:
         first, most = self.backoff_s
         pause_s: float = min(most, first * 2 ** (attempts - 1))
         return pause_s * random.uniform(0.5, 1.0)
+
+    def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """What an attempt gets: a function may empty the lists of a batch while it works."""
+        return arguments if self.batch is None else [list(values) for values in arguments]
+
+    def require_answers(self, arguments: Sequence[Any], answer: Any) -> Any:
+        """Return the answer, which has one for each row of a batch.
+
+        Raises
+        ------
+        WrongLength
+            It has not.
+        """
+        if self.batch is None:
+            return answer
+        rows = list(zip(*arguments, strict=True))
+        if isinstance(answer, (list, tuple)) and len(answer) == len(rows):
+            return answer
+        is_list = isinstance(answer, (list, tuple))
+        said = f"{len(answer)} answers" if is_list else f"a {type(answer).__name__}"
+        about = ", ".join(short(row[0] if len(row) == 1 else row) for row in rows[:_SHOWN])
+        more = "" if len(rows) <= _SHOWN else f", and {len(rows) - _SHOWN} more"
+        raise WrongLength(
+            f"{said} to {len(rows)} rows: {about}{more}",
+            where=self.name,
+            remedy="return a list with one answer for each row, in their order",
+        )
 
     @property
     def checking(self) -> Policy:
@@ -137,6 +174,10 @@ class Policy:
 
 def ask_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Make one attempt, now, in this thread; for tests. Raises what the service raises."""
+    return policy.require_answers(arguments, _asked_once(policy, policy.given(arguments), named))
+
+
+def _asked_once(policy: Policy, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     if not policy.is_async and not isinstance(policy.fn, Service):
         return policy.fn(*arguments, **named)
     asking = _ask(policy, arguments, named)

@@ -258,7 +258,7 @@ class _Asker:
         while True:
             attempts += 1
             try:
-                answer = encoded(await self.attempt(request))
+                answer = self._encoded(request, await self.attempt(request))
             except Exception as error:  # noqa: BLE001 - user code
                 if attempts < policy.attempts and not isinstance(error, ClonosError):
                     await asyncio.sleep(policy.pause_s(attempts))
@@ -298,10 +298,13 @@ class _Asker:
     def _clock() -> float:
         return asyncio.get_running_loop().time()
 
+    def _encoded(self, request: Request, answer: Any) -> bytes:
+        return encoded(self._policy.require_answers(request.arguments, answer))
+
     def _kept(self, request: Request, answer: Any) -> bytes:
         """The answer of an effect; that it cannot be kept does not mean that nothing was done."""
         try:
-            return encoded(answer)
+            return self._encoded(request, answer)
         except ClonosError as error:
             said = f"it was made, but its answer cannot be kept: {in_short(error)}"
             raise unknown(request, self._policy, said) from error
@@ -385,7 +388,7 @@ class _Asker:
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
-        return copy.deepcopy(arguments) if self._may_repeat else arguments
+        return copy.deepcopy(arguments) if self._may_repeat else self._policy.given(arguments)
 
     async def _open(self, service: Service) -> None:
         """Once; if that fails, or takes too long, the next call tries again."""
