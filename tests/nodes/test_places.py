@@ -21,6 +21,7 @@ from clonos.nodes.places import (
     RELAUNCH_MAX,
     RELAUNCH_S,
     SETTLE_S,
+    WANTED_S,
     Places,
     State,
 )
@@ -262,6 +263,18 @@ def test_an_expelled_slot_leaves_or_is_cancelled(world):
     assert world.launcher.cancelled == [world.places.places[0].attempt]
     world.ends(0, 1e3, None)
     world.places.tick(2e3)
+    assert world.launched(0) == 2
+
+
+def test_a_task_does_not_wait_long_for_a_frozen_process_to_exit(world):
+    world.registers(0, 30)
+    world.places.expel(30, 10.0)
+    world.places.tick(10.0 + WANTED_S - 0.1, [7])
+    assert not world.launcher.cancelled
+    world.places.tick(10.0 + WANTED_S, [7])
+    assert world.launcher.cancelled == [world.places.places[0].attempt]
+    world.ends(0, 12.0, DIED)
+    world.places.tick(12.0, [7])
     assert world.launched(0) == 2
 
 

@@ -50,7 +50,9 @@ BROKEN_S: Final = 60.0
 ASKED_S: Final = 30.0
 """A slot that has not registered this long after its launch causes a warning."""
 EXPELLED_S: Final = 5.0
-"""Grace period for an expelled slot to exit; then Spark is told to kill its process."""
+"""Grace period for an expelled slot to exit; then Spark is told to kill its process ..."""
+WANTED_S: Final = 0.5
+"""... or so soon, if a task waits for its place: a frozen process does not exit by itself."""
 
 
 class State(Enum):
@@ -357,13 +359,11 @@ class Places:
         If it does not see even that, Spark has to end its process, so that another can be started
         in its place.
         """
-        seat = self._leave(slot, Change.EXPEL, now_s + EXPELLED_S)
+        seat = self._leave(slot, Change.EXPEL, now_s + EXPELLED_S, now_s + WANTED_S)
         if seat is not None:
             seat.link.close()
 
-    def _leave(
-        self, slot: int, change: Change, due_s: float, urgent_s: float | None = None
-    ) -> Seat | None:
+    def _leave(self, slot: int, change: Change, due_s: float, urgent_s: float) -> Seat | None:
         seat = self.seats.pop(slot, None)
         if seat is not None:
             place = self.places[seat.place]
