@@ -138,7 +138,7 @@ class Session:
                 while True:
                     self._give(self._next(connection))
                     has_come = True
-        except (OSError, self._errors.WebSocketException) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this connection is over
             if not self._is_over.is_set():
                 self._tell(error)
         return has_come
@@ -199,6 +199,7 @@ class Session:
         try:
             # With a socket of ours the library does not follow redirections: headers have secrets.
             raw = socket.create_connection((parts.hostname or "", websocket.port), CONNECT_S)
+            raw.settimeout(None)  # from here on time is the library's to keep
             return self._client.connect(
                 websocket.url,
                 sock=raw,
@@ -214,9 +215,9 @@ class Session:
             if status in _PASSES or status >= 500:
                 raise StoreAway(f"it answers {status}", where=websocket.place) from error
             raise self._failed(f"it answers {status}") from error
-        except ValueError as error:
-            raise self._failed("it redirects, which is not followed") from error
-        except (OSError, self._errors.InvalidHandshake) as error:
+        except Exception as error:
+            if isinstance(error.__cause__, self._errors.InvalidStatus):
+                raise self._failed("it redirects, which is not followed") from error
             what = f"it cannot be reached: {in_short(error)}"
             raise StoreAway(what, where=websocket.place) from error
 
