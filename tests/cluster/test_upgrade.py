@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ import pytest
 
 import clonos
 from clonos.errors import CannotUpgrade, NotSettled, OtherJob
+from tests.cluster.conftest import gated
 
 pytestmark = [
     pytest.mark.spark,
@@ -22,6 +26,7 @@ pytestmark = [
 ]
 
 ROWS = 6_000
+STAGES = (1, 2, 3)
 NEVER = int(datetime(2100, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
 TOLD = "key string, what string, number long"
 
@@ -60,10 +65,31 @@ class Counting(clonos.Process):
         yield row.key, "count", count.get()
 
 
+def staged(kit: Any, folder: Path, rows: int) -> Any:
+    """A source of so many rows, of which the first fifth comes by itself, and a fifth more by each
+    :func:`more`: whatever takes how long, rows come behind every change."""
+    source = kit.gated(folder, rows)
+    factory = source.factory
+    for stage in STAGES:
+        factory = partial(gated, factory, rows * stage // 5, folder / f"stage{stage}")
+    return replace(source, factory=factory)
+
+
+def more(folder: Path) -> None:
+    """Another fifth."""
+    next(path for stage in STAGES if not (path := folder / f"stage{stage}").exists()).touch()
+
+
+def all_the_rest(kit: Any, folder: Path) -> None:
+    for stage in STAGES:
+        (folder / f"stage{stage}").touch()
+    kit.open_tap(folder)
+
+
 @pytest.fixture
 def made(kit, tmp_path):
     """Makes the job, whose rows come from one task, so that its output is known."""
-    source = kit.gated(tmp_path, ROWS)
+    source = staged(kit, tmp_path, ROWS)
 
     def make(parallelism: int, rate: float = 400.0) -> clonos.Job:
         job = clonos.Job(
@@ -116,6 +142,7 @@ def test_two_then_four_then_one(kit, spark, tmp_path, made):
     kit.wait_quiet(running)
     kit.kill(running, "totals[2]")
     kit.wait_recovered(running, 1)
+    more(tmp_path)
     kit.wait_rows(running, 200)
     assert running.stop(settle="60 seconds")
     files = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("part-*.parquet")}
@@ -123,7 +150,7 @@ def test_two_then_four_then_one(kit, spark, tmp_path, made):
     kit.wait_quiet(running)
     kit.kill(running, "totals[0]")
     kit.wait_recovered(running, 1)
-    kit.open_tap(tmp_path)
+    all_the_rest(kit, tmp_path)
     assert running.wait(300).is_complete
     check(pq.read_table(tmp_path / "out"), kit)
     for name, content in files.items():  # what was written under earlier plans stays as it was
@@ -139,7 +166,7 @@ def test_not_settled(kit, spark, tmp_path, made):
     if not running.wait(0).is_complete and not running._setup.keeper.is_settled:
         with pytest.raises(CannotUpgrade, match="has not settled"):
             made(2).start(spark, upgrade=True)
-    kit.open_tap(tmp_path)
+    all_the_rest(kit, tmp_path)
     assert made(1, 4000.0).run(spark, timeout_s=300).is_complete
     check(pq.read_table(tmp_path / "out"), kit)
 
@@ -163,7 +190,7 @@ def test_an_operator_comes_and_another_goes(kit, spark, tmp_path):
         make("stays", "comes").start(spark, upgrade=True)
     with pytest.raises(CannotUpgrade, match="no operator of this name"):
         make("stays", "comes").start(spark, upgrade=True, drop_state=["gone"])
-    kit.open_tap(tmp_path)
+    all_the_rest(kit, tmp_path)
     started = make("stays", "comes").start(spark, upgrade=True, drop_state=["goes"])
     result = started.wait(300)
     keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
@@ -193,21 +220,23 @@ def test_a_running_job_has_four_tasks_then_one(kit, spark, tmp_path, made):
         kit.wait_quiet(running)
         kit.kill(running, "totals[2]")
         kit.wait_recovered(running, 1)
+        more(tmp_path)
         kit.wait_rows(running, 200)
         with pytest.raises(CannotUpgrade, match="source, which keeps its tasks"):
             running.rescale({"events": 2})
         running.rescale({"totals": 1}, within="60 seconds")
+        more(tmp_path)
         kit.wait_rows(running, 50)
         running.upgrade(made(3, 4000.0), within="60 seconds")
         assert sum(task.name.startswith("totals") for task in running.tasks()) == 3
         assert not end.done()
-        kit.open_tap(tmp_path)
+        all_the_rest(kit, tmp_path)
         assert end.result().is_complete
     check(pq.read_table(tmp_path / "out"), kit)
 
 
 def test_a_running_job_that_cannot_go_on_with_a_graph_goes_on_as_it_was(kit, spark, tmp_path):
-    source, rows = kit.gated(tmp_path, 2_000), 2_000
+    source, rows = staged(kit, tmp_path, 2_000), 2_000
 
     def make(name: str, parallelism: int = 1, folder: str = "checkpoint") -> clonos.Job:
         job = clonos.Job("two", parallelism=parallelism, checkpoint_dir=str(tmp_path / folder))
@@ -221,10 +250,11 @@ def test_a_running_job_that_cannot_go_on_with_a_graph_goes_on_as_it_was(kit, spa
     with pytest.raises(CannotUpgrade, match=r"drop_state=\['counts'\]"):
         running.upgrade(make("other"))
     assert running.is_running
+    more(tmp_path)
     kit.wait_rows(running, 100, sink="out")
     with pytest.raises(CannotUpgrade, match="checkpoint_dir was"):
         running.upgrade(make("counts", folder="elsewhere"))
-    kit.open_tap(tmp_path)
+    all_the_rest(kit, tmp_path)
     result = running.wait(300)
     keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
     whole = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
@@ -242,8 +272,9 @@ def test_a_job_that_does_not_settle_goes_on_as_it_was(kit, spark, tmp_path, made
         with pytest.raises(NotSettled, match=r"within 0\.001 s"):
             running.upgrade(job, within="1 ms")
     assert running.run_id == first
+    more(tmp_path)
     kit.wait_rows(running, 100)
-    kit.open_tap(tmp_path)
+    all_the_rest(kit, tmp_path)
     running.upgrade(made(2, 4000.0))
     assert running.wait(300).is_complete
     check(pq.read_table(tmp_path / "out"), kit)
