@@ -146,6 +146,10 @@ class CannotUpgrade(ClonosError):
     """A checkpoint cannot be continued with this graph: something that it keeps would be lost."""
 
 
+class CannotReplace(ClonosError):
+    """A replacement does not fit in the place of what it replaces."""
+
+
 class NotSettled(ClonosError):
     """A job that was to settle has not done so in time, and goes on as it was."""
 

@@ -278,3 +278,30 @@ def test_a_job_that_does_not_settle_goes_on_as_it_was(kit, spark, tmp_path, made
     running.upgrade(made(2, 4000.0))
     assert running.wait(300).is_complete
     check(pq.read_table(tmp_path / "out"), kit)
+
+
+def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
+    rows = 2_000
+    job = clonos.Job(
+        "prompt",
+        checkpoint_dir=str(tmp_path / "checkpoint"),
+        checkpoint_interval="200 ms",
+        history="1 hour",
+    )
+    events = job.source(
+        staged(kit, tmp_path, rows), name="events", parallelism=1, rows_per_second=1000.0
+    )
+    judged = events.map(lambda row: (row.n, "old"), "n long, prompt string", name="judge")
+    judged.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_rows(running, 100)
+    branch = job.branch(at="oldest", replace={"judge": lambda row: (row.n, "new")})
+    assert branch.compare(keys=["n"]).count("changed") == branch.rows().num_rows > 0
+    running.adopt(branch, within="60 seconds")
+    running.rescale(1)  # what was adopted stays
+    all_the_rest(kit, tmp_path)
+    found = running.wait(300).table("out").sort_by("n")
+    assert found["n"].to_pylist() == list(range(rows))
+    prompts = found["prompt"].to_pylist()
+    assert prompts == sorted(prompts, reverse=True), "the old one, then the new one"
+    assert 100 <= prompts.count("old") < rows

@@ -24,12 +24,12 @@ from clonos.branch import kept
 from clonos.branch.answers import BILL, Answers, StandIn
 from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
-from clonos.branch.errors import CannotReplace, Unanswered
+from clonos.branch.errors import Unanswered
 from clonos.branch.original import ENDLESS, Original, record
 from clonos.branch.tasks import BranchedTask, Made
 from clonos.core.history import Point
 from clonos.core.plan import HOUSE_KEEPER
-from clonos.errors import OperatorError
+from clonos.errors import CannotReplace, OperatorError
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
 from clonos.replay.bundle import Bundle
@@ -47,6 +47,8 @@ class Branch:
 
     Attributes
     ----------
+    replaces
+        What was changed, for :meth:`clonos.RunningJob.adopt`.
     bill
         Who has answered the questions of the changed code: see :data:`BILL`.
     calls, cost
@@ -73,7 +75,7 @@ class Branch:
         cost: Callable[[Any], float] | None = None,
         keeps_errors: bool = False,
     ) -> None:
-        self._past = past
+        self._past, self.replaces = past, replace
         self.failed: OperatorError | None = None
         with ExitStack() as undo:
             undo.callback(past.close)
@@ -170,14 +172,17 @@ def branch(
     """See :meth:`clonos.Job.branch`."""
     changes = replace if isinstance(replace, Mapping) else replace.compile()
     past = read(job.compile(), checkpoint_dir, journal, at)
-    return Branch(past, changes, until=until, **how)
+    found = Branch(past, changes, until=until, **how)
+    found.replaces = replace
+    return found
 
 
 def _original(past: Past, until: At | Point | None, undo: ExitStack) -> Original:
     """What happened: a bundle knows, and otherwise the job's own code does it again."""
     if not isinstance(past.held, Bundle):
+        end = _end(past, until)
         folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
-        return record(past, _end(past, until), Path(undo.enter_context(folder)))
+        return record(past, end, Path(undo.enter_context(folder)))
     if until is not None:
         raise CannotReplace(
             "a bundle ends where it was made to end",

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clonos.branch.errors import CannotReplace
-from clonos.branch.original import function_name
+from clonos.errors import CannotReplace
 from clonos.graph.compile import CompiledJob, TaskCode
-from clonos.operators import operations as op
-from clonos.operators.operations import Operation
-from clonos.operators.process import Process
+from clonos.graph.replaced import require_there, with_function
 
 
 def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
@@ -22,49 +19,18 @@ def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
     CannotReplace
         There is no such operator, or it has no function of the user's.
     """
-    names = {name for code in compiled.codes for name, _ in code.operators}
-    if unknown := functions.keys() - names:
-        raise CannotReplace(
-            f"there is no operator {min(unknown)!r}",
-            where=compiled.name,
-            remedy=f"the operators are {', '.join(sorted(names))}; name= names one",
-        )
+    names = (name for code in compiled.codes for name, _ in code.operators)
+    require_there(compiled.name, names, functions)
     codes = tuple(_changed(code, functions) for code in compiled.codes)
     return replace(compiled, codes=codes)
 
 
 def _changed(code: TaskCode, functions: Mapping[str, Any]) -> TaskCode:
     operators = tuple(
-        (name, _with_function(name, made, functions[name]) if name in functions else made)
+        (name, with_function(name, made, functions[name]) if name in functions else made)
         for name, made in code.operators
     )
     return replace(code, operators=operators)
-
-
-def _with_function(name: str, operation: Operation, fn: Any) -> Operation:
-    match operation:
-        case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
-            return replace(operation, policy=replace(policy, fn=fn))
-        case op.ProcessRows():
-            is_fitting = isinstance(fn, Process)
-            change = {"process": fn}
-        case op.Map() | op.FlatMap() | op.Filter() | op.MapBatches() | op.WithColumn():
-            is_fitting = callable(fn) and not isinstance(fn, Process)
-            change = {"fn": fn}
-        case _:
-            raise CannotReplace(
-                f"{name!r} has no function that could be replaced",
-                where=name,
-                remedy="replace the functions of map, flat_map, filter, map_batches, with_column, "
-                "map_async and with_column_async, or a Process",
-            )
-    if not is_fitting:
-        raise CannotReplace(
-            f"{function_name(fn)} cannot replace what {name!r} runs",
-            where=name,
-            remedy="give a clonos.Process for a Process, and a function for a function",
-        )
-    return replace(operation, **change)
 
 
 def require_same_shape(original: CompiledJob, other: CompiledJob) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from clonos.branch import Branch, Budget, CannotReplace
+from clonos.branch import Branch, Budget
+from clonos.errors import CannotReplace
 from clonos.named import named, named_job
 from clonos.replay.command import add_past, begin_again_with_the_seed_of
 from clonos.replay.past import read

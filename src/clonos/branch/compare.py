@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.branch.errors import CannotReplace
+from clonos.errors import CannotReplace
 
 SHOWN: Final = 10
 """How many rows are printed."""

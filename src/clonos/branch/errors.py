@@ -7,7 +7,3 @@ from clonos.errors import ClonosError
 
 class Unanswered(ClonosError):
     """A function of a branch asks something that neither the log nor anybody else answers."""
-
-
-class CannotReplace(ClonosError):
-    """A replacement does not fit in the place of what it replaces."""

@@ -30,6 +30,7 @@ from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.program import Batch
 from clonos.core.step import arguments_digest
 from clonos.errors import OperatorError
+from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay import Replay, ReplayedTask
@@ -75,12 +76,6 @@ class Note(NamedTuple):
     kind: Kind | None
     clock_ms: int
     wake_ms: int | None
-
-
-def function_name(fn: Any) -> str:
-    """How a function is called in bills and options: ``Judge``, ``ask_model``."""
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return str(named.__qualname__).rpartition("<locals>.")[2]
 
 
 def question_of(program: ChainProgram, call: CallId, request: Request) -> Question:

@@ -23,6 +23,7 @@ from clonos.columns.durations import parse_duration
 from clonos.errors import CannotUpgrade, OtherJob
 from clonos.graph.compile import CompiledJob, compile_graph
 from clonos.graph.logical import LogicalGraph
+from clonos.graph.replaced import replaced
 from clonos.graph.rescaled import rescaled
 from clonos.nodes.events import StopAsked
 from clonos.nodes.views import DriverView, JobEvent, JobProgress, JobStatus, SlotView, TaskView
@@ -268,6 +269,38 @@ class RunningJob:
         """
         self._replace(job.graph, parse_duration(within) / 1000, drop_state)
 
+    def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
+        """Go on with what a branch has tried; see :meth:`upgrade`.
+
+        Its functions take the place of the job's, from the first row on that those have not seen.
+        State stays the job's: nothing that the branch has made of the past comes into it.
+
+        Parameters
+        ----------
+        branch
+            A :class:`clonos.Branch` of this job.
+        within
+            How long the job may take to settle.
+
+        Raises
+        ------
+        CannotReplace
+            The functions do not fit the graph that runs now.
+        CannotUpgrade, NotSettled
+            See :meth:`upgrade`.
+
+        Examples
+        --------
+        >>> branch = job.branch(at="08:00", replace={"judge": careful})  # doctest: +SKIP
+        >>> running.adopt(branch)  # doctest: +SKIP
+        """
+        changes = branch.replaces
+        if isinstance(changes, Mapping):
+            graph = replaced(self._defined(), changes)
+        else:
+            graph = changes.graph
+        self._replace(graph, parse_duration(within) / 1000, ())
+
     def rescale(
         self, parallelism: int | Mapping[str, int], *, within: str | timedelta = "30 seconds"
     ) -> None:
@@ -285,11 +318,15 @@ class RunningJob:
         --------
         >>> running.rescale({"totals": 4})  # doctest: +SKIP
         """
+        graph = rescaled(self._defined(), parallelism)
+        self._replace(graph, parse_duration(within) / 1000, ())
+
+    def _defined(self) -> LogicalGraph:
         if self.graph is None:
             raise CannotUpgrade(
                 "nobody says what the job was compiled from", remedy="start it with job.start(...)"
             )
-        self._replace(rescaled(self.graph, parallelism), parse_duration(within) / 1000, ())
+        return self.graph
 
     def _replace(self, graph: LogicalGraph, settle_s: float, drop_state: Collection[str]) -> None:
         compiled = compile_graph(graph)

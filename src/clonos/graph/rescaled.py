@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from clonos.columns.keys import KEY_GROUPS
 from clonos.errors import CannotUpgrade
-from clonos.graph.logical import Edge, LogicalGraph, Vertex
+from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.graph.rebuilt import rebuilt
 from clonos.operators.operations import AggregateWindows, TopOfWindows
 from clonos.operators.router import Routing
 
@@ -57,21 +58,16 @@ def rescaled(graph: LogicalGraph, parallelism: int | Mapping[str, int]) -> Logic
                 where=graph.name,
                 remedy=f"give whole numbers from 1 to {KEY_GROUPS}",
             )
-    made: dict[int, Vertex] = {}
-    for vertex in graph.vertices:
-        edges = tuple(replace(edge, vertex=made[edge.vertex.id]) for edge in vertex.edges)
-        count = _count(vertex, edges, parallelism, graph.name)
-        made[vertex.id] = replace(vertex, parallelism=count, edges=edges)
-    feedback = {
-        number: None if edge is None else replace(edge, vertex=made[edge.vertex.id])
-        for number, edge in graph.feedback.items()
-    }
-    return replace(graph, vertices=list(made.values()), feedback=feedback)
+    return rebuilt(
+        graph,
+        lambda vertex, was: replace(
+            vertex, parallelism=_count(vertex, was, parallelism, graph.name)
+        ),
+    )
 
 
-def _count(
-    vertex: Vertex, edges: tuple[Edge, ...], parallelism: int | Mapping[str, int], job: str
-) -> int:
+def _count(vertex: Vertex, was: Vertex, parallelism: int | Mapping[str, int], job: str) -> int:
+    edges = vertex.edges
     if _takes_all(vertex):
         if isinstance(parallelism, Mapping) and parallelism.get(vertex.name, 1) != 1:
             raise CannotUpgrade(
@@ -86,7 +82,7 @@ def _count(
     elif any(edge.routing is not Routing.FORWARD for edge in edges):
         return parallelism
     is_next = edges and edges[0].routing is Routing.FORWARD
-    if is_next and vertex.edges[0].vertex.parallelism == vertex.parallelism:
+    if is_next and was.edges[0].vertex.parallelism == was.parallelism:
         return edges[0].vertex.parallelism
     return vertex.parallelism
 

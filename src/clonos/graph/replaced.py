@@ -1,0 +1,96 @@
+"""A graph with other functions in some of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from clonos.errors import CannotReplace
+from clonos.graph.logical import LogicalGraph
+from clonos.graph.rebuilt import rebuilt
+from clonos.operators import operations as op
+from clonos.operators.operations import Operation
+from clonos.operators.process import Process
+
+
+def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:
+    """The same graph with other functions, by name of the operator; it stays as it is.
+
+    Raises
+    ------
+    CannotReplace
+        There is no such operator, or it has no function of the user's.
+
+    Examples
+    --------
+    >>> import clonos
+    >>> job = clonos.Job()
+    >>> rows = job.source(clonos.sources.from_batches([], "n long"), name="numbers")
+    >>> rows.filter(lambda row: row.n > 1, name="some").sink(clonos.sinks.collect(), name="out")
+    >>> fn = replaced(job.graph, {"some": lambda row: row.n > 2}).vertices[1].operation.fn
+    >>> fn is job.graph.vertices[1].operation.fn
+    False
+    """
+    require_there(graph.name, (vertex.name for vertex in graph.vertices), functions)
+    return rebuilt(
+        graph,
+        lambda vertex, _: (
+            replace(
+                vertex,
+                operation=with_function(vertex.name, vertex.operation, functions[vertex.name]),
+            )
+            if vertex.name in functions
+            else vertex
+        ),
+    )
+
+
+def require_there(job: str, names: Iterable[str], functions: Mapping[str, Any]) -> None:
+    """Raise `CannotReplace` if a job has no operator of one of the names."""
+    known = sorted(set(names))
+    if unknown := functions.keys() - set(known):
+        raise CannotReplace(
+            f"there is no operator {min(unknown)!r}",
+            where=job,
+            remedy=f"the operators are {', '.join(known)}; name= names one",
+        )
+
+
+def with_function(name: str, operation: Operation, fn: Any) -> Operation:
+    """An operation with another function of the user's.
+
+    Raises
+    ------
+    CannotReplace
+        It has none, or this one does not fit.
+    """
+    match operation:
+        case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
+            return replace(operation, policy=replace(policy, fn=fn))
+        case op.ProcessRows():
+            is_fitting = isinstance(fn, Process)
+            change = {"process": fn}
+        case op.Map() | op.FlatMap() | op.Filter() | op.MapBatches() | op.WithColumn():
+            is_fitting = callable(fn) and not isinstance(fn, Process)
+            change = {"fn": fn}
+        case _:
+            raise CannotReplace(
+                f"{name!r} has no function that could be replaced",
+                where=name,
+                remedy="replace the functions of map, flat_map, filter, map_batches, with_column, "
+                "map_async and with_column_async, or a Process",
+            )
+    if not is_fitting:
+        raise CannotReplace(
+            f"{function_name(fn)} cannot replace what {name!r} runs",
+            where=name,
+            remedy="give a clonos.Process for a Process, and a function for a function",
+        )
+    return replace(operation, **change)
+
+
+def function_name(fn: Any) -> str:
+    """How a function is called in bills and options: ``Judge``, ``ask_model``."""
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return str(named.__qualname__).rpartition("<locals>.")[2]
