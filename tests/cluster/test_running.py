@@ -11,8 +11,9 @@ import pytest
 import clonos
 from clonos.cluster import driver
 from clonos.cluster.audience import JobAudience, Warnings
-from clonos.errors import CannotUpgrade
+from clonos.errors import CannotUpgrade, OtherJob
 from clonos.nodes.events import StopAsked
+from clonos.sinks.errors import OutputExists
 
 
 @pytest.fixture
@@ -42,6 +43,26 @@ def test_a_job_that_was_told_to_stop_does_not_begin_again_with_another_graph(run
     with pytest.raises(CannotUpgrade, match="the job was told to stop"):
         running.upgrade(job())
     assert running._setup.told == [StopAsked(None)]
+
+
+def test_what_leaves_a_job_without_a_driver_is_what_wait_says(running, monkeypatch):
+    """The switch was made, and then the new graph could not begin."""
+    succession = SimpleNamespace(
+        require=lambda _: None, look=lambda _: True, has_stopped=lambda: True
+    )
+
+    def begun(*_: Any, upgrade: bool, **__: Any) -> Any:
+        running._loop.over.set()
+        raise OutputExists("the new sink's folder is taken") if upgrade else OtherJob("a new graph")
+
+    running._setup.page, running._setup.compiled = None, running._setup
+    monkeypatch.setattr(driver, "Succession", lambda *_: succession)
+    monkeypatch.setattr(driver, "DriverSetup", begun)
+    with pytest.raises(OutputExists):
+        running.upgrade(job())
+    running._setup.audience = SimpleNamespace(join=lambda _: None)
+    with pytest.raises(OutputExists, match="taken"):
+        running.wait(1)
 
 
 def test_who_has_begun_to_listen_goes_on_when_the_driver_is_another():

@@ -291,17 +291,17 @@ def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
     events = job.source(
         staged(kit, tmp_path, rows), name="events", parallelism=1, rows_per_second=1000.0
     )
-    judged = events.map(lambda row: (row.n, "old"), "n long, prompt string", name="judge")
+    judged = events.map(lambda row: (row.at, "old"), "at timestamp, prompt string", name="judge")
     judged.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
     kit.wait_rows(running, 100)
-    branch = job.branch(at="oldest", replace={"judge": lambda row: (row.n, "new")})
-    assert branch.compare(keys=["n"]).count("changed") == branch.rows().num_rows > 0
+    branch = job.branch(at="oldest", replace={"judge": lambda row: (row.at, "new")})
+    assert branch.compare(keys=["at"]).count("changed") == branch.rows().num_rows > 0
     running.adopt(branch, within="60 seconds")
     running.rescale(1)  # what was adopted stays
     all_the_rest(kit, tmp_path)
-    found = running.wait(300).table("out").sort_by("n")
-    assert found["n"].to_pylist() == list(range(rows))
+    found = running.wait(300).table("out").sort_by("at")
+    assert found["at"].to_pylist() == sorted(at for at, _, _ in map(kit.row, range(rows)))
     prompts = found["prompt"].to_pylist()
     assert prompts == sorted(prompts, reverse=True), "the old one, then the new one"
     assert 100 <= prompts.count("old") < rows

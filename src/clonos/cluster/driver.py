@@ -131,6 +131,7 @@ class RunningJob:
         }
         self._succeeding = threading.Lock()  # while another driver takes over
         self._is_to_end = False
+        self._left_by: BaseException | None = None  # what has left the job without a driver
         self._is_driven_by(
             DriverSetup(
                 compiled,
@@ -190,8 +191,8 @@ class RunningJob:
                 if loop is self._loop:  # else another driver has taken over
                     break
         setup.audience.join(LISTENERS_S)
-        if loop.error is not None:
-            raise loop.error
+        if (error := loop.error or self._left_by) is not None:
+            raise error
         return JobResult(self._view, setup.keeper.forgiven, self.warnings, setup.delivered)
 
     def stop(self, *, settle: str | timedelta | None = None) -> bool:
@@ -359,11 +360,13 @@ class RunningJob:
                     **how,
                 )
             )
-        except BaseException:
+        except BaseException as error:
             if succession.has_stopped():
-                with suppress(OtherJob):  # the switch was made: the new graph is to be started
+                self._left_by = error  # if the switch was made, only the new graph can be started
+                with suppress(OtherJob):
                     how |= {"standby": False, "upgrade": False, "drop_state": ()}
                     self._go_on(DriverSetup(before.compiled, self.spark, **how))
+                    self._left_by = None
             raise
 
     def _go_on(self, setup: DriverSetup) -> None:
