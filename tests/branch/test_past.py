@@ -112,7 +112,8 @@ def test_raises(clonos_past):
 """
 
 
-def test_the_fixture_finds_files_beside_the_test(pytester, path):
+def test_the_fixture_finds_files_beside_the_test(pytester, path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # it may be installed, or not yet
     content = path.read_bytes()
     pytester.mkdir("deep")
     (pytester.path / "deep" / "pasts").mkdir()
@@ -121,7 +122,7 @@ def test_the_fixture_finds_files_beside_the_test(pytester, path):
     (pytester.path / "deep" / "test_night.py").write_text(TEST)
     root = Path(__file__).parents[2]
     result = pytester.runpytest_subprocess(
-        *("-p", "clonos.pytest_plugin", "-p", "no:xdist", "-c", "/dev/null"),
+        *("-p", "clonos.pytest_plugin", "-c", "/dev/null"),
         *(f"--rootdir={pytester.path}", "-o", f"pythonpath={root} {root / 'src'}"),
     )
     result.assert_outcomes(passed=1, failed=2)

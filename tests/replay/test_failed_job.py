@@ -57,7 +57,12 @@ def bundle_is_enough(checkpoint, out, said):
     tested = run(
         *("-m", "pytest", "-q", "-p", "clonos.pytest_plugin", "-p", "no:cacheprovider"),
         *("-c", os.devnull, "-o", f"pythonpath={HERE}", out.parent / "test_night.py"),
-        env={**os.environ, "PYTHONHASHSEED": "0", "SAID": said},  # as in the slots
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # it may be installed, or not yet
+            "PYTHONHASHSEED": "0",  # as in the slots
+            "SAID": said,
+        },
     )
     assert tested.returncode == 0, tested.stdout
     away.rename(checkpoint)
