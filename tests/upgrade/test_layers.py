@@ -219,6 +219,10 @@ def test_a_source_that_has_ended_is_not_replaced_in_silence():
     made.source(clonos.sources.rate(5), name="rows", parallelism=2).sink(
         clonos.sinks.collect(), name="out"
     )
+    other = clonos.Job("job", parallelism=2)
+    now = other.source(clonos.sources.rate(5), name="new", parallelism=2)
+    now.filter(lambda row: row.value > 1, name="rows").sink(clonos.sinks.collect(), name="out")
+    assert before.upgraded(other, drop_state=["kept"]).layers  # that it is gone is no matter
     with pytest.raises(CannotUpgrade, match="has ended: nothing would be read") as told:
         before.upgraded(made, drop_state=["kept"])
     assert told.value.where == "rows"
@@ -243,6 +247,8 @@ def test_rows_that_the_checkpoint_keeps_are_not_read_as_those_of_another_source(
     before, spooled = Before(job(2, readers=1)), replace(compiled, codes=codes)
     with pytest.raises(CannotUpgrade, match="still has rows of the source"):
         redistribute(before.shape, before.layers, spooled, SEALED, ["rows"])
+    with pytest.raises(CannotUpgrade, match="still has rows of the source"):  # whatever else goes
+        redistribute(before.shape, before.layers, spooled, SEALED, ["rows", "kept"])
     other = describe(job(2, readers=1).compile())
     for task in other["tasks"].values():
         task["operators"] = [["other", *rest] for _, *rest in task["operators"]]

@@ -154,6 +154,9 @@ class Redistribution:
                 f"drop_state names {name!r}, and the job had no operator of this name",
                 remedy=f"it had {', '.join(before.homes)}",
             )
+        for code in self._compiled.codes:
+            if _is_spooled(code) and code.source_name in self._dropped:
+                raise _old_rows(code.source_name)
         for name in before.homes:
             if name in self._dropped:
                 continue
@@ -165,7 +168,11 @@ class Redistribution:
                 )
             if name in now.homes and self._has_state(name):
                 self._require_fitting(name)
-            elif name in now.sources and before.sources.get(name) != now.sources[name]:
+            elif (
+                name in before.sources
+                and name in now.sources
+                and before.sources[name] != now.sources[name]
+            ):
                 raise CannotUpgrade(
                     "the source of this name has ended: nothing would be read from another one",
                     where=name,
@@ -197,10 +204,6 @@ class Redistribution:
                     remedy=f"give the changed operator another name, and {_SAME_GRAPH}"
                     f"drop_state=[{name!r}]",
                 )
-
-        for code in self._compiled.codes:
-            if _is_spooled(code) and code.source_name in self._dropped:
-                raise _old_rows(code.source_name)
 
     # --- one task ---------------------------------------------------------------------------------
 
