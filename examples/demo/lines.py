@@ -72,7 +72,7 @@ class LineServer:
         self._lines = [line.encode() + b"\n" for line in lines]
         self._repeats, self._rate, self._clients = repeats, rate, clients
         self._until = until
-        self._sent = 0  # lines that somebody was sent, and all before them
+        self._sent = 0  # lines that somebody may have, and all before them
         self._lock = threading.Lock()
         self._order = itertools.count()
         self._started = 0.0
@@ -115,25 +115,34 @@ class LineServer:
 
     def _send(self, connection: socket.socket, wish: Wish) -> None:
         number = wish.part + wish.resume * wish.parts
-        while self._lines and number < (end := self._end()):
-            due = self._due(end)
-            stop = min(due, number + _SEND_LINES * wish.parts)
-            if number >= stop:
+        while self._lines and (numbers := self._take(number, wish.parts)) is not None:
+            if not numbers:
                 time.sleep(_PAUSE_SECONDS)
                 continue
-            numbers = range(number, stop, wish.parts)
             connection.sendall(b"".join([self._lines[n % len(self._lines)] for n in numbers]))
             number = numbers[-1] + wish.parts
-            with self._lock:
-                self._sent = max(self._sent, number)
+
+    def _take(self, number: int, parts: int) -> range | None:
+        """The next lines from `number` on that may be sent now; None at the end.
+
+        They count as sent before they are: a client that has a line finds it whenever it comes
+        back, although the connection broke before all of them had left.
+        """
+        with self._lock:
+            self._sent = max(self._sent, number)
+            end = self._end()
+            if number >= end:
+                return None
+            numbers = range(number, min(self._due(end), number + _SEND_LINES * parts), parts)
+            if numbers:
+                self._sent = max(self._sent, numbers[-1] + 1)
+            return numbers
 
     def _end(self) -> int:
         """The number of lines that there are, as far as that is known."""
         if self._until is not None and self._until.exists():
-            with self._lock:
-                if self._until is not None:  # decided once: the same for all that come later
-                    self._repeats = max(1, -(-self._sent // len(self._lines)))
-                    self._until = None
+            self._repeats = max(1, -(-self._sent // len(self._lines)))
+            self._until = None  # decided once: the same for all that come later
         if self._until is not None:
             return sys.maxsize
         return self._repeats * len(self._lines) if self._repeats else sys.maxsize

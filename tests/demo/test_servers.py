@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from examples.demo.client import ServiceError, check_words
+from examples.demo.lines import LineServer, Wish
 from examples.demo.process import ServerFailed, ServerProcess
 from examples.demo.text import load_text
 from examples.demo.words import words_of
@@ -203,6 +204,17 @@ def test_lines_are_sent_until_somebody_says_so(text, tmp_path):
         assert (25 + len(rest)) % 10 == 0, "the last pass is whole"
         assert rest == [f"line {n % 10}" for n in range(25, 25 + len(rest))]
         assert receive(server.port, b"RESUME 25\n") == rest, "there are as many for everybody"
+
+
+def test_lines_count_as_sent_although_the_connection_broke(tmp_path):
+    """The client may have them all, although the server knows of none."""
+    server = LineServer([str(n) for n in range(10)], 1, 0, 1, until=tmp_path / "tap")
+    near, far = socket.socketpair()
+    far.close()
+    with server._listener, near, pytest.raises(BrokenPipeError):
+        server._send(near, Wish(0, 0, 1))
+    (tmp_path / "tap").touch()
+    assert server._take(25, 1) == range(25, 1000)
 
 
 def test_lines_are_sent_repeated_and_resumed(text):
