@@ -181,6 +181,11 @@ class CallOperator(Operator):
     def makes_calls(self) -> bool:
         return True
 
+    @property
+    def per_key(self) -> int | None:
+        """So many calls of a key are open at most; None: any number."""
+        return None if self._lanes is None else self._lanes.per_key
+
     def open_calls(self) -> dict[int, Request]:
         found = {n: r for n, r in self._waiting.items() if n not in self._answered}
         if self._policy.budget is None or self._policy.effect is not None:

@@ -45,7 +45,7 @@ class Lanes:
     """
 
     def __init__(self, keys: Sequence[str], per_key: int | None, store: KeyedStore) -> None:
-        self._keys, self._per_key, self._store = tuple(keys), per_key, store
+        self._keys, self.per_key, self._store = tuple(keys), per_key, store
         self.rows: dict[int, bytes] = {}
         self.held = 0
         self._lanes: defaultdict[bytes, deque[int]] = defaultdict(deque)
@@ -103,7 +103,7 @@ class Lanes:
         while asked < came and len(calls) < most:
             asked += 1
             key = self.rows[asked]
-            if self._per_key is None or self._open[key] < self._per_key:
+            if self.per_key is None or self._open[key] < self.per_key:
                 self._open[key] += 1
                 calls.append(asked)
             else:
@@ -121,7 +121,7 @@ class Lanes:
 
     def _give_places(self, key: bytes) -> None:
         holds = self._holds.get(key)
-        while holds and (self._per_key is None or self._open[key] < self._per_key):
+        while holds and (self.per_key is None or self._open[key] < self.per_key):
             self._open[key] += 1
             heappush(self._due, holds.popleft())
 
