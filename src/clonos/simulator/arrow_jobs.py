@@ -253,7 +253,7 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
         job.bad_records.sink(sinks.collect(), name="bad")
     stream = with_calls(stream, Random(random.getstate()[1][0]))
     by_key = Random(random.getstate()[1][2])
-    if has_order := by_key.random() < 0.25:
+    if has_order := by_key.random() < 0.4:
         stream = with_order(stream, SCHEMA, look_up, by_key)
     if random.random() < 0.4:
         stream = stream.union(stream.filter(lambda row: row.id % 3 == 0, name="third"))

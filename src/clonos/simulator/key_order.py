@@ -23,8 +23,8 @@ def with_order(
     """Rows are numbered within their key, wait for calls, and must come in the order of their
     numbers."""
     calls: dict[str, Any] = {
-        "in_flight": random.choice((1, 3, 10)),
-        "per_key": random.choice((None, 1, 2)),
+        "in_flight": random.choice((2, 5, 10)),
+        "per_key": random.choice((None, 1, 1, 2)),
         "ordered": random.choice(("key", "key", True)),
         "on_error": lambda *_: -1,
     }
