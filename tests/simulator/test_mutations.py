@@ -16,6 +16,7 @@ from clonos.simulator import (
     endings,
     floor_invariants,
     invariants,
+    key_order,
     litter,
     long_logs,
     past,
@@ -76,6 +77,7 @@ def checks() -> set[str]:
     for module in (
         invariants,
         floor_invariants,
+        key_order,
         endings,
         litter,
         long_logs,

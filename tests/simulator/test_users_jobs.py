@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.operators.asking import CallTable
 from clonos.simulator.user_job import answers
 from clonos.state.stores import KeyedStore
 from clonos.testing import CannotSimulate, SimulationFailed, simulate
@@ -98,6 +99,49 @@ def test_where_a_batch_ends_is_state(monkeypatch):
     monkeypatch.setattr(KeyedStore, "put", forgetful)
     with pytest.raises(SimulationFailed):
         simulate(users.batched(), ROWS, services={"scores": as_scores}, seeds=40)
+
+
+def score_of(text):
+    return len(text) / 2
+
+
+SAID = sorted((f"{user} {cents}!", score_of(f"{user} {cents}!")) for user, cents in ROWS)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
+    told, most = CallTable.add, [0]
+
+    def counting(table, number, kept):
+        request = told(table, number, kept)
+        most[0] = max(most[0], len(table.requests()))
+        return request
+
+    monkeypatch.setattr(CallTable, "add", counting)
+
+    def check(outputs):
+        assert sorted(map(tuple, map(dict.values, outputs["out"].to_pylist()))) == SAID
+
+    job, fakes = users.talking(in_flight), {"score": score_of}
+    done = simulate(job, ROWS, services=fakes, seeds=20, check=check)
+    assert done.deaths
+    done = simulate(job, ROWS[:4], services=fakes, seeds=1, every_step=True)
+    assert done.deaths >= done.runs - 1, "the last step may end the job"
+    assert most[0] == in_flight
+
+
+def test_calls_that_wait_are_state(monkeypatch):
+    """Who forgets them never asks."""
+    told = KeyedStore.put_kept
+
+    def forgetful(store, key, group, kept):
+        told(store, key, group, kept)
+        if key[:1] == b"w":
+            store._dirty.pop(key)
+
+    monkeypatch.setattr(KeyedStore, "put_kept", forgetful)
+    with pytest.raises(SimulationFailed):
+        simulate(users.talking(), ROWS, services={"score": score_of}, seeds=40)
 
 
 def test_rows_that_can_be_read_once_are_read_by_all_tasks():

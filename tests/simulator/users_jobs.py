@@ -98,6 +98,29 @@ def calling():
     return job
 
 
+class Talk(clonos.Process):
+    """Asks twice about each row."""
+
+    def open(self, ctx):
+        self.score = ctx.service("score", score)
+
+    def on_row(self, row, ctx):
+        self.score.ask(f"{row.user} {row.cents}", then="on_first")
+
+    def on_first(self, reply, ctx):
+        self.score.ask(f"{reply.arguments[0]}!", then="on_second")
+
+    def on_second(self, reply, ctx):
+        yield reply.arguments[0], reply.get()
+
+
+def talking(in_flight=2):
+    job, rows = payments()
+    talks = rows.key_by("user").process(Talk(), "said string, score double", in_flight=in_flight)
+    talks.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
 async def scores(users: list[str]) -> list[float]:
     raise AssertionError("a simulation calls no service")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import require_columns
@@ -29,7 +29,8 @@ class CallOptions(PolicyOptions, total=False):
     """What :func:`call_policy` understands."""
 
     in_flight: int
-    ordered: bool
+    ordered: bool | Literal["key"]
+    per_key: int | None
     on_error: Callable[..., Any] | None
     identity: str | Sequence[str] | None
     batch: int | None
@@ -41,9 +42,11 @@ def call_policy(
     where: str,
     values: Sequence[str],
     columns: pa.Schema,
+    keys: Sequence[str],
     *,
     in_flight: int = 100,
-    ordered: bool = True,
+    ordered: bool | Literal["key"] = True,
+    per_key: int | None = None,
     on_error: Callable[..., Any] | None = None,
     identity: str | Sequence[str] | None = None,
     batch: int | None = None,
@@ -58,7 +61,12 @@ def call_policy(
         So many calls are open at most, in each task; then its input waits.
     ordered
         Rows go on in the order in which they came. Else each goes on as soon as it has its answer,
-        but a watermark never overtakes a row.
+        but a watermark never overtakes a row. With ``"key"``, rows of one key of a keyed stream go
+        on in their order, and wait for no others.
+    per_key
+        So many calls of one key are open at most, in a keyed stream; with 1, a call is made when
+        that of the key's row before is over. Rows of other keys pass by; if as many rows wait for
+        others of their key as `in_flight` says, the input waits.
     on_error
         ``on_error(row, error)`` (or ``on_error(value, ..., error)``) makes what the call should
         have answered. By default an error is that of a bad record: the job fails, or with
@@ -103,7 +111,37 @@ def call_policy(
         )
     require_columns(columns, names, where)
     policy = _batched(policy, values, names, batch, batch_within)
-    return policy, {"ordered": bool(ordered), "on_error": on_error, "identity": names}
+    _require_lanes(policy, keys, ordered, per_key)
+    then = {"on_error": on_error, "identity": names, "per_key": per_key}
+    return policy, {"ordered": ordered if ordered == "key" else bool(ordered), **then}
+
+
+def _require_lanes(
+    policy: Policy, keys: Sequence[str], ordered: bool | Literal["key"], per_key: int | None
+) -> None:
+    """Raise `WrongType` if what is said of the rows of one key cannot be meant so."""
+    where = policy.name
+    if ordered not in (True, False, "key"):
+        raise WrongType(f"ordered={ordered!r}", where=where, remedy='give True, False or "key"')
+    if per_key is not None and (type(per_key) is not int or per_key < 1):
+        raise WrongType(
+            f"per_key={per_key!r}", where=where, remedy="give a number from 1 on, or None"
+        )
+    if ordered != "key" and per_key is None:
+        return
+    said = 'ordered="key"' if per_key is None else f"per_key={per_key}"
+    if not keys:
+        raise WrongType(
+            f"{said}, and rows of this stream have no key",
+            where=where,
+            remedy="write key_by(...) before it",
+        )
+    if policy.batch is not None:
+        raise WrongType(
+            f"{said}, and with batch= a call is about rows of several keys",
+            where=where,
+            remedy="leave one of the two out",
+        )
 
 
 def _batched(

@@ -204,8 +204,9 @@ class KeyedStream(Stream):
     ) -> Stream:
         """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
 
-        ``in_flight``: so many calls of its services are open in a task before its input waits;
-        ``effects``: some of its services are effects (:func:`clonos.effect`).
+        ``in_flight``: so many calls of its services are open in a task at most; what is asked
+        beyond that waits, and so does its input. ``effects``: some of its services are effects
+        (:func:`clonos.effect`).
         """
         if not isinstance(process, Process):
             raise WrongType(

@@ -135,10 +135,10 @@ class Stream(ColumnOperations):
             must not be called twice, declared with :func:`clonos.effect`. It returns what
             :meth:`map` may return, in plain values, at most 256 KiB.
         how
-            See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True``,
-            ``timeout="60 seconds"``, ``attempts=1``, ``backoff=("100 ms", "10 seconds")``,
-            ``per_second=None``, ``hedge=None``, ``on_error=None``, ``identity=None``,
-            ``batch=None``, ``batch_within=None``.
+            See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True`` (or
+            ``"key"``), ``per_key=None``, ``timeout="60 seconds"``, ``attempts=1``,
+            ``backoff=("100 ms", "10 seconds")``, ``per_second=None``, ``hedge=None``,
+            ``on_error=None``, ``identity=None``, ``batch=None``, ``batch_within=None``.
 
         Examples
         --------
@@ -149,6 +149,12 @@ class Stream(ColumnOperations):
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
 
+        One call of a user after the other, and other users do not wait:
+
+        >>> by_id = rows.key_by("id")
+        >>> by_id.map_async(judge, "id long, verdict string", ordered="key", per_key=1).schema.names
+        ['id', 'verdict']
+
         One call for up to 16 rows:
 
         >>> async def judge_all(rows):
@@ -157,9 +163,10 @@ class Stream(ColumnOperations):
         >>> rows.map_async(judge_all, "id long, verdict string", **together).schema.names
         ['id', 'verdict']
         """
-        policy, then = call_policy(fn, name or "map_async", ("row",), self.schema, **how)
+        where, keys = name or "map_async", self._edge.keys
+        policy, then = call_policy(fn, where, ("row",), self.schema, keys, **how)
         parsed = parse_schema(schema)
-        operation = op.MapAsync(policy, self.schema, parsed, self._edge.keys, then)
+        operation = op.MapAsync(policy, self.schema, parsed, keys, then)
         known = {"has_effects": policy.effect is not None}
         vertex = self._add("map_async", name, parsed, parallelism, operation, **known)
         return Stream(self._job, vertex)
@@ -188,7 +195,7 @@ class Stream(ColumnOperations):
         """
         where = name or "with_column_async"
         require_columns(self.schema, of, where)
-        policy, then = call_policy(fn, where, of, self.schema, **how)
+        policy, then = call_policy(fn, where, of, self.schema, self._edge.keys, **how)
         field, schema = self._with_field(column, where)
         operation = op.WithColumnAsync(
             policy, self.schema, of, field.name, schema, self._edge.keys, then

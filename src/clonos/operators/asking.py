@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from struct import Struct
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from clonos.operators.service import Policy
 from clonos.state.stores import Facts, KeyedStore
 
 _ADDRESS: Final = Struct(">cq")
-_KIND: Final = b"c"
+_OPEN: Final = b"c"
+_WAITS: Final = b"w"
 
 
 class Reply:
@@ -64,7 +66,7 @@ class Asked:
 
 
 class Call:
-    """A call of a process that is open, or about to be asked.
+    """A call of a process that is open, or waits to be asked.
 
     ``origin``: the number of the call that its conversation began with; 0: it begins with this one.
     ``kind``: the fingerprint of its :class:`~clonos.operators.service.Policy`.
@@ -111,24 +113,32 @@ class Call:
 
 
 class CallTable:
-    """The open calls of a process, by number.
+    """The calls of a process, by number: those that are open, and those that wait to be asked.
+
+    At most `in_flight` are open, whoever asks. When one is over, the next is of the conversation
+    that began first: conversations end, and watermarks go on.
 
     Parameters
     ----------
     store
         Where they are kept, beside values and timers.
+    in_flight
+        So many may be open.
     """
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: KeyedStore, in_flight: int) -> None:
         self.policies: dict[str, Policy] = {}
         self._purses: dict[str, Purse] = {}
         self._under_way: Counter[str] = Counter()  # open calls, by service
         self._info: OperatorInfo
-        self._store = store
+        self._store, self._in_flight = store, in_flight
         self._open: dict[int, Call] = {}
+        self._waiting: dict[int, Call] = {}
+        self._queue: list[tuple[int, int]] = []  # a heap of those: origin and number
+        self.nbytes = 0  # of what all of them are asked
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._waiting)
 
     def declare(self, name: str, policy: Policy, info: OperatorInfo, facts: Facts) -> None:
         """A service that may be asked, by this operator."""
@@ -150,28 +160,39 @@ class CallTable:
                 raise EffectUnknown(error.what, where=f"{self._info.where}: {service}")
 
     @property
-    def nbytes(self) -> int:
-        """Of what they are asked."""
-        return sum(call.nbytes for call in self._open.values())
-
-    @property
     def first(self) -> int | None:
         """With which call the oldest conversation began that is not over."""
-        return min(self._origins(), default=None)
+        oldest = self._queue[:1]
+        return min([*_origins(self._open), *(origin for origin, _ in oldest)], default=None)
 
     @property
     def newest(self) -> int | None:
         """... the newest one."""
-        return max(self._origins(), default=None)
+        return max([*_origins(self._open), *_origins(self._waiting)], default=None)
 
-    def _origins(self) -> list[int]:
-        return [call.origin or number for number, call in self._open.items()]
+    def add(self, number: int, kept: bytes) -> Request | None:
+        """One more call, as :meth:`Call.kept` has it: what user code does with its arguments now is
+        nothing to the call. Returns what to ask; None: it waits."""
+        call = Call.of(kept)
+        self.nbytes += call.nbytes
+        if not self._queue and len(self._open) < self._in_flight:
+            return self._ask(number, call, kept)
+        self._waiting[number] = call
+        heappush(self._queue, (call.origin or number, number))
+        self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, kept)
+        return None
 
-    def add(self, number: int, kept: bytes) -> Request:
-        """A call is asked, as :meth:`Call.kept` has it: what user code does with its arguments
-        now is nothing to the call."""
-        call = self._open[number] = Call.of(kept)
-        self._store.put_kept(_ADDRESS.pack(_KIND, number), call.group, kept)
+    def due(self) -> Iterator[tuple[int, Request]]:
+        """Those that have waited, and may be asked now."""
+        while self._queue and len(self._open) < self._in_flight:
+            _, number = heappop(self._queue)
+            call = self._waiting.pop(number)
+            self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
+            yield number, self._ask(number, call, call.kept())
+
+    def _ask(self, number: int, call: Call, kept: bytes) -> Request:
+        self._open[number] = call
+        self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, kept)
         request = self._request(number, call, self._under_way[call.service])
         self._under_way[call.service] += 1
         return request
@@ -179,13 +200,14 @@ class CallTable:
     def take(self, outcome: Outcome) -> Call:
         """It is over."""
         call = self._open.pop(outcome.number)
+        self.nbytes -= call.nbytes
         self._under_way[call.service] -= 1
         self._purses[call.service].pay((outcome,))
-        self._store.put(_ADDRESS.pack(_KIND, outcome.number), call.group, None)
+        self._store.put_kept(_ADDRESS.pack(_OPEN, outcome.number), call.group, None)
         return call
 
     def requests(self) -> dict[int, Request]:
-        """All of them, in their order."""
+        """Of those that are open, in their order."""
         found: dict[int, Request] = {}
         before: Counter[str] = Counter()
         for number, call in sorted(self._open.items()):
@@ -198,14 +220,18 @@ class CallTable:
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """The store took a delta: note the calls in it."""
+        kinds = {_OPEN: self._open, _WAITS: self._waiting}
         for address, value in zip(keys, values, strict=True):
-            if address[:1] == _KIND:
+            if (calls := kinds.get(address[:1])) is not None:
                 _, number = _ADDRESS.unpack(address)
                 if value is None:
-                    self._open.pop(number, None)
+                    calls.pop(number, None)
                 else:
-                    self._open[number] = Call.of(value)
+                    calls[number] = Call.of(value)
+        self._queue = [(call.origin or n, n) for n, call in self._waiting.items()]
+        heapify(self._queue)
         self._under_way = Counter(call.service for call in self._open.values())
+        self.nbytes = sum(call.nbytes for calls in kinds.values() for call in calls.values())
 
     def _request(self, number: int, call: Call, under_way: int) -> Request:
         digest = arguments_digest([call.service, *call.arguments], {})
@@ -221,6 +247,10 @@ class CallTable:
         key = self._info.numbered_effect_key(number) if policy.effect else ""
         payer = self._purses[call.service].policy(under_way)
         return Request(payer, call.arguments, digest, key)
+
+
+def _origins(calls: dict[int, Call]) -> Iterator[int]:
+    return (call.origin or number for number, call in calls.items())
 
 
 def method_of(process: object, name: str, where: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from struct import Struct
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.cuts import Cuts
+from clonos.operators.lanes import Lanes
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
@@ -42,7 +43,8 @@ OnError = Callable[..., Any]
 class CallOperator(Operator):
     """Asks a call per row, or per batch of rows, and makes rows of the answers.
 
-    Rows are numbered as they come, and ask in that order; a call has the number of its first row.
+    Rows are numbered as they come, and ask in that order, except those that are held because of
+    `per_key`; a call has the number of its first row.
     A watermark waits until all rows before it are done.
 
     Parameters
@@ -52,7 +54,9 @@ class CallOperator(Operator):
     given, keys
         Schema of the rows that come, and the columns of their key.
     ordered
-        Rows go on in the order in which they came.
+        Rows go on in the order in which they came; "key": those of one key do.
+    per_key
+        So many calls of a key are open at most.
     on_error
         Makes of a row's arguments and an error what the call should have answered; None: the
         error is that of a bad record.
@@ -76,9 +80,10 @@ class CallOperator(Operator):
         given: pa.Schema,
         keys: Sequence[str],
         *,
-        ordered: bool,
+        ordered: bool | Literal["key"],
         on_error: OnError | None,
         identity: Sequence[str] = (),
+        per_key: int | None = None,
     ) -> None:
         super().__init__()
         self._policy = policy
@@ -89,6 +94,8 @@ class CallOperator(Operator):
         self._store = RowStore(given, keys)
         self._answers = KeyedStore()
         self._cuts = Cuts(policy, self.facts, self._answers)
+        has_lanes = ordered == "key" or per_key is not None
+        self._lanes = Lanes(keys, per_key, self._answers) if has_lanes else None
         self._answered: dict[int, Outcome] = {}
         self._pending: dict[int, Request] | None = None  # asked, and the row has not gone on
         self._marks = Marks(self.facts)
@@ -125,15 +132,27 @@ class CallOperator(Operator):
     def _waiting(self) -> dict[int, Request]:
         """Calls of rows that have asked and not gone on, by number, in this order."""
         if self._pending is None:
-            orders = self._store.orders
-            orders = orders[orders <= self._asked]
-            calls = self._cuts.calls(orders)
-            self._pending = self._requests(calls)
-            for number in calls:
-                if known := self._answers.get(_KEY(b"a", number)):
-                    _, ok, answer = known
-                    self._answered[number] = Outcome(self.info.number, number, 0, ok, answer)
+            self._pending = self._restored()
         return self._pending
+
+    def _restored(self) -> dict[int, Request]:
+        orders = self._store.orders
+        for number in orders.tolist():
+            if known := self._answers.get(_KEY(b"a", number)):
+                _, ok, answer = known
+                self._answered[number] = Outcome(self.info.number, number, 0, ok, answer)
+        if self._lanes is None:
+            orders = orders[orders <= self._asked]
+        else:
+            rows = self._store.at(orders)
+            orders = self._lanes.restore(rows, orders, self._asked, self._answered)
+        return self._requests(self._cuts.calls(orders))
+
+    @property
+    def _in_line(self) -> dict[int, Any]:
+        """Rows that have not gone on, in their order, as far as they have asked or are held."""
+        waiting = self._waiting
+        return waiting if self._lanes is None else self._lanes.rows
 
     def _requests(self, calls: Sequence[int]) -> dict[int, Request]:
         if not calls:
@@ -162,6 +181,11 @@ class CallOperator(Operator):
     def makes_calls(self) -> bool:
         return True
 
+    @property
+    def per_key(self) -> int | None:
+        """So many calls of a key are open at most; None: any number."""
+        return None if self._lanes is None else self._lanes.per_key
+
     def open_calls(self) -> dict[int, Request]:
         found = {n: r for n, r in self._waiting.items() if n not in self._answered}
         if self._policy.budget is None or self._policy.effect is not None:
@@ -176,7 +200,10 @@ class CallOperator(Operator):
     @property
     def is_full(self) -> bool:
         is_enough = self._cuts.is_enough(self._came - self._asked)
-        return is_enough or len(self._waiting) >= self._policy.in_flight
+        waiting = len(self._waiting)
+        if self._lanes is not None:
+            waiting = max(waiting, self._lanes.held)
+        return is_enough or waiting >= self._policy.in_flight
 
     @property
     def waiting_bytes(self) -> int:
@@ -201,6 +228,10 @@ class CallOperator(Operator):
         came = self._came
         if self._identity:
             batch = self._with_identity(batch)
+        if self._pending is None:  # before these come, what an earlier life has left
+            self._pending = self._restored()
+        if self._lanes is not None:
+            self._lanes.came(batch, came + 1)
         self._store.append(batch, came + 1)
         self.facts.set("came", came + batch.num_rows)
         self._cuts.rows_came(came - self._asked, self.services.step)
@@ -221,10 +252,14 @@ class CallOperator(Operator):
         """As many as may be under way."""
         asked, came = self._asked, self._came
         room = self._policy.in_flight - len(self._waiting)
-        if came <= asked or room <= 0:
+        if self._lanes is not None:
+            calls, asked = self._lanes.next(asked, came, room)
+        elif came <= asked or room <= 0:
             return
-        *calls, behind = self._cuts.cut(asked, came, room, self.services.step).tolist()
-        self.facts.set("asked", behind - 1)
+        else:
+            *calls, behind = self._cuts.cut(asked, came, room, self.services.step).tolist()
+            asked = behind - 1
+        self.facts.set("asked", asked)
         under_way = len(self._waiting) - len(self._answered)
         for number, request in self._requests(calls).items():
             self._waiting[number] = request
@@ -233,9 +268,11 @@ class CallOperator(Operator):
             self.services.ask(self, number, request._replace(service=policy))
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
-        waiting = self._waiting
+        waiting, lanes = self._waiting, self._lanes
         self._fail_at_once(outcomes)
         self._purse.pay(outcomes)
+        if lanes is not None:
+            lanes.answered(outcome.number for outcome in outcomes)
         ready = self._in_order(outcomes) if self._ordered else list(outcomes)
         calls = [outcome.number for outcome in ready]
         orders = self._cuts.rows(calls)
@@ -243,9 +280,11 @@ class CallOperator(Operator):
         for number in calls:
             del waiting[number]
         self._cuts.forget(calls)
+        if lanes is not None:
+            lanes.gone(calls)
         self._store.remove(np.sort(orders))
         self._ask()
-        self._marks.release(next(iter(waiting), self._asked + 1))
+        self._marks.release(next(iter(self._in_line), self._asked + 1))
         return batch
 
     def on_end(self) -> pa.RecordBatch | None:
@@ -256,7 +295,11 @@ class CallOperator(Operator):
     def _in_order(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The answers that no earlier row is in the way of; the others are kept."""
         self._answered.update((outcome.number, outcome) for outcome in outcomes)
-        numbers = list(takewhile(self._answered.__contains__, self._waiting))
+        if self._lanes is not None and self._ordered == "key":
+            of = (outcome.number for outcome in outcomes)
+            numbers = self._lanes.unblocked(of, self._answered)
+        else:
+            numbers = list(takewhile(self._answered.__contains__, self._in_line))
         ready = [self._answered.pop(number) for number in numbers]
         for number in numbers:
             if known := self._answers.get(_KEY(b"a", number)):
@@ -344,13 +387,13 @@ class CallOperator(Operator):
         """The newest row that waits."""
         if self._came > self._asked:
             return self._came
-        newest = next(reversed(self._waiting), None)
+        newest = next(reversed(self._in_line), None)
         return None if newest is None else self._cuts.last(newest)
 
     @property
     def _waits(self) -> bool:
         """Whether some row does."""
-        return bool(self._waiting) or self._came > self._asked
+        return bool(self._in_line) or self._came > self._asked
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         return self._marks.came(incoming_ms, self._came, self._newest)

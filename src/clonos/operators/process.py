@@ -204,8 +204,8 @@ class ProcessContext(Context):
 class ProcessOperator(Operator):
     """Runs a :class:`Process` row by row.
 
-    ``in_flight``: calls that may be open before its input waits; ``effects``: some of its services
-    may be effects.
+    ``in_flight``: calls that may be open; if more are asked they wait, and so does its input;
+    ``effects``: some of its services may be effects.
     """
 
     joins: ClassVar = {
@@ -235,7 +235,7 @@ class ProcessOperator(Operator):
         self._ctx: ProcessContext
         self.store = KeyedStore()
         self.timers = TimerTable(self.store, self.facts)
-        self._calls = CallTable(self.store)
+        self._calls = CallTable(self.store, in_flight)
         self._asks: list[bytes] = []  # of the callback that runs
         self._origin = 0  # of the conversation that it belongs to
         self._marks = Marks(self.facts)
@@ -350,7 +350,8 @@ class ProcessOperator(Operator):
         for kept in asks:
             number = self.facts.get("asked", 0) + 1
             self.facts.set("asked", number)
-            self.services.ask(self, number, self._calls.add(number, kept))
+            if (request := self._calls.add(number, kept)) is not None:
+                self.services.ask(self, number, request)
 
     @property
     def makes_calls(self) -> bool:
@@ -385,6 +386,8 @@ class ProcessOperator(Operator):
             record = f"the reply of {call.service} for key {self.key!r}"
             self._handle(record, results, then, reply)
         self._encoded_key, self._origin = None, 0
+        for number, request in self._calls.due():
+            self.services.ask(self, number, request)
         first = self._calls.first
         self._marks.release(self.facts.get("asked", 0) + 1 if first is None else first)
         return self._builder.build(results, self.reject)

@@ -21,6 +21,7 @@ from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.asking import Reply
 from clonos.operators.process import Process, ProcessContext
+from clonos.simulator.key_order import with_order
 from clonos.simulator.programs import Rows
 from clonos.sources.readers import EndOfInput, Reader
 from clonos.state.deltas import merge_deltas
@@ -179,11 +180,14 @@ class ReaderSource:
 class ArrowJob:
     """What :class:`clonos.simulator.programs.Job` is for toy programs.
 
-    Sources have `rows` rows of :data:`SCHEMA`; None: those that the job says.
+    Sources have `rows` rows of :data:`SCHEMA`; None: those that the job says. `has_order`: it sees
+    whether rows are lost or come twice, so none may.
     """
 
-    def __init__(self, compiled: CompiledJob, rows: int | None = None) -> None:
-        self.compiled = compiled
+    def __init__(
+        self, compiled: CompiledJob, rows: int | None = None, *, has_order: bool = False
+    ) -> None:
+        self.compiled, self.has_order = compiled, has_order
         self.plan = compiled.plan
         self.stage_of: dict[int, int] = {}
         self.sources: dict[int, Rows] = {}
@@ -248,6 +252,9 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
         stream = stream.filter(picky, name="picky")
         job.bad_records.sink(sinks.collect(), name="bad")
     stream = with_calls(stream, Random(random.getstate()[1][0]))
+    by_key = Random(random.getstate()[1][2])
+    if has_order := by_key.random() < 0.4:
+        stream = with_order(stream, SCHEMA, look_up, by_key)
     if random.random() < 0.4:
         stream = stream.union(stream.filter(lambda row: row.id % 3 == 0, name="third"))
     if random.random() < 0.5:
@@ -264,4 +271,4 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
     else:
         out = stream.rebalance()
     out.sink(sinks.collect(), name="out")
-    return ArrowJob(job.compile(), rows=random.randint(8, 30))
+    return ArrowJob(job.compile(), rows=random.randint(8, 30), has_order=has_order)

@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--moves", action="store_true", help="cells are asked to move, executors leave"
     )
     parser.add_argument(
+        "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
@@ -166,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
             args.live,
             args.logs,
             args.moves,
+            args.arrow,
         )
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)

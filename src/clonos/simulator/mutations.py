@@ -58,8 +58,9 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
+from clonos.operators.lanes import Lanes
 from clonos.simulator import mistakes as wrong
-from clonos.simulator import wrong_effects, wrong_logs, wrong_loops
+from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
@@ -69,6 +70,7 @@ from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
 from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
+from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
@@ -121,6 +123,7 @@ UPGRADE = Kind(upgrade=True)
 LIVE = Kind(live=True)
 LOGS = Kind(logs=True)
 MOVES = Kind(moves=True)
+ARROW = Kind(arrow=True)
 FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
@@ -555,6 +558,15 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "each task of a cell moves by itself": mutation(
         "placement", (Recoveries, "_inherit", moves.one_by_one), kind=MOVES
+    ),
+    "rows of a key overtake each other": mutation(
+        "order per key", (Lanes, "unblocked", wrong_order.overtake), kind=ARROW
+    ),
+    "a key has any number of calls open": mutation(
+        "order per key", (Lanes, "next", wrong_order.any_number), kind=ARROW
+    ),
+    "layers do not say which rows are held": mutation(
+        "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
     ),
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",

@@ -15,7 +15,7 @@ from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
-from clonos.simulator.arrow_jobs import random_arrow_job
+from clonos.simulator.arrow_jobs import ArrowJob, random_arrow_job
 from clonos.simulator.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.coverage import Coverage
 from clonos.simulator.endings import nothing_asked_again
@@ -68,6 +68,7 @@ class Kind(NamedTuple):
     live: bool = False
     logs: bool = False
     moves: bool = False
+    arrow: bool | None = None
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -268,13 +269,14 @@ def simulate(
             job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
         job = _in_its_way(job, seed)
     options = random_options(random, job)
-    if is_poisoned or harsh or loops:
+    has_order = isinstance(job, ArrowJob) and job.has_order
+    if is_poisoned or harsh or loops or has_order:
         options.availability = False
     if harsh:
         options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
-    if availability is not None and not is_poisoned:
+    if availability is not None and not is_poisoned and not has_order:
         options.availability = availability
     options.long_jobs = _long_jobs(seed)
     if spill:

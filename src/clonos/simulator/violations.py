@@ -14,6 +14,7 @@ INVARIANTS = {
     "stable output": "(generation, task, seq) names one content for ever",
     "written once": "what a sink that writes itself delivered is in the store, and nothing else",
     "gap-free FIFO": "items 1, 2, 3, ... of a channel, once each",
+    "order per key": "rows of a key keep their order while they wait, and so many of them ask",
     "fencing": "at most one life of a task affects anybody",
     "no early truncation": "what a recovery may ask for is kept",
     "consistent floor": "the layers of a floor, sealed at markers, are of one instant",

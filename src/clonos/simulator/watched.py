@@ -24,6 +24,7 @@ from clonos.simulator.invariants import (
     nothing_lost_held,
     promise_kept,
 )
+from clonos.simulator.key_order import calls_of_keys
 from clonos.simulator.recorder import Recorder
 from clonos.simulator.violations import check_state
 
@@ -114,6 +115,7 @@ class WatchedMachine(TaskMachine):
             self._asked_at.update((call, self.position) for call, _ in step.asked)
             self._has_answers |= isinstance(cause, Outcomes) and self.is_live
             bounded_calls(self, cause, was_full=self._was_full)
+            calls_of_keys(self)
             bounded_loop(self, cause, was_full=self._loop_was_full)
             self._recorder.stepped(self, self._backlogs)
             self._recorder.touched(self)

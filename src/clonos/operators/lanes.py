@@ -1,0 +1,149 @@
+"""Rows of one key that wait for calls: how many may ask at a time, and which may go on."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clonos.columns.keys import distinct_keys
+from clonos.state.deltas import WHOLE_TASK
+from clonos.state.stores import KeyedStore
+
+_KEY: Final = Struct(">cq").pack
+
+Int64 = npt.NDArray[np.int64]
+
+
+class Lanes:
+    """Of one operator: the rows of a key are a lane. They ask in their order.
+
+    A row that is passed by, because so many calls of its key are open, is *held*: this is part of
+    the state. All else follows from the rows that there are.
+
+    Parameters
+    ----------
+    keys
+        The columns of the key.
+    per_key
+        So many calls of a key are open at most; None: any number.
+    store
+        Where it is written down which rows are held.
+
+    Attributes
+    ----------
+    rows
+        The key of each row that has not gone on, by number, in this order.
+    held
+        How many of them are held.
+    """
+
+    def __init__(self, keys: Sequence[str], per_key: int | None, store: KeyedStore) -> None:
+        self._keys, self.per_key, self._store = tuple(keys), per_key, store
+        self.rows: dict[int, bytes] = {}
+        self.held = 0
+        self._lanes: defaultdict[bytes, deque[int]] = defaultdict(deque)
+        self._open: Counter[bytes] = Counter()  # calls that are open, or have their place
+        self._holds: defaultdict[bytes, deque[int]] = defaultdict(deque)
+        self._due: list[int] = []  # a heap of rows that are held and have their place
+
+    def came(self, rows: pa.RecordBatch, first: int) -> None:
+        """New rows, numbered from `first` on."""
+        self._add(rows, range(first, first + rows.num_rows))
+
+    def restore(
+        self, rows: pa.RecordBatch, numbers: Int64, asked: int, answered: Collection[int]
+    ) -> Int64:
+        """All rows that wait, of an earlier life; returns those that have asked."""
+        self._add(rows, numbers.tolist())
+        has_asked = []
+        for number, key in self.rows.items():
+            if number > asked:
+                break
+            if self._store.get(_KEY(b"h", number)):
+                self.held += 1
+                self._holds[key].append(number)
+            else:
+                has_asked.append(number)
+                self._open[key] += number not in answered
+        for key in self._holds:
+            self._give_places(key)
+        return np.array(has_asked, np.int64)
+
+    def _add(self, rows: pa.RecordBatch, numbers: Iterable[int]) -> None:
+        if not rows.num_rows:
+            return
+        distinct = distinct_keys(rows, self._keys)
+        for number, code in zip(numbers, distinct.codes.tolist(), strict=True):
+            key = self.rows[number] = distinct.encoded[code]
+            self._lanes[key].append(number)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def next(self, asked: int, came: int, most: int) -> tuple[list[int], int]:
+        """Which rows ask now, at most so many: those that were held come first.
+
+        Returns
+        -------
+        list of int, int
+            Their numbers, and up to which row each has asked or is held.
+        """
+        calls: list[int] = []
+        while self._due and len(calls) < most:
+            number = heappop(self._due)
+            self._store.put(_KEY(b"h", number), WHOLE_TASK, None)
+            self.held -= 1
+            calls.append(number)
+        while asked < came and len(calls) < most:
+            asked += 1
+            key = self.rows[asked]
+            if self.per_key is None or self._open[key] < self.per_key:
+                self._open[key] += 1
+                calls.append(asked)
+            else:
+                self._store.put(_KEY(b"h", asked), WHOLE_TASK, 1)
+                self.held += 1
+                self._holds[key].append(asked)
+        return calls, asked
+
+    def answered(self, numbers: Iterable[int]) -> None:
+        """Their calls are over: others of their keys have a place."""
+        for number in numbers:
+            key = self.rows[number]
+            self._open[key] -= 1
+            self._give_places(key)
+
+    def _give_places(self, key: bytes) -> None:
+        holds = self._holds.get(key)
+        while holds and (self.per_key is None or self._open[key] < self.per_key):
+            self._open[key] += 1
+            heappush(self._due, holds.popleft())
+
+    # --- going on -------------------------------------------------------------------------------
+
+    def unblocked(self, numbers: Iterable[int], answered: Collection[int]) -> list[int]:
+        """Rows of the keys of these that have their answers, and none before them in their lane
+        has not."""
+        found: list[int] = []
+        for key in {self.rows[number]: None for number in numbers}:
+            for number in self._lanes[key]:
+                if number not in answered:
+                    break
+                found.append(number)
+        return sorted(found)
+
+    def gone(self, numbers: Iterable[int]) -> None:
+        """They have gone on."""
+        for number in numbers:
+            key = self.rows.pop(number)
+            lane = self._lanes[key]
+            lane.remove(number)  # near its beginning: only calls that are open come before it
+            if not lane:
+                for by_key in (self._lanes, self._open, self._holds):
+                    by_key.pop(key, None)
