@@ -11,9 +11,9 @@ from clonos.core.messages import Kind
 from clonos.errors import LoopIsOver
 from clonos.simulator.cluster import Cluster
 from clonos.simulator.command import main
-from clonos.simulator.loop_jobs import loop_job
+from clonos.simulator.loop_jobs import deliveries, loop_job
 from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.programs import Behaviour, Toy
+from clonos.simulator.programs import Behaviour, Toy, build_job
 from clonos.simulator.seeds import Kind as KindOfSeed
 from clonos.simulator.violations import Violation
 
@@ -54,6 +54,30 @@ def test_random_jobs_have_loops_of_all_kinds():
     sizes = {len(loop) for plan in plans for loop in plan.loops.values()}
     assert {1, 2, 3, 4} <= sizes
     assert any(len(set(plan.loops.values())) > 1 for plan in plans)
+
+
+def test_in_some_jobs_rows_are_copied_with_each_round_and_leave_on_the_way():
+    """What the simulator expects of them, counted by hand."""
+    head, tail = stage("loop0.0", 0), replace(stage("loop0.1", 1, 0), back_to=1)
+    wider = replace(tail, reads=(1, 0))  # each row of the source comes here twice
+    leaving = replace(sink(2), reads=(1, 2))
+    for stages, of_one_row in (
+        ((source(), head, replace(tail, reads=(1,)), sink(2)), lambda again: 1),
+        ((source(), head, wider, sink(2)), lambda again: 2),
+        ((source(), head, replace(tail, reads=(1,)), leaving), lambda again: 2 + again),
+    ):
+        job = build_job(stages, sharing_depth=1, rows=8)
+        (last,) = (t for t in job.plan.tasks if t.operator == "loop0.1")
+        rounds = {row: (row * 31 + last.inputs[0] * 17) % 4 for row in range(1, 9)}
+        (expected,) = deliveries(job, {0: list(rounds)}).values()
+        assert expected == {row: of_one_row(again) for row, again in rounds.items()}
+    jobs = [loop_job(Random(seed), Random(seed)) for seed in range(60)]
+    assert sum(_copies(job) for job in jobs) > 10
+
+
+def _copies(job):
+    rows = deliveries(job, {t.id: [t.id * 1000 + 1] for t in job.plan.tasks if t.is_source})
+    return any(count > 1 for counts in rows.values() for count in counts.values())
 
 
 @pytest.fixture(params=[True, False], ids=["marked", "uncoordinated"])

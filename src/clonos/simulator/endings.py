@@ -22,7 +22,8 @@ from clonos.core.plan import Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.errors import Divergence
 from clonos.simulator.invariants import same_content
-from clonos.simulator.programs import AnyJob
+from clonos.simulator.loop_jobs import deliveries
+from clonos.simulator.programs import AnyJob, Job
 from clonos.simulator.violations import Violation, require
 from clonos.simulator.world import NoWorld, Poisoned
 
@@ -162,27 +163,34 @@ def equivalence(job: AnyJob, recorder: Recorder) -> None:
 
 
 def rows_in(job: AnyJob, recorder: Recorder) -> dict[int, list[int]]:
-    """The row ids that entered, by source stage: those that the logs know."""
+    """The row ids that entered, by source task: those that the logs know."""
     result: dict[int, list[int]] = {}
     for task in job.plan.tasks:
         if task.is_source:
             causes = [decode_record(record)[0] for record in recorder.history(task.id)]
             count = sum(cause.rows for cause in causes if isinstance(cause, Source | SourceCut))
-            ids = [row[0] for row in job.sources[task.id].read(0, count).payload]
-            result.setdefault(job.stage_of[task.id], []).extend(ids)
+            result[task.id] = [row[0] for row in job.sources[task.id].read(0, count).payload]
+    return result
+
+
+def _expected(job: AnyJob, recorder: Recorder) -> dict[int, Counter[int]]:
+    """How often each row must arrive, at each sink stage of which that is known."""
+    if job.plan.loops:
+        return deliveries(job, rows_in(job, recorder)) if isinstance(job, Job) else {}
+    arrivals = job.arrivals()
+    result = {stage: Counter[int]() for stage in arrivals}
+    entered = rows_in(job, recorder) if arrivals else {}
+    for stage, paths in arrivals.items():
+        for source, ids in entered.items():
+            for row_id in ids:
+                result[stage][row_id] += paths.get(job.stage_of[source], 0)
     return result
 
 
 def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
     """Rows in are rows out: every row arrives at every sink stage, once for each path, and in the
     store of a stage that writes itself."""
-    arrivals = job.arrivals()
-    entered = rows_in(job, recorder) if arrivals else {}
-    for stage, paths in arrivals.items():
-        expected: Counter[int] = Counter()
-        for source, count in paths.items():
-            for row_id in entered[source]:
-                expected[row_id] += count
+    for stage, expected in _expected(job, recorder).items():
         tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
         got = _row_ids(content for task in tasks for _, content in recorder.outputs(task.id))
         missing = expected - got

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
-from clonos.core.plan import FULL_DEPTH
+from clonos.core.plan import FULL_DEPTH, HOUSE_KEEPER
+from clonos.core.program import Batch
 from clonos.simulator.programs import Behaviour, Job, Stage, build_job, random_behaviour
+from clonos.simulator.world import batch_of
 
 
-def loop_job(random: Random) -> Job:
+def loop_job(random: Random, copies: Random | None = None) -> Job:
     """A source or two, one or two loops one behind the other, and a sink; at most nine tasks.
 
     A loop has one to three stages of one or two tasks. Its last one sends rows back, to any before
     it or to itself; so may another, so that loops lie within each other. Rows may also enter
-    behind the head.
+    behind the head. With `copies`, in half of the jobs rows also leave a loop in its middle, or
+    take two ways within it, and so there are more of them with each round.
     """
     stages = [Stage("source", random.choice((1, 1, 2)), (), _behaviour(random, is_source=True))]
     if random.random() < 0.4:
@@ -43,7 +49,62 @@ def loop_job(random: Random) -> Job:
         entries = [len(stages) - 1]
     sink = Stage("sink", 1, tuple(entries), is_sink=True, writes_itself=random.random() < 0.3)
     depth = random.choice((0, 1, 1, 2, FULL_DEPTH))
-    return build_job([*stages, sink], sharing_depth=depth, rows=random.randint(8, 40))
+    stages.append(sink)
+    if copies is not None and copies.random() < 0.5:
+        _copy_rows(stages, copies)
+    return build_job(stages, sharing_depth=depth, rows=random.randint(8, 40))
+
+
+def _copy_rows(stages: list[Stage], random: Random) -> None:
+    """Let a stage of a loop be read by one more: the sink, a later one of its loop, or both."""
+    loops = [n for n, stage in enumerate(stages[:-1]) if stage.name.startswith("loop")]
+    leaves = random.choice(loops)
+    sink = stages[-1]
+    stages[-1] = replace(sink, reads=tuple(sorted({*sink.reads, leaves})))
+    ahead = [
+        (n, later)
+        for n in loops
+        for later in loops
+        if later > n + 1 and stages[n].name[:5] == stages[later].name[:5]
+    ]
+    if ahead:
+        one, later = random.choice(ahead)
+        reads = stages[later].reads
+        stages[later] = replace(stages[later], reads=tuple(sorted({*reads, one})))
+
+
+class _Walk:
+    """Rows that have been given out and not taken, one after the other; stands for a step."""
+
+    def __init__(self) -> None:
+        self.ahead: deque[tuple[int, Batch]] = deque()
+
+    def emit(self, channel: int, batch: Batch) -> None:
+        self.ahead.append((channel, batch))
+
+
+def deliveries(job: Job, entered: Mapping[int, Sequence[int]]) -> dict[int, Counter[int]]:
+    """How often each row arrives at each sink stage, of those that `entered` at source tasks.
+
+    Which copy of a row comes first makes no difference: where one goes depends only on how many of
+    its copies the task has seen. (Chip-firing games and rotor-routers are *abelian* in this way.)
+    So the programs are run here one row at a time, without clocks, calls or timers.
+    """
+    plain = replace(job, stages=tuple(replace(s, behaviour=Behaviour()) for s in job.stages))
+    programs = {task.id: plain.program(task.id) for task in job.plan.tasks}
+    walk: Any = _Walk()  # all that a program without clocks, calls or timers asks of its step
+    for source, ids in entered.items():
+        for row_id in ids:
+            programs[source].on_source(walk, batch_of(((row_id, 0),)))
+    arrived = {n: Counter[int]() for n, stage in enumerate(job.stages) if stage.is_sink}
+    while walk.ahead:
+        channel, batch = walk.ahead.popleft()
+        end = job.plan.channels[channel]
+        if end.receiver == HOUSE_KEEPER:
+            arrived[job.stage_of[end.sender]].update(row_id for row_id, _ in batch.payload)
+        else:
+            programs[end.receiver].on_batches(walk, channel, [batch], None)
+    return arrived
 
 
 def _behaviour(random: Random, *, is_source: bool) -> Behaviour:

@@ -268,32 +268,38 @@ class Toy:
             self._emit(step, [(row_id, (value + salt) & MASK) for row_id, value in rows])
 
     def _emit(self, step: Step, rows: list[tuple[int, int]]) -> None:
-        if self.back:
-            again = [row for row in rows if self._goes_round(row[0])]
-            self._emit_on(step, self.back, again)
-            rows = [row for row in rows if row not in again]
-        self._emit_on(step, self.edges, rows)
+        if not self.back:
+            self._emit_on(step, self.edges, rows, [0] * len(rows))
+            return
+        rounds = [self._round(row_id) for row_id, _ in rows]
+        again = [n for n, number in enumerate(rounds) if number]
+        on = [row for row, number in zip(rows, rounds, strict=True) if not number]
+        # Elsewhere with each round, or rows would never cross from one task to its twin.
+        self._emit_on(step, self.back, [rows[n] for n in again], [rounds[n] for n in again])
+        self._emit_on(step, self.edges, on, [0] * len(on))
 
-    def _goes_round(self, row_id: int) -> bool:
-        """Rows go round none to three times, each stage has its own mind."""
+    def _round(self, row_id: int) -> int:
+        """Which round a row begins; 0: it goes on. None to three, each stage has its own mind."""
         visits = self.visits.get(row_id, 0)
         if visits >= (row_id * 31 + self.inputs[0] * 17) % 4:
-            return False
+            return 0
         self.visits[row_id] = visits + 1
-        return True
+        return visits + 1
 
+    @staticmethod
     def _emit_on(
-        self, step: Step, edges: tuple[tuple[int, ...], ...], rows: list[tuple[int, int]]
+        step: Step,
+        edges: tuple[tuple[int, ...], ...],
+        rows: list[tuple[int, int]],
+        shifts: list[int],
     ) -> None:
-        # Elsewhere with each round, or rows would never cross from one task to its twin.
-        shifts = self.visits if edges is self.back else {}
         for channels in edges if rows else ():
             if len(channels) == 1:
                 step.emit(channels[0], batch_of(tuple(rows)))
                 continue
             parts: list[list[tuple[int, int]]] = [[] for _ in channels]
-            for row in rows:
-                parts[(row[0] * 7 + shifts.get(row[0], 0)) % len(channels)].append(row)
+            for row, shift in zip(rows, shifts, strict=True):
+                parts[(row[0] * 7 + shift) % len(channels)].append(row)
             for channel, part in zip(channels, parts, strict=True):
                 if part:
                     step.emit(channel, batch_of(tuple(part)))

@@ -168,10 +168,10 @@ def reads(job: Job) -> float:
     return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
 
 
-def _toy_job(random: Random, *, with_fused: bool, loops: bool) -> tuple[Job, bool]:
+def _toy_job(random: Random, seed: int, *, loops: bool) -> tuple[Job, bool]:
     if loops:
-        return loop_job(random), False
-    job = random_job(random, with_fused=with_fused)
+        return loop_job(random, Random(f"copies {seed}")), False
+    job = random_job(random, with_fused=seed % 5 == 2)
     if random.random() < 0.05:
         plan = job.plan
         job = replace(job, plan=replace(plan, causal_log=False))
@@ -262,7 +262,7 @@ def simulate(
     if arrow:
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
-        job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2, loops=loops)
+        job, is_poisoned = _toy_job(random, seed, loops=loops)
         job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
             plan = job.plan
@@ -345,7 +345,7 @@ def _simulate_logs(seed: int, **judged: bool) -> Result:
 
 def _simulate_moves(seed: int, **judged: bool) -> Result:
     random = Random(f"moves {seed}")
-    job, is_poisoned = _toy_job(random, with_fused=seed % 5 == 2, loops=seed % 6 == 4)
+    job, is_poisoned = _toy_job(random, seed, loops=seed % 6 == 4)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
     options = random_options(random, job)
     options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
