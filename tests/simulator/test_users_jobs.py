@@ -130,6 +130,35 @@ def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
     assert most[0] == in_flight
 
 
+def test_rows_of_a_loop_are_scored_and_charged_once_a_round():
+    """Also those that are copied, that leave, that are bad."""
+    fakes = {"score": lambda user: 1.0, "charge": lambda row, *, call: call.key}
+
+    def check(outputs):
+        out, paid, bad = (outputs[name].num_rows for name in ("out", "paid", "bad"))
+        rounds = sum(cents if cents < 4 else cents - 4 for _, cents in ROWS if cents)
+        assert (out, paid, bad) == (rounds + 1, rounds + 1, sum(c >= 4 for _, c in ROWS))
+        keys = outputs["paid"]["receipt"].to_pylist()
+        assert len(set(keys)) == len(keys)
+
+    assert simulate(users.rounds(), ROWS, services=fakes, seeds=12, check=check).deaths
+
+
+def test_a_budget_ends_whatever_dies():
+    """Also in a loop; what is asked again after a kill is the service's bill, not this one."""
+    answered: Counter[bool] = Counter()
+    fakes = {"score": lambda user: 1.0, "charge": lambda row, *, call: call.key}
+
+    def check(outputs):
+        scores = outputs["out"]["score"].to_pylist()
+        answered.update(score == 1.0 for score in scores)
+        assert scores.count(1.0) == 6, "three for each of two tasks"
+        assert scores.count(-1.0) == len(scores) - 6
+
+    job = users.rounds(budget=clonos.Budget(calls=6), on_error=lambda row, error: -1.0)
+    assert simulate(job, ROWS, services=fakes, seeds=12, check=check).deaths
+
+
 def test_calls_that_wait_are_state(monkeypatch):
     """Who forgets them never asks."""
     told = KeyedStore.put_kept

@@ -145,6 +145,33 @@ def with_effect(effect, **how):
     return job
 
 
+def rounds(**how):
+    """Each row goes round until its cents are used up, on one of two ways. It is scored in each
+    round, and charged; rows of four cents are bad."""
+    job = clonos.Job("fraud", parallelism=2, on_bad_record="keep")
+    rows = job.source(
+        clonos.sources.kafka("broker:9092", "payments", schema=SCHEMA), name="payments"
+    )
+    again = job.feedback(SCHEMA)
+    less = rows.union(again).map(one_less, SCHEMA)
+    scored = less.with_column_async("score double", score, "user", in_flight=3, **how)
+    even = scored.filter(lambda row: row.cents % 2 == 0)
+    odd = scored.filter(lambda row: row.cents % 2 == 1).map(tuple, f"{SCHEMA}, score double")
+    on = even.union(odd)
+    again.feed(on.filter(lambda row: row.cents > 0).map(lambda row: row[:2], SCHEMA))
+    receipts = on.map_async(charge, "receipt string", in_flight=2)
+    receipts.sink(clonos.sinks.collect(), name="paid")
+    on.sink(clonos.sinks.collect(), name="out")
+    job.bad_records.sink(clonos.sinks.collect(), name="bad")
+    return job
+
+
+def one_less(row):
+    if row.cents == 4:
+        raise ValueError("four")
+    return row.user, row.cents - 1
+
+
 def job():
     return totals()
 

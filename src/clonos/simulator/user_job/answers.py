@@ -172,6 +172,8 @@ class Answers(Service):
 
     def answer(self, task: int, incarnation: Incarnation, call: CallId, request: Request) -> Any:
         policy: Policy = request.service
+        if policy.instead_of is not None:  # the budget is used up: nobody is asked
+            return self._given_to(task, incarnation, call, request, _attempts(policy, request))
         name, stand_in = self._stand_ins.find(policy.fn, policy.name)
         if stand_in == RECORD:
             if policy.effect is not None:
@@ -184,8 +186,13 @@ class Answers(Service):
             if policy.effect is not None:
                 return self._make_effect(task, call, fake, request).get()
             asked = _attempts(fake, request)
-        self._asked[task, call, request.digest].append((incarnation, asked))
-        return asked.get()
+        return self._given_to(task, incarnation, call, request, asked)
+
+    def _given_to(
+        self, task: int, life: Incarnation, call: CallId, request: Request, answer: Answer
+    ) -> Any:
+        self._asked[task, call, request.digest].append((life, answer))
+        return answer.get()
 
     def _make_effect(self, task: int, call: CallId, fake: Policy, request: Request) -> Answer:
         effect = fake.effect
