@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "pytest_plugin": {"testing"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "columns", "core", "operators", "storage", "sources", "graph",
-        "nodes", "runtime", "watch", "cluster"},
+        "nodes", "runtime", "upgrade", "watch", "cluster"},
     "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
         "replay", "runtime"},
 }  # fmt: skip

@@ -146,6 +146,10 @@ class CannotUpgrade(ClonosError):
     """A checkpoint cannot be continued with this graph: something that it keeps would be lost."""
 
 
+class CannotRewind(ClonosError):
+    """A job cannot go back to a point of its past."""
+
+
 class CannotReplace(ClonosError):
     """A replacement does not fit in the place of what it replaces."""
 

@@ -519,6 +519,47 @@ class Job:
 
         return branch(self, at=at, until=until, replace=replace, **how)
 
+    def rewind(self, *, at: int | str | datetime, **how: Any) -> Any:
+        """Take this job back to a point of its past; its next start goes on from there.
+
+        The job must not run, and must have kept its past (``history=``). State, timers, open calls
+        and the positions of sources are those of the point. What was delivered since stays where it
+        is; what comes now is of a new generation, and no name of an output or of an effect comes
+        again. The points of the past stay, too: one can go back, or forward, once more.
+
+        Parameters
+        ----------
+        at
+            The number of a point, ``"oldest"``, or a time; then the newest point at or before it.
+        how
+            ``dry_run=True``: only say what would happen. ``checkpoint_dir``, ``journal``: where
+            the job is. ``sole_driver=True``: where the file system cannot tell, you see to it that
+            nobody runs the job.
+
+        Returns
+        -------
+        Rewound
+            Which point that is, and what each sink has delivered since; print it.
+
+        Raises
+        ------
+        CannotRewind
+            The job runs or is complete, or the point lacks rows that were on their way
+            (``checkpoints="uncoordinated"``). Nothing has changed.
+        NothingToReplay
+            There is no such point.
+
+        Examples
+        --------
+        >>> print(job.rewind(at="14:03"))  # doctest: +SKIP
+        the job is back at point 3 (2030-05-04 14:02:12+02:00)
+        alerts[0] has delivered outputs 118 to 164 since
+        they stay, and what comes now is of generation 1
+        """
+        from clonos.replay.rewind import rewind
+
+        return rewind(self.compile(), at, **how)
+
     def to_dataframe(
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]
     ) -> Any:

@@ -36,7 +36,7 @@ def _commands() -> dict[str, Command]:
     from clonos.branch import bundling
     from clonos.branch import command as branch
     from clonos.replay import command as replay
-    from clonos.replay import history
+    from clonos.replay import history, rewind
     from clonos.simulator import command as sim
     from clonos.watch import command as watch
 
@@ -45,6 +45,7 @@ def _commands() -> dict[str, Command]:
         "bundle": (bundling.SUMMARY, bundling.add_arguments, bundling.run),
         "history": (history.SUMMARY, history.add_arguments, history.run),
         "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
+        "rewind": (rewind.SUMMARY, rewind.add_arguments, rewind.run),
         "sim": ("a whole cluster in one thread, under faults", sim.add_arguments, sim.run),
         "watch": (watch.SUMMARY, watch.add_arguments, watch.run),
     }

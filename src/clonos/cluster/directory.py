@@ -102,6 +102,7 @@ class JobDirectory:
         self._written: list[str] = []
         self._graphs: dict[int, Any] = {}  # by version of the plan; two, while it is replaced
         self._retired: list[str] = []  # operators that an earlier plan had
+        self._rewound: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
         """By operator, how many calls one of this name had asked in an earlier plan."""
         self.hash_seed = ""
@@ -252,6 +253,7 @@ class JobDirectory:
             if "next" in about:
                 self._graphs[version + 1] = about["next"]
             self._retired = list(about.get("retired", []))
+            self._rewound = list(about.get("rewound", []))
             self.numbers = dict(about.get("numbers", {}))
             self.hash_seed = str(about.get("hash_seed", ""))
         except FileNotFoundError:
@@ -288,12 +290,27 @@ class JobDirectory:
         now = json.loads(json.dumps(describe(compiled)))
         return not self._graphs or self.graph(version) == now
 
+    def rewound(self, version: int) -> list[dict[str, Any]]:
+        """The times that the job has gone back to a point of its past, up to this version of its
+        plan: which point, when it was, which generation and which version began."""
+        return [one for one in self._rewound if one["version"] <= version]
+
     def announce(
-        self, compiled: CompiledJob, version: int, numbers: Mapping[str, int] | None = None
+        self,
+        compiled: CompiledJob,
+        version: int,
+        numbers: Mapping[str, int] | None = None,
+        *,
+        rewound: Mapping[str, Any] | None = None,
     ) -> None:
         """Write down the graph that is to be this version, beside the one that there is; and how
-        many calls operators had asked, which counts whichever of the two counts."""
+        many calls operators had asked, which counts whichever of the two counts.
+
+        ``rewound``: with this version the job goes back to a point of its past.
+        """
         self.numbers |= numbers or {}
+        if rewound is not None:
+            self._rewound = [*self.rewound(version - 1), {"version": version, **rewound}]
         self._graphs[version] = json.loads(json.dumps(describe(compiled)))
         self._put(version - 1)
 
@@ -319,6 +336,7 @@ class JobDirectory:
             "written": self._written,
             "hash_seed": self.hash_seed,
             "retired": self._retired,
+            "rewound": self._rewound,
             "numbers": self.numbers,
         }
         if version + 1 in self._graphs:

@@ -64,6 +64,10 @@ class JournalFile:
         """Let a new house-keeper read the file; return the outputs that are still in there."""
         return keeper.recover(self._journal.replay())
 
+    def records(self) -> list[bytes]:
+        """All that is in the file."""
+        return list(self._journal.replay())
+
     @property
     def version(self) -> int:
         """How often the plan of the job has been replaced."""

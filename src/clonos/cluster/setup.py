@@ -336,6 +336,12 @@ class DriverSetup:
                 )
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
+            for one in directory.rewound(version):
+                if one["version"] == version:
+                    self.warn(
+                        f"the job went back to point {one['point']} of its past: it delivers "
+                        f"generation {one['generation']} now, and earlier output stays"
+                    )
             return recovered
         require_continuable(directory.graph(version), compiled, directory.retired)
         before = Shape(directory.graph(version))

@@ -472,20 +472,26 @@ class HouseKeeper:
             self.needs[channel] == i.consumed for channel, i in self.inputs.items()
         )
 
-    def succeed(self, before: HouseKeeper, first: Mapping[int, tuple[Layer, LayerRef]]) -> None:
-        """Begin where the house-keeper of another plan has ended, which has settled.
+    def succeed(
+        self,
+        before: HouseKeeper,
+        first: Mapping[int, tuple[Layer, LayerRef]],
+        *,
+        keeps_history: bool = False,
+    ) -> None:
+        """Begin where the house-keeper of another plan has ended, which has settled; or at another
+        time of the same plan, whose past stays (``keeps_history``).
 
         What was delivered has its names; what is delivered from here on is of the next generation.
-
-        Parameters
-        ----------
-        first
-            The first layer of each task, and where it is.
+        ``first``: the first layer of each task, and where it is.
         """
-        assert before.is_settled
+        assert before.is_settled or keeps_history
         self.term, self.version = before.term, before.version + 1
         self.generation = before.generation + 1
-        self.history.begin_behind(before.history)
+        if keeps_history:
+            self.history = before.history
+        else:
+            self.history.begin_behind(before.history)
         needs = dict(self.needs)
         for layer, _ in first.values():
             for channel, (seq, chain) in layer.outs.items():

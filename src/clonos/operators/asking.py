@@ -15,6 +15,7 @@ from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
+from clonos.operators.shares import REWOUND
 from clonos.state.stores import Facts, KeyedStore
 
 _ADDRESS: Final = Struct(">cq")
@@ -131,6 +132,7 @@ class CallTable:
         self._purses: dict[str, Purse] = {}
         self._under_way: Counter[str] = Counter()  # open calls, by service
         self._info: OperatorInfo
+        self._facts: Facts
         self._store, self._in_flight = store, in_flight
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}
@@ -142,7 +144,7 @@ class CallTable:
 
     def declare(self, name: str, policy: Policy, info: OperatorInfo, facts: Facts) -> None:
         """A service that may be asked, by this operator."""
-        self.policies[name], self._info = policy, info
+        self.policies[name], self._info, self._facts = policy, info, facts
         self._purses[name] = Purse(policy, facts, f"{info.where}: {name}", f"{name} ")
 
     @property
@@ -244,7 +246,9 @@ class CallTable:
                 remedy="let the job finish its open calls as they were declared, or start it "
                 "afresh with another checkpoint_dir",
             )
-        key = self._info.numbered_effect_key(number) if policy.effect else ""
+        key = ""
+        if policy.effect:
+            key = self._info.numbered_effect_key(number, self._facts.get(REWOUND, ()))
         payer = self._purses[call.service].policy(under_way)
         return Request(payer, call.arguments, digest, key)
 

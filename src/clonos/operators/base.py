@@ -49,10 +49,15 @@ class OperatorInfo:
         """The name of an effect of this operator, by what it is about."""
         return effect_key(self.lineage or self.job, self.operator, identity, ordinal)
 
-    def numbered_effect_key(self, number: int) -> str:
+    def numbered_effect_key(self, number: int, rewound: Sequence[Sequence[int]] = ()) -> str:
         """The name of the task's n-th effect. In another run that is another one, whatever its
-        lineage."""
-        return effect_key(self.run or self.job, self.operator, [self.index, number], 0)
+        lineage; and so it is after the job went back in time.
+
+        ``rewound``: how many calls had been asked each time, and the generation that began.
+        """
+        since = [generation for asked, generation in rewound if number > asked]
+        identity = [self.index, number, *since[-1:]]
+        return effect_key(self.run or self.job, self.operator, identity, 0)
 
     @property
     def where(self) -> str:

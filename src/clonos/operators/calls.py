@@ -26,7 +26,15 @@ from clonos.operators.lanes import Lanes
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
-from clonos.operators.shares import Share, highest, nothing, require_answered, shared_out
+from clonos.operators.shares import (
+    REWOUND,
+    Share,
+    as_of_the_newest,
+    highest,
+    nothing,
+    require_answered,
+    shared_out,
+)
 from clonos.operators.with_column import with_values, without
 from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import groups_of
@@ -68,6 +76,7 @@ class CallOperator(Operator):
         **JOINS,
         "came": highest,
         "asked": highest,
+        REWOUND: as_of_the_newest,
         "calls": shared_out,
         "micros": shared_out,
         "waits since": nothing,
@@ -175,7 +184,8 @@ class CallOperator(Operator):
         if self._identity:
             columns = [values_of(rows.column(name)) for name in self._identity]
             return [self.info.effect_key(list(values)) for values in zip(*columns, strict=True)]
-        return [self.info.numbered_effect_key(n) for n in calls]
+        rewound = self.facts.get(REWOUND, ())
+        return [self.info.numbered_effect_key(n, rewound) for n in calls]
 
     @property
     def makes_calls(self) -> bool:

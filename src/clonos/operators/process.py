@@ -24,7 +24,15 @@ from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
-from clonos.operators.shares import Share, highest, nothing, require_answered, shared_out
+from clonos.operators.shares import (
+    REWOUND,
+    Share,
+    as_of_the_newest,
+    highest,
+    nothing,
+    require_answered,
+    shared_out,
+)
 from clonos.state.deltas import Frozen
 from clonos.state.stores import KeyedStore, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
@@ -212,6 +220,7 @@ class ProcessOperator(Operator):
         **JOINS,
         "timers": nothing,
         "asked": highest,
+        REWOUND: as_of_the_newest,
         "calls": shared_out,
         "micros": shared_out,
     }

@@ -61,6 +61,24 @@ def highest(values: Sequence[Any], heir: Heir) -> Any:
     return max((value for value in values if value is not None), default=None)
 
 
+REWOUND = "rewound"
+"""The fact that says when a job went back in time: of each time how many calls the task had asked
+by then, and the generation that began."""
+
+
+def as_of_the_newest(values: Sequence[Any], heir: Heir) -> list[list[int]] | None:
+    """All calls to come have names of the newest generation.
+
+    Examples
+    --------
+    >>> as_of_the_newest([[[4, 1], [9, 3]], None, [[7, 3]]], Heir(0, 1))
+    [[0, 3]]
+    """
+    del heir
+    newest = [value[-1][1] for value in values if value]
+    return [[0, max(newest)]] if newest else None
+
+
 def lowest(values: Sequence[Any], heir: Heir) -> Any:
     """What all of them have promised: nothing, if one has promised nothing."""
     del heir

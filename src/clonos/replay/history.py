@@ -11,6 +11,7 @@ import msgpack
 from clonos.cluster.directory import JobDirectory
 from clonos.core.history import RECORDS, Chains, History
 from clonos.core.messages import LayerRef
+from clonos.core.version import version_of
 from clonos.replay.kept import shown
 from clonos.replay.past import copied_journal
 from clonos.watch.words import size
@@ -27,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table, oldest first."""
     with closing(JobDirectory(args.checkpoint, args.journal, on_one_machine=True)) as directory:
-        history, layers = read(directory)
+        history, layers, version = read(directory)
         names = directory.task_names if history.points else []
+        rewound = directory.rewound(version)
     if not history.points:
         print("this job keeps no history; clonos.Job(history=...) makes it keep one")
         return 0
@@ -42,11 +44,14 @@ def run(args: argparse.Namespace) -> int:
     for number, time, takes, steps in rows:
         print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {takes:>{widths[2]}}  {steps}")
     print(f"in all {size(sum(sizes.values()))} beyond the newest checkpoint")
+    for one in rewound:
+        print(f"the job went back to point {one['point']}; generation {one['generation']} began")
     return 0
 
 
-def read(directory: JobDirectory) -> tuple[History, Chains]:
-    """The history that a journal knows, and the layers of the newest checkpoint.
+def read(directory: JobDirectory) -> tuple[History, Chains, int]:
+    """The history that a journal knows, the layers of the newest checkpoint, and the version of the
+    plan.
 
     Raises
     ------
@@ -56,6 +61,7 @@ def read(directory: JobDirectory) -> tuple[History, Chains]:
     history = History()
     layers: dict[int, tuple[LayerRef, ...]] = {}
     with copied_journal(directory) as journal:
+        version = version_of(journal.replay())
         for record in journal.replay():
             kind, *values = msgpack.unpackb(record, strict_map_key=False)
             if kind in RECORDS:
@@ -63,4 +69,4 @@ def read(directory: JobDirectory) -> tuple[History, Chains]:
             elif kind == "floor":
                 chains: dict[int, Any] = values[3]
                 layers |= {task: tuple(map(LayerRef.of, refs)) for task, refs in chains.items()}
-    return history, layers
+    return history, layers, version

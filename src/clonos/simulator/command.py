@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--moves", action="store_true", help="cells are asked to move, executors leave"
     )
     parser.add_argument(
+        "--rewind", action="store_true", help="jobs go back to points of their past"
+    )
+    parser.add_argument(
         "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
     )
     parser.add_argument(
@@ -169,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
             args.live,
             args.logs,
             args.moves,
+            args.rewind,
             args.arrow,
         )
         if args.seed is not None:

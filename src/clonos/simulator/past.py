@@ -58,19 +58,25 @@ def past_is_there(store: LayerStore, past: KeptPast) -> None:
 
 
 def past_is_true(
-    store: LayerStore, past: KeptPast, held: Iterable[Run], truth: Mapping[int, Sequence[bytes]]
+    store: LayerStore,
+    past: KeptPast,
+    held: Iterable[Run],
+    truth: Mapping[int, Sequence[bytes]],
+    first: Mapping[int, int],
 ) -> None:
     """From every point on, all log entries that were written are kept, up to those that the
-    house-keeper holds."""
+    house-keeper holds. Points before the positions `first` are of a life of the job from which it
+    went back: from there to here no log leads."""
+    points = [p for p in past.points if all(p.positions[task] >= first[task] for task in first)]
     parts = [
         decode_segment(store.get(past.segments[point.number]))
         if point.number in past.segments
         else past.unstored[point.number]
-        for point in past.points
+        for point in points
     ]
-    ends = dict(past.points[0].positions) if past.points else {}
+    ends = dict(points[0].positions) if points else {}
     try:
-        runs = joined(past.points[0], [*parts, held]) if past.points else []
+        runs = joined(points[0], [*parts, held]) if points else []
     except UnreadableHistory as error:
         raise Violation("kept past", error.what) from error
     for run in runs:
@@ -78,7 +84,7 @@ def past_is_true(
             is_same = truth[run.task][position - 1 : position] == [record]
             require(is_same, "kept past", f"entry {position} of task {run.task} is another one")
         ends[run.task] = max(ends[run.task], run.end)
-    for point in past.points:
+    for point in points:
         for task, position in point.positions.items():
             require(
                 ends[task] >= position,

@@ -347,7 +347,8 @@ class Recorder:
         self._unresolved.clear()
         self._due.clear()
         self._cut_again.clear()
-        for deliver in delivered:
+        delivered = [one for one in delivered if one.generation >= self._begun_in]
+        for deliver in delivered:  # what is older is of a life of the job from which it went back
             self._take_output(deliver)
         self._check_durable(keeper, delivered)
         self._check_cuts(keeper)
@@ -368,10 +369,15 @@ class Recorder:
         past.past_is_there(self._store, found.past)
         if self._is_exact:
             held = [run for task in keeper.positions for run in keeper.book.runs(task, 1)]
-            truth = {task: self.history(task) for task in keeper.positions}
-            past.past_is_true(self._store, found.past, held, truth)
+            truth = {t: [record for _, record in self._entries[t]] for t in keeper.positions}
+            first = {task: layer.position for task, layer in self.first.items()}
+            past.past_is_true(self._store, found.past, held, truth, first)
+        self.output_is_kept(delivered)
+
+    def output_is_kept(self, in_journal: Sequence[Deliver]) -> None:
+        """All that was delivered is in the journal, or in output's files."""
         kept = dict(stored(self.job, self._disks.local.observe(), self._begun_in))
-        invariants.output_is_kept(self._outputs, delivered, kept)
+        invariants.output_is_kept(self._outputs, in_journal, kept)
 
     @property
     def used(self) -> set[str]:
@@ -449,6 +455,8 @@ class Recorder:
         return self._lane_begin(task) + len(outputs)
 
     def delivered(self, keeper: ClosedKeeper, deliver: Deliver) -> None:
+        if deliver.generation < self._begun_in:
+            return  # see above: it was delivered then
         invariants.log_before_output(keeper, deliver)
         if self._is_exact:
             self._cover(deliver.task, deliver.item.dep[deliver.task].position)

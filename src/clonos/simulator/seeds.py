@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from clonos.simulator.programs import (
     with_calls,
     with_effects,
 )
+from clonos.simulator.rewinds import Rewinds
 from clonos.simulator.upgrades import Upgrades
 from clonos.simulator.violations import Violation
 from clonos.simulator.world import Trials
@@ -68,6 +70,7 @@ class Kind(NamedTuple):
     live: bool = False
     logs: bool = False
     moves: bool = False
+    rewind: bool = False
     arrow: bool | None = None
 
     def flags(self) -> str:
@@ -220,6 +223,7 @@ def simulate(
     live: bool = False,
     logs: bool = False,
     moves: bool = False,
+    rewind: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -240,12 +244,14 @@ def simulate(
     `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
     `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
     are without faults.
+    `rewind`: a job goes back to points of its past, and on from there.
     `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
-    if upgrade or live:
-        return _simulate_upgrade(seed, is_live=live, trace=trace, checks_state=checks_state)
     judged = {"trace": trace, "checks_state": checks_state}
+    if upgrade or live or rewind:
+        begin: Callable[..., Upgrades] = Rewinds if rewind else Upgrades
+        return _simulate_upgrade(seed, partial(begin, is_live=live, **judged), trace=trace)
     if moves:
         return _simulate_moves(seed, **judged)
     if edge:
@@ -369,15 +375,13 @@ def _simulate_moves(seed: int, **judged: bool) -> Result:
     return result
 
 
-def _simulate_upgrade(seed: int, *, is_live: bool, trace: bool, checks_state: bool) -> Result:
+def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool) -> Result:
     result, simulation = Result(seed, "ok"), None
     with (
         limits(*((6, 2, 3, 40) if seed % 3 == 0 else (1024, 16, 64))),
         judging(result, trace=trace),
     ):
-        simulation = Upgrades(
-            seed, random_options, is_live=is_live, trace=trace, checks_state=checks_state
-        )
+        simulation = begin(seed, random_options)
         simulation.run()
     if simulation is not None:
         cluster = simulation.cluster
@@ -388,6 +392,7 @@ def _simulate_upgrade(seed: int, *, is_live: bool, trace: bool, checks_state: bo
                 ("switch", "finished"): simulation.switches,
                 ("no switch", "finished"): simulation.deaths,
                 ("went on", "finished"): simulation.went_on,
+                ("forward", "finished"): simulation.forward,
             }
         )
     return result

@@ -19,7 +19,7 @@ from clonos.core.version import version_of
 from clonos.errors import CannotUpgrade
 from clonos.nodes import events
 from clonos.simulator.arrow_jobs import ArrowJob
-from clonos.simulator.cluster import Cluster, Outcome
+from clonos.simulator.cluster import Cluster, Options, Outcome
 from clonos.simulator.disk import Died, SimulatedFiles
 from clonos.simulator.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
 from clonos.simulator.faults import KINDS, Faults
@@ -60,7 +60,11 @@ class Upgrades:
     switches, deaths, went_on
         How many switches were made, and how many were broken off; how often a job that was to
         settle has gone on instead.
+    forward
+        How often it went to a point of its past that it had discarded.
     """
+
+    forward = 0
 
     def __init__(
         self,
@@ -93,8 +97,7 @@ class Upgrades:
     def _begin(
         self, job: ArrowJob, before: Cluster | None, first: Mapping[int, Layer] | None
     ) -> Cluster:
-        options = self._options_of(self.random, job)
-        options = replace(options, availability=False, bound=frozenset(), floors_at_end=0)
+        options = self._options(job)
         if self._is_live:
             options.waits_ms = self.random.choice((5.0, 50.0, 200.0)) * self.random.random()
         cluster = Cluster(job, options, self.random, trace=self._trace, before=before, first=first)
@@ -110,6 +113,10 @@ class Upgrades:
         cluster.heals_at = faults.ends_at
         cluster.start()
         return cluster
+
+    def _options(self, job: ArrowJob) -> Options:
+        options: Options = self._options_of(self.random, job)
+        return replace(options, availability=False, bound=frozenset(), floors_at_end=0)
 
     def run(self) -> None:
         """Until the job is done."""
@@ -239,7 +246,7 @@ class Maker:
         keeper, successor = _keeper(self._old), _keeper(self._new)
         waiting = journal.recover(keeper)
         home = Folder(self._local, HOME, "fsync")
-        checkpoint = Checkpoint(home, "upgrader", lambda: _terms(self._shared))
+        checkpoint = Checkpoint(home, "upgrader", lambda: terms_of(self._shared))
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
         now = Shape.of(self._new.compiled).homes
@@ -262,7 +269,7 @@ class Maker:
         keeper = _keeper(self._new if is_new else self._old)
         keeper.recover(records)
         home = Folder(self._disks.local.observe(), HOME, "fsync")
-        checkpoint = Checkpoint(home, "observer", lambda: _terms(self._disks.shared.observe()))
+        checkpoint = Checkpoint(home, "observer", lambda: terms_of(self._disks.shared.observe()))
         files = self._disks.shared.observe()
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
         layers = goes_on_or_has_not_begun(keeper, store)
@@ -273,5 +280,6 @@ def _keeper(job: ArrowJob) -> HouseKeeper:
     return HouseKeeper(job.plan, job.encode, job.decode)
 
 
-def _terms(shared: SimulatedFiles) -> Terms:
+def terms_of(shared: SimulatedFiles) -> Terms:
+    """Where the driver is recorded that goes on with the job."""
     return Terms(Folder(shared, TERMS, "fsync"))

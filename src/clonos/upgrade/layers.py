@@ -22,7 +22,7 @@ from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, names_of
 from clonos.operators.make import make_operator
-from clonos.operators.shares import Heir, Share, calls_are_open
+from clonos.operators.shares import REWOUND, Heir, Share, calls_are_open
 from clonos.operators.watermark import IDLE
 from clonos.state.deltas import CHAIN, Changes, Frozen, encode_delta
 from clonos.state.kept import Kept, fact_changes, kept_of, nothing_kept
@@ -35,12 +35,28 @@ _NUMBERS: Final = ("asked", "came")
 
 
 @dataclass(frozen=True)
+class Discarded:
+    """What was made since the point that a job goes back to, and whose names must not come again.
+
+    ``position``: longer than any log; ``lanes``: by channel out of the job, number and digest of
+    the last output.
+    """
+
+    position: int
+    lanes: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class Sealed:
-    """How the new layers are named: who makes them, and of which floor and generation they are."""
+    """How the new layers are named: who makes them, and of which floor and generation they are.
+
+    ``discarded``: None, unless the job goes back to a point of its past.
+    """
 
     maker: Incarnation
     epoch: int
     generation: int
+    discarded: Discarded | None = None
 
 
 def redistribute(
@@ -139,6 +155,8 @@ class Redistribution:
         self._dropped = frozenset(drop_state)
         # No position of a former task comes again: random numbers are drawn by task and position.
         self._position = max(layer.position for layer in layers.values())
+        if sealed.discarded is not None:
+            self._position = sealed.discarded.position
         self._clock_ms = max(layer.clock_ms for layer in layers.values())
 
     def layers(self) -> dict[int, Layer]:
@@ -275,6 +293,8 @@ class Redistribution:
         """A lane of a sink goes on with its numbers: who keeps its mark expects the next one."""
         task, before = code.task, self._before
         is_lane = self._compiled.plan.channels[channel].receiver == HOUSE_KEEPER
+        if is_lane and self._sealed.discarded is not None:
+            return self._sealed.discarded.lanes[channel]
         if is_lane and task.sink in before.sinks and task.index < len(before.homes[task.sink]):
             former = before.homes[task.sink][task.index]
             return self._layers[former].outs[before.plan.tasks[former].outputs[-1]]
@@ -307,11 +327,12 @@ class Redistribution:
         if not former:
             operator = make_operator(code.operators[number][1])
             return [fact_changes(self._numbers(name) if "asked" in operator.joins else {})]
+        operator = make_operator(code.operators[number][1])
         predecessor = self._predecessor(name, code.task.index)
         if predecessor is not None:
-            return self._of(name, predecessor).changes()
+            kept = self._of(name, predecessor)
+            return (self._gone_back(kept) if "asked" in operator.joins else kept).changes()
         heir = Heir(code.task.index, code.parallelism)
-        operator = make_operator(code.operators[number][1])
         shares, as_they_are, watermark = [], list[Changes | Frozen](), self._watermark(name)
         for task in former:
             kept = self._of(name, task)
@@ -327,6 +348,13 @@ class Redistribution:
             operator.facts.set("watermark", watermark)
         changes = operator.changes()  # first: it may change a fact
         return [operator.facts.changes(), changes, *as_they_are]
+
+    def _gone_back(self, kept: Kept) -> Kept:
+        """If calls are discarded that were asked since, those to come get other names."""
+        if self._sealed.discarded is None:
+            return kept
+        since = [kept.facts.get("asked", 0), self._sealed.generation]
+        return kept._replace(facts={**kept.facts, REWOUND: [*kept.facts.get(REWOUND, ()), since]})
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """What an operator begins with whose calls may have the names of calls that were asked."""

@@ -127,11 +127,11 @@ class Switch:
             if layers:
                 found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
             else:  # it has stopped before its first checkpoint
-                found[task.id] = _nothing(task)
+                found[task.id] = beginning(task)
         return found
 
 
-def _nothing(task: TaskSpec) -> Layer:
+def beginning(task: TaskSpec) -> Layer:
     """Where a task begins."""
     return Layer(
         task=task.id,

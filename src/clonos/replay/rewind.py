@@ -1,0 +1,144 @@
+"""``clonos rewind``: a stopped job goes back to a point of its history, and on from there."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from clonos.cluster.directory import JobDirectory
+from clonos.cluster.durable import JournalFile, house_keeper
+from clonos.errors import CannotRewind
+from clonos.graph.compile import CompiledJob
+from clonos.named import named_job
+from clonos.replay.command import add_past
+from clonos.replay.errors import NothingToReplay
+from clonos.replay.kept import At, find, shown
+from clonos.storage.journal import JournalBroken, JournalInUse
+from clonos.storage.layers import LayerStore
+from clonos.upgrade.rewind import Lane, Rewind
+
+SUMMARY = "take a stopped job back to a point of its history; its next start goes on from there"
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """A job that has gone back in time, or would (`is_done`).
+
+    ``point``, ``time``: its number, and when it was; ``generation``: of what is delivered from now
+    on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all.
+    """
+
+    is_done: bool
+    point: int
+    time: str
+    generation: int
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        what = "is back" if self.is_done else "would go back"
+        lines = [f"the job {what} at point {self.point} ({self.time})"]
+        made = [lane for lane in self.lanes if lane.newest > lane.kept]
+        lines += [
+            f"{lane.sink}[{lane.task}] has delivered outputs {lane.kept + 1} to {lane.newest} since"
+            for lane in made
+        ]
+        since = "they stay, and" if made else "nothing has been delivered since;"
+        lines.append(f"{since} what comes now is of generation {self.generation}")
+        return "\n".join(lines)
+
+
+def rewind(
+    compiled: CompiledJob,
+    at: At,
+    checkpoint_dir: str | None = None,
+    journal: str | Path | None = None,
+    *,
+    sole_driver: bool = False,
+    dry_run: bool = False,
+) -> Rewound:
+    """See :meth:`clonos.Job.rewind`."""
+    checkpoint_dir = checkpoint_dir or compiled.options.checkpoint_dir
+    if checkpoint_dir is None:
+        raise NothingToReplay(
+            "nobody says where the checkpoint is",
+            where=compiled.name,
+            remedy="give the checkpoint_dir that the job had",
+        )
+    with ExitStack() as undo:
+        directory = undo.enter_context(
+            closing(
+                JobDirectory(checkpoint_dir, journal, on_one_machine=True, sole_driver=sole_driver)
+            )
+        )
+        if directory.is_new:
+            raise NothingToReplay(
+                "no job has ever been started here",
+                where=directory.root,
+                remedy="give the checkpoint_dir of a job that has been started, and its journal",
+            )
+        directory.check(compiled)
+        file = undo.enter_context(closing(_journal(directory)))
+        directory.require(compiled, file.version)
+        return _rewind(compiled, directory, file, at, dry_run=dry_run)
+
+
+def _journal(directory: JobDirectory) -> JournalFile:
+    try:
+        return JournalFile(directory.journal_root, "fsync", lambda _: None, directory.disk)
+    except JournalInUse as error:
+        raise CannotRewind(
+            "the job is running",
+            where=directory.root,
+            remedy="stop it first: running.stop()",
+        ) from error
+
+
+def _rewind(
+    compiled: CompiledJob, directory: JobDirectory, file: JournalFile, at: At, *, dry_run: bool
+) -> Rewound:
+    keeper, version = house_keeper(compiled.plan, compiled.options.keep), file.version
+    file.recover(keeper)
+    point = find(keeper.history, at)
+    store = LayerStore(directory.layers_uri, "fsync")
+    plan = Rewind(keeper, compiled, point, store)
+    if not dry_run:
+        term = directory.begin_term(position=file.next_seq, before=keeper.term)
+        about = {"point": point.number, "at_ms": point.at_ms, "generation": plan.generation}
+        announce = partial(directory.announce, compiled, version + 1, rewound=about)
+        successor = house_keeper(compiled.plan, compiled.options.keep)
+        if not plan.make(term, announce, file, file.records(), successor, directory.numbers):
+            raise JournalBroken(
+                "the journal could not be begun anew, so perhaps nothing has changed",
+                where=directory.journal_root,
+                remedy="see to the disk, look at clonos history, and rewind again",
+            )
+        directory.claim(compiled, version + 1)
+    return Rewound(not dry_run, point.number, shown(point), plan.generation, tuple(plan.lanes))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``clonos rewind`` understands."""
+    add_past(parser)
+    parser.add_argument(
+        "--at",
+        metavar="WHEN",
+        required=True,
+        help='"14:03", "2030-05-04 14:03", the number of a point, or "oldest"',
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen")
+    parser.add_argument(
+        "--sole-driver",
+        action="store_true",
+        help="where the file system cannot tell: you see to it that nobody runs the job",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Go back, and say what has been delivered since."""
+    job = named_job(args.job).compile()
+    how = {"sole_driver": args.sole_driver, "dry_run": args.dry_run}
+    print(rewind(job, args.at, args.checkpoint, args.journal, **how))
+    return 0

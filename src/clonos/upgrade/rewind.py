@@ -1,0 +1,168 @@
+"""Back to a point of a job's history: a switch to the layers that its tasks had then.
+
+As with any switch (:mod:`clonos.upgrade.switch`), one new segment of the journal decides. The graph
+stays, and nothing that was made since the point has a name that could come again:
+
+* Logs go on behind the longest log there was, so no position comes again.
+* A lane of a sink goes on behind the newest number that was delivered, in a new generation.
+* Calls that the point has open keep their names. Those that are asked from now on have names with
+  the new generation in them: an idempotency key never names another row.
+
+The points of the history stay, those behind this one, too: one can go forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from clonos.core.events import StoreLayer
+from clonos.core.history import Point
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.layer import merge_layers
+from clonos.core.messages import Layer
+from clonos.core.plan import HOUSE_KEEPER, Incarnation
+from clonos.errors import CannotRewind
+from clonos.graph.compile import CompiledJob
+from clonos.state.deltas import merge_deltas
+from clonos.storage.layers import LayerStore, get_layers, put_layer
+from clonos.upgrade.layers import Discarded, Redistribution, Sealed
+from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import Journal, beginning
+
+_NUMBERS_APART: Final = 1 << 40
+"""More calls than an operator has asked since any point."""
+
+
+class Lane(NamedTuple):
+    """What one task of a sink has delivered: up to `kept` before the point, up to `newest` in all.
+
+    Numbers of outputs, which are in the names of files and in what sinks keep as marks.
+    """
+
+    sink: str
+    task: int
+    kept: int
+    newest: int
+
+
+class Rewind:
+    """Of a job that nobody runs, by who has the journal's lock.
+
+    Parameters
+    ----------
+    keeper
+        The job's house-keeper, which has read the journal.
+    compiled
+        The job.
+    point
+        Of the history.
+    store
+        Where layers are.
+
+    Attributes
+    ----------
+    layers
+        By task, all that the point has of it.
+    lanes
+        What was delivered before the point, and since.
+
+    Raises
+    ------
+    CannotRewind
+        The job cannot go back to this point.
+    """
+
+    def __init__(
+        self, keeper: HouseKeeper, compiled: CompiledJob, point: Point, store: LayerStore
+    ) -> None:
+        self._keeper, self._compiled, self._store = keeper, compiled, store
+        self.point, self._plan = point, compiled.plan
+        self.layers = {task.id: self._layer(task.id) for task in self._plan.tasks}
+        self._require()
+        self.lanes = [
+            Lane(task.sink, task.index, self.layers[task.id].outs[c][0], keeper.inputs[c].consumed)
+            for task in self._plan.tasks
+            if task.sink is not None
+            for c in task.outputs[-1:]
+        ]
+
+    @property
+    def generation(self) -> int:
+        """Of what is delivered from here on."""
+        return self._keeper.generation + 1
+
+    def _layer(self, task: int) -> Layer:
+        layers = get_layers(self._store, self.point.layers[task])
+        if not layers:
+            return beginning(self._plan.tasks[task])
+        return merge_layers(layers, merge_deltas, is_base=True)
+
+    def _require(self) -> None:
+        keeper, where = self._keeper, self._compiled.name
+        if keeper.complete:
+            raise CannotRewind(
+                "the job is complete, and so is its output",
+                where=where,
+                remedy="job.branch(at=...) shows what other code makes of its rows",
+            )
+        for channel in self._plan.channels:
+            sent = self.layers[channel.sender].outs[channel.id]
+            if channel.receiver == HOUSE_KEEPER:
+                had_ended = self.layers[channel.sender].end_is_out
+                if keeper.inputs[channel.id].ended and not had_ended:
+                    raise CannotRewind(
+                        "its output has ended since, and whoever reads it may know that",
+                        where=self._plan.tasks[channel.sender].name,
+                        remedy="choose a later point",
+                    )
+            elif sent != self.layers[channel.receiver].ins[channel.id]:
+                one, other = (self._plan.tasks[t].name for t in (channel.sender, channel.receiver))
+                raise CannotRewind(
+                    f"at point {self.point.number} rows were on their way from {one} to {other}, "
+                    "and the point does not have them",
+                    where=where,
+                    remedy="choose another point; with checkpoints='marked', the default, rows are "
+                    "never on their way at a point",
+                )
+
+    def make(
+        self,
+        term: int,
+        announce: Callable[[Mapping[str, int]], object],
+        journal: Journal,
+        records: Sequence[bytes],
+        successor: HouseKeeper,
+        numbers: Mapping[str, int],
+    ) -> bool:
+        """Go back; whether that is durable.
+
+        Parameters
+        ----------
+        term
+            Of who does it: it names the new layers.
+        announce
+            Writes down, beside what there is, how many calls operators may have asked.
+        records
+            All that the journal has: output in it that has not reached its sink stays.
+        successor
+            A house-keeper of the job who knows nothing yet.
+        numbers
+            By operator, how many calls one of this name had asked in an earlier graph.
+        """
+        keeper, maker = self._keeper, Incarnation(term, 0)
+        keeper.begin_term(term)
+        lanes = {c: (end.consumed, end.consumed_chain) for c, end in keeper.inputs.items()}
+        position = 1 + max(keeper.length(task.id) for task in self._plan.tasks)
+        discarded = Discarded(position, lanes)
+        sealed = Sealed(maker, keeper.epoch + 1, self.generation, discarded)
+        shape = Shape.of(self._compiled)
+        shared = Redistribution(shape, self.layers, self._compiled, sealed, (), numbers)
+        stored = {
+            task: (layer, put_layer(self._store, StoreLayer(layer, layer.delta)))
+            for task, layer in shared.layers().items()
+        }
+        asked = shared.asked()
+        announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})
+        successor.succeed(keeper, stored, keeps_history=True)
+        return journal.rotate(successor.snapshot(records))
