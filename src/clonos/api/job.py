@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from clonos.api.feedback import Feedback
+from clonos.api.settings import SAID_RARELY, keep_of, name_of, number_of, one_of, size_of
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
 from clonos.columns.schema import parse_schema
-from clonos.columns.sizes import parse_size
-from clonos.core.history import Keep
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, NeedsSpark, Unbounded, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
@@ -118,15 +117,15 @@ class Job:
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
-        _one_of("guarantee", guarantee, "exactly_once", "at_least_once")
-        _one_of("checkpoints", checkpoints, "marked", "uncoordinated")
+        one_of("guarantee", guarantee, "exactly_once", "at_least_once")
+        one_of("checkpoints", checkpoints, "marked", "uncoordinated")
         if checkpoints == "uncoordinated" and guarantee == "at_least_once":
             raise WrongType(
                 f"checkpoints={checkpoints!r} with guarantee={guarantee!r}",
                 remedy="without logs only marked checkpoints fit together: use one or the other",
             )
-        _one_of("on_orphan", on_orphan, "consistency", "availability")
-        keep = _keep(history, history_bytes, history_interval)
+        one_of("on_orphan", on_orphan, "consistency", "availability")
+        keep = keep_of(history, history_bytes, history_interval)
         if keep is not None and guarantee == "at_least_once":
             raise WrongType(
                 f"history={history!r} with guarantee={guarantee!r}",
@@ -138,30 +137,30 @@ class Job:
                 remedy="after a loss that is forgiven the parts of the past do not fit together: "
                 "use one or the other",
             )
-        _one_of("inflight", inflight, "spill", "memory")
-        _one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
+        one_of("inflight", inflight, "spill", "memory")
+        one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
-        self.parallelism = _number("parallelism", parallelism, 1)
+        self.parallelism = number_of("parallelism", parallelism, 1)
         self._frames: dict[Stream, str] = {}  # streams that were made DataFrames, and their sinks
         self._graph = LogicalGraph(
             name=name,
             sharing_depth=FULL_DEPTH
             if sharing_depth == "full"
-            else _number("sharing_depth", sharing_depth, 0),
-            seed=_number("seed", seed, None),
+            else number_of("sharing_depth", sharing_depth, 0),
+            seed=number_of("seed", seed, None),
             on_bad_record=on_bad_record,
             options=JobOptions(
-                standbys=_number("standbys", standbys, 0),
+                standbys=number_of("standbys", standbys, 0),
                 checkpoints=checkpoints,
                 checkpoint_interval_ms=parse_duration(checkpoint_interval),
                 checkpoint_dir=checkpoint_dir,
                 guarantee=guarantee,
                 on_orphan=on_orphan,
-                lineage=None if lineage is None else _name("lineage", lineage),
+                lineage=None if lineage is None else name_of("lineage", lineage),
                 keep=keep,
                 inflight=inflight,
-                inflight_bytes=_bytes("inflight_bytes", inflight_bytes, _SAID_RARELY),
-                log_bytes=_bytes("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
+                inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
+                log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
             ),
         )
 
@@ -276,7 +275,7 @@ class Job:
             chosen, number = f"{kind}_{number}", number + 1
         if parallelism is None:
             parallelism = edges[0].vertex.parallelism if edges else self.parallelism
-        parallelism = _number("parallelism", parallelism, 1, KEY_GROUPS)
+        parallelism = number_of("parallelism", parallelism, 1, KEY_GROUPS)
         vertex = Vertex(
             id=len(vertices),
             name=chosen,
@@ -577,50 +576,3 @@ class Job:
             self._frames[stream] = self._graph.vertices[-1].name
         result = self.run(spark, **options)
         return result.dataframe(self._frames[stream])
-
-
-def _keep(
-    history: str | timedelta | None, nbytes: str | int | None, interval: str | timedelta
-) -> Keep | None:
-    if history is None:
-        if nbytes is not None:
-            raise WrongType(
-                f"history_bytes={nbytes!r} without history=",
-                remedy='say how much of the past to keep: history="6 hours"',
-            )
-        return None
-    limit = None if nbytes is None else parse_size(nbytes)
-    return Keep(parse_duration(history), limit, parse_duration(interval))
-
-
-_SAID_RARELY: Final = (
-    "give more: receivers only say every 256 KiB what they have processed, and until then it stays "
-    "in memory"
-)
-
-
-def _bytes(name: str, size: str | int, remedy: str) -> int:
-    nbytes = parse_size(size)
-    if nbytes < 1 << 20:
-        raise WrongType(f"{name}={size!r} is less than 1 MiB", remedy=remedy)
-    return nbytes
-
-
-def _one_of(name: str, value: str, *allowed: str) -> None:
-    if value not in allowed:
-        raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
-
-
-def _name(name: str, value: Any) -> str:
-    if not (isinstance(value, str) and value):
-        raise WrongType(f"{name}={value!r}", remedy="give a text that is not empty")
-    return value
-
-
-def _number(name: str, value: Any, low: int | None, high: int | None = None) -> int:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not is_number or (low is not None and value < low) or (high is not None and value > high):
-        limits = f" from {low}" if low is not None else ""
-        limits += f" to {high}" if high is not None else ""
-        raise WrongType(f"{name}={value!r}", remedy=f"give a whole number{limits}")
-    return int(value)

@@ -64,6 +64,7 @@ from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
+from clonos.simulator import wrong_rewinds as rewinds
 from clonos.simulator import wrong_spilling as spilling
 from clonos.simulator import wrong_upgrades as upgrades
 from clonos.simulator.disk import SimulatedFiles, Tail
@@ -76,8 +77,10 @@ from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
 from clonos.upgrade import flow as flow_module
 from clonos.upgrade import layers as layers_module
+from clonos.upgrade import rewind as rewind_module
 from clonos.upgrade import switch as switch_module
 from clonos.upgrade.flow import Flow
+from clonos.upgrade.rewind import Rewind
 from clonos.upgrade.switch import Switch
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -121,6 +124,7 @@ SPILL = Kind(spill=True)
 LOOPS = Kind(loops=True)
 UPGRADE = Kind(upgrade=True)
 LIVE = Kind(live=True)
+REWIND = Kind(rewind=True)
 LOGS = Kind(logs=True)
 MOVES = Kind(moves=True)
 ARROW = Kind(arrow=True)
@@ -546,6 +550,21 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "slots that leave while they wait are counted on": mutation(
         "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
+    ),
+    "who goes back counts outputs as the point did": mutation(
+        "rewind", (rewind_module, "Discarded", rewinds.lanes_of_the_point), kind=REWIND
+    ),
+    "who goes back begins its logs anew": mutation(
+        "rewind", (rewind_module, "Discarded", rewinds.positions_of_the_point), kind=REWIND
+    ),
+    "who goes back forgets the past": mutation(
+        "kept past", (HouseKeeper, "succeed", rewinds.without_the_past), kind=REWIND
+    ),
+    "who goes back forgets output that waits": mutation(
+        "durable", (Rewind, "make", rewinds.without_what_waits), kind=REWIND
+    ),
+    "who goes back keeps its state": mutation(
+        "conservation", (Rewind, "__init__", rewinds.at_the_newest), kind=REWIND
     ),
     "a task says that it rests while its calls are open": mutation(
         "planned moves", (Resident, "_tell_if_yielded", moves.rest_at_once), kind=MOVES

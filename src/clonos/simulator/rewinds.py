@@ -18,6 +18,7 @@ from clonos.cluster.durable import JournalFile
 from clonos.core.history import Keep
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.messages import Kind, Layer
+from clonos.core.plan import Plan
 from clonos.core.version import version_of
 from clonos.errors import CannotRewind
 from clonos.simulator.arrow_jobs import ArrowJob
@@ -33,7 +34,7 @@ from clonos.simulator.upgrade_invariants import (
 )
 from clonos.simulator.upgrade_jobs import Rows, expected, upgrade_job
 from clonos.simulator.upgrades import ATTEMPTS, CALLS, Upgrades, terms_of
-from clonos.simulator.violations import Violation
+from clonos.simulator.violations import Violation, require
 from clonos.storage.checkpoint import Checkpoint
 from clonos.storage.folder import Folder
 from clonos.storage.journal import JournalBroken
@@ -132,6 +133,8 @@ class Rewinds(Upgrades):
         self._recorders.append(self.cluster.recorder)
         for recorder in self._recorders:
             recorder.output_is_kept(maker.in_journal)
+        goes_on_behind(self.job.plan, maker.lengths, self.cluster.recorder, first)
+        maker.past_is_there()
         self._lives.append(Life(self._first, self._before, self._outputs()))
         number = made.point.number
         life = [life for life in self._lives if life.first <= number][-1]
@@ -161,6 +164,22 @@ class Rewinds(Upgrades):
         return found
 
 
+def goes_on_behind(
+    plan: Plan, lengths: Mapping[int, int], before: Recorder, first: Mapping[int, Layer]
+) -> None:
+    """No place in a log comes again, and no number of an output: random numbers are drawn by the
+    one, sinks keep marks of the other."""
+    for task in plan.tasks:
+        layer, entries = first[task.id], lengths[task.id]
+        said = f"{task.name} goes on at {layer.position}, its log had {entries} entries"
+        require(layer.position >= entries, "rewind", said)
+        if task.sink is not None:
+            newest = max((name[2] for name, _ in before.outputs(task.id)), default=0)
+            number = layer.outs[task.outputs[-1]][0]
+            said = f"{task.name} goes on behind output {number}, and has delivered {newest}"
+            require(number >= newest, "rewind", said)
+
+
 class TimeMachine:
     """A process that takes a job back; it may die at one of its calls.
 
@@ -172,6 +191,10 @@ class TimeMachine:
         The newest point.
     in_journal
         Output that is in the journal still.
+    lengths
+        Of the logs that there were.
+    points
+        Numbers of points that there were before, and are now.
     """
 
     def __init__(self, job: ArrowJob, disks: Disks, random: Random) -> None:
@@ -185,6 +208,8 @@ class TimeMachine:
         self.made: Rewind | None = None
         self.newest = 0
         self.in_journal: list[Deliver] = []
+        self.lengths: dict[int, int] = {}
+        self.points: tuple[set[int], set[int]] = set(), set()
 
     def attempt(self, version: int) -> Mapping[int, Layer] | None:
         """Try; return the layers with which tasks begin, if the job is back now."""
@@ -211,12 +236,19 @@ class TimeMachine:
         if not points:
             raise CannotRewind("there is no point yet")
         self.newest = points[-1].number
+        self.lengths = {task.id: keeper.length(task.id) for task in self._job.plan.tasks}
+        self.points = {point.number for point in points}, set()
         self.made = Rewind(keeper, self._job.compiled, self._random.choice(points), store)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
         announce = partial(home.put, "next")
         self.made.make(
             term, lambda _: announce(b"graph"), journal, journal.records(), self._keeper(), {}
         )
+
+    def past_is_there(self) -> None:
+        """Whoever has gone back can go back further, and forward again."""
+        gone = self.points[0] - self.points[1]
+        require(not gone, "kept past", f"points {sorted(gone)} are gone after going back")
 
     def _keeper(self) -> HouseKeeper:
         return HouseKeeper(self._job.plan, self._job.encode, self._job.decode, KEEP)
@@ -228,6 +260,7 @@ class TimeMachine:
             return None
         keeper = self._keeper()
         self.in_journal = keeper.recover(records)
+        self.points = self.points[0], {point.number for point in keeper.history.points}
         home = Folder(self._disks.local.observe(), HOME, "fsync")
         checkpoint = Checkpoint(home, "observer", lambda: terms_of(self._disks.shared.observe()))
         store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._disks.shared.observe())

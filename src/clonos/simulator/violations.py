@@ -29,6 +29,7 @@ INVARIANTS = {
     "conservation": "rows in are rows out",
     "kept state": "what tasks have kept goes on, once, when there are others",
     "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
+    "rewind": "who goes back gives nothing a name that there was",
     "calls": "no call is made again whose answer was used",
     "planned moves": "who moves without a failure asks nothing again",
     "effects": "an effect is made once, and by a history that stays",

@@ -52,8 +52,8 @@ def same_generation(original: Any) -> Any:
 def in_the_same_generation(original: Any) -> Any:
     """... and so does the house-keeper."""
 
-    def succeed(self: HouseKeeper, before: HouseKeeper, first: Any) -> None:
-        original(self, before, first)
+    def succeed(self: HouseKeeper, before: HouseKeeper, first: Any, **how: bool) -> None:
+        original(self, before, first, **how)
         self.generation = self.floor_generation = before.generation
 
     return succeed

@@ -1,0 +1,63 @@
+"""What the settings of a job may be; anything else is a `WrongType` that says what to give."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from clonos.columns.durations import parse_duration
+from clonos.columns.sizes import parse_size
+from clonos.core.history import Keep
+from clonos.errors import WrongType
+
+
+def keep_of(
+    history: str | timedelta | None, nbytes: str | int | None, interval: str | timedelta
+) -> Keep | None:
+    """How much of its past a job keeps; None: nothing."""
+    if history is None:
+        if nbytes is not None:
+            raise WrongType(
+                f"history_bytes={nbytes!r} without history=",
+                remedy='say how much of the past to keep: history="6 hours"',
+            )
+        return None
+    limit = None if nbytes is None else parse_size(nbytes)
+    return Keep(parse_duration(history), limit, parse_duration(interval))
+
+
+SAID_RARELY: Final = (
+    "give more: receivers only say every 256 KiB what they have processed, and until then it stays "
+    "in memory"
+)
+
+
+def size_of(name: str, size: str | int, remedy: str) -> int:
+    """A number of bytes, a MiB at least."""
+    nbytes = parse_size(size)
+    if nbytes < 1 << 20:
+        raise WrongType(f"{name}={size!r} is less than 1 MiB", remedy=remedy)
+    return nbytes
+
+
+def one_of(name: str, value: str, *allowed: str) -> None:
+    """See that a word is one of those."""
+    if value not in allowed:
+        raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
+
+
+def name_of(name: str, value: Any) -> str:
+    """A text that is not empty."""
+    if not (isinstance(value, str) and value):
+        raise WrongType(f"{name}={value!r}", remedy="give a text that is not empty")
+    return value
+
+
+def number_of(name: str, value: Any, low: int | None, high: int | None = None) -> int:
+    """A whole number within limits."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or (low is not None and value < low) or (high is not None and value > high):
+        limits = f" from {low}" if low is not None else ""
+        limits += f" to {high}" if high is not None else ""
+        raise WrongType(f"{name}={value!r}", remedy=f"give a whole number{limits}")
+    return int(value)
