@@ -531,9 +531,10 @@ class Job:
         at
             The number of a point, ``"oldest"``, or a time; then the newest point at or before it.
         how
-            ``dry_run=True``: only say what would happen. ``checkpoint_dir``, ``journal``: where
-            the job is. ``sole_driver=True``: where the file system cannot tell, you see to it that
-            nobody runs the job.
+            ``outputs="supersede"``: what ``collect`` and ``table`` sinks have delivered since is
+            deleted; refused if there are others. ``dry_run=True``: only say what would happen.
+            ``checkpoint_dir``, ``journal``: where the job is. ``sole_driver=True``: where the file
+            system cannot tell, you see to it that nobody runs the job.
 
         Returns
         -------
@@ -543,8 +544,8 @@ class Job:
         Raises
         ------
         CannotRewind
-            The job runs or is complete, or the point lacks rows that were on their way
-            (``checkpoints="uncoordinated"``). Nothing has changed.
+            The job runs or is complete, a sink cannot take anything back, or the point lacks rows
+            that were on their way (``checkpoints="uncoordinated"``). Nothing has changed.
         NothingToReplay
             There is no such point.
 

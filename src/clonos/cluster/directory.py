@@ -292,7 +292,8 @@ class JobDirectory:
 
     def rewound(self, version: int) -> list[dict[str, Any]]:
         """The times that the job has gone back to a point of its past, up to this version of its
-        plan: which point, when it was, which generation and which version began."""
+        plan: which point, when it was, which generation and version began, which point was the
+        newest, and what sinks have taken back."""
         return [one for one in self._rewound if one["version"] <= version]
 
     def announce(

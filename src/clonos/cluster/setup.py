@@ -37,6 +37,7 @@ from clonos.nodes.waiting import Waiting
 from clonos.runtime.versions import installed
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.outputs import Consumers, write_with_spark
+from clonos.sinks.taken_back import take_back
 from clonos.sinks.writers import Claims
 from clonos.spark.errors import JobCancelled, SparkSetup, SparkStopped
 from clonos.spark.slots import driver_address, is_local
@@ -336,12 +337,7 @@ class DriverSetup:
                 )
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
-            for one in directory.rewound(version):
-                if one["version"] == version:
-                    self.warn(
-                        f"the job went back to point {one['point']} of its past: it delivers "
-                        f"generation {one['generation']} now, and earlier output stays"
-                    )
+            self._look_back(version)
             return recovered
         require_continuable(directory.graph(version), compiled, directory.retired)
         before = Shape(directory.graph(version))
@@ -358,6 +354,19 @@ class DriverSetup:
                 remedy="see to the disk, and start the job again in the same way",
             )
         return file.recover(self.keeper)
+
+    def _look_back(self, version: int) -> None:
+        """If the job went back in time before it was started: say so, and see to what it takes
+        back, for who did that may have died."""
+        for one in self.directory.rewound(version):
+            if one["version"] == version:
+                point, generation, gone = one["point"], one["generation"], one["superseded"]
+                self.warn(
+                    f"the job went back to point {point} of its past: it delivers generation "
+                    f"{generation} now, and earlier output {'is deleted' if gone else 'stays'}"
+                )
+                uri = self.directory.delivered_uri
+                take_back(self.sinks, uri, self._durability, generation, gone)
 
     def _begin_term(self, journal: JournalFile, keeper: HouseKeeper, undo: ExitStack) -> int:
         """Go on with the checkpoint alone; look for others who do."""

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(JobDirectory(args.checkpoint, args.journal, on_one_machine=True)) as directory:
         history, layers, version = read(directory)
         names = directory.task_names if history.points else []
+        directory.read()
         rewound = directory.rewound(version)
     if not history.points:
         print("this job keeps no history; clonos.Job(history=...) makes it keep one")
@@ -43,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for number, time, takes, steps in rows:
         print(f"{number:>{widths[0]}}  {time:<{widths[1]}}  {takes:>{widths[2]}}  {steps}")
+        for one in (one for one in rewound if str(one["newest"]) == number):
+            back, generation = one["point"], one["generation"]
+            print(f"{'':>{widths[0]}}  the job went back to point {back}: generation {generation}")
     print(f"in all {size(sum(sizes.values()))} beyond the newest checkpoint")
-    for one in rewound:
-        print(f"the job went back to point {one['point']}; generation {one['generation']} began")
     return 0
 
 

@@ -156,7 +156,9 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
         return joined(point, [*(_segment(history, n, store) for n in behind), held])
     except (UnreadableLayer, UnreadableHistory) as error:
         raise NothingToReplay(
-            error.what, where=error.where, remedy="begin at a later point"
+            error.what,
+            where=error.where,
+            remedy="begin at a later point; if the job went back in time, at one that it made since",
         ) from error
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
@@ -16,6 +18,7 @@ from clonos.named import named_job
 from clonos.replay.command import add_past
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At, find, shown
+from clonos.sinks.taken_back import CAN_TAKE_BACK, take_back
 from clonos.storage.journal import JournalBroken, JournalInUse
 from clonos.storage.layers import LayerStore
 from clonos.upgrade.rewind import Lane, Rewind
@@ -23,12 +26,16 @@ from clonos.upgrade.rewind import Lane, Rewind
 SUMMARY = "take a stopped job back to a point of its history; its next start goes on from there"
 
 
+Outputs = Literal["keep", "supersede"]
+
+
 @dataclass(frozen=True)
 class Rewound:
     """A job that has gone back in time, or would (`is_done`).
 
     ``point``, ``time``: its number, and when it was; ``generation``: of what is delivered from now
-    on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all.
+    on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all;
+    ``supersedes``: what was delivered since the point goes.
     """
 
     is_done: bool
@@ -36,6 +43,7 @@ class Rewound:
     time: str
     generation: int
     lanes: tuple[Lane, ...]
+    supersedes: bool
 
     def __str__(self) -> str:
         what = "is back" if self.is_done else "would go back"
@@ -45,7 +53,9 @@ class Rewound:
             f"{lane.sink}[{lane.task}] has delivered outputs {lane.kept + 1} to {lane.newest} since"
             for lane in made
         ]
-        since = "they stay, and" if made else "nothing has been delivered since;"
+        since = "nothing has been delivered since;"
+        if made:
+            since = "they are deleted, and" if self.supersedes else "they stay, and"
         lines.append(f"{since} what comes now is of generation {self.generation}")
         return "\n".join(lines)
 
@@ -56,6 +66,7 @@ def rewind(
     checkpoint_dir: str | None = None,
     journal: str | Path | None = None,
     *,
+    outputs: Outputs = "keep",
     sole_driver: bool = False,
     dry_run: bool = False,
 ) -> Rewound:
@@ -67,6 +78,7 @@ def rewind(
             where=compiled.name,
             remedy="give the checkpoint_dir that the job had",
         )
+    superseded = _superseded(compiled) if outputs == "supersede" else ()
     with ExitStack() as undo:
         directory = undo.enter_context(
             closing(
@@ -82,7 +94,19 @@ def rewind(
         directory.check(compiled)
         file = undo.enter_context(closing(_journal(directory)))
         directory.require(compiled, file.version)
-        return _rewind(compiled, directory, file, at, dry_run=dry_run)
+        return _rewind(compiled, directory, file, at, superseded, dry_run=dry_run)
+
+
+def _superseded(compiled: CompiledJob) -> tuple[str, ...]:
+    """Raise `CannotRewind` if a sink cannot take anything back."""
+    for name, (sink, _) in compiled.sinks.items():
+        if sink.kind not in CAN_TAKE_BACK:
+            raise CannotRewind(
+                f"a sink of kind {sink.kind} cannot take its output back",
+                where=name,
+                remedy="leave outputs= at 'keep', and see yourself to what was delivered since",
+            )
+    return tuple(compiled.sinks)
 
 
 def _journal(directory: JobDirectory) -> JournalFile:
@@ -97,7 +121,13 @@ def _journal(directory: JobDirectory) -> JournalFile:
 
 
 def _rewind(
-    compiled: CompiledJob, directory: JobDirectory, file: JournalFile, at: At, *, dry_run: bool
+    compiled: CompiledJob,
+    directory: JobDirectory,
+    file: JournalFile,
+    at: At,
+    superseded: Collection[str],
+    *,
+    dry_run: bool,
 ) -> Rewound:
     keeper, version = house_keeper(compiled.plan, compiled.options.keep), file.version
     file.recover(keeper)
@@ -106,17 +136,37 @@ def _rewind(
     plan = Rewind(keeper, compiled, point, store)
     if not dry_run:
         term = directory.begin_term(position=file.next_seq, before=keeper.term)
-        about = {"point": point.number, "at_ms": point.at_ms, "generation": plan.generation}
+        kept = {
+            sink: {str(lane.task): lane.kept for lane in plan.lanes if lane.sink == sink}
+            for sink in superseded
+        }
+        about = {
+            "point": point.number,
+            "at_ms": point.at_ms,
+            "generation": plan.generation,
+            "newest": keeper.history.points[-1].number,
+            "superseded": kept,
+        }
         announce = partial(directory.announce, compiled, version + 1, rewound=about)
         successor = house_keeper(compiled.plan, compiled.options.keep)
-        if not plan.make(term, announce, file, file.records(), successor, directory.numbers):
+        how = (file.records(), successor, superseded, directory.numbers)
+        if not plan.make(term, announce, file, *how):
             raise JournalBroken(
                 "the journal could not be begun anew, so perhaps nothing has changed",
                 where=directory.journal_root,
                 remedy="see to the disk, look at clonos history, and rewind again",
             )
         directory.claim(compiled, version + 1)
-    return Rewound(not dry_run, point.number, shown(point), plan.generation, tuple(plan.lanes))
+        sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
+        take_back(sinks, directory.delivered_uri, "fsync", plan.generation, kept)
+    return Rewound(
+        not dry_run,
+        point.number,
+        shown(point),
+        plan.generation,
+        tuple(plan.lanes),
+        bool(superseded),
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +177,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHEN",
         required=True,
         help='"14:03", "2030-05-04 14:03", the number of a point, or "oldest"',
+    )
+    parser.add_argument(
+        "--outputs",
+        choices=get_args(Outputs),
+        default="keep",
+        help="what becomes of what was delivered since",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would happen")
     parser.add_argument(
@@ -140,5 +196,5 @@ def run(args: argparse.Namespace) -> int:
     """Go back, and say what has been delivered since."""
     job = named_job(args.job).compile()
     how = {"sole_driver": args.sole_driver, "dry_run": args.dry_run}
-    print(rewind(job, args.at, args.checkpoint, args.journal, **how))
+    print(rewind(job, args.at, args.checkpoint, args.journal, outputs=args.outputs, **how))
     return 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -141,6 +141,23 @@ class DeliveredStore:
 
         self._folder.keep(path, _encode(mine), is_same)
         return self._folder.path(path)
+
+    def take_back(self, operator: str, generation: int, kept: Mapping[int, int]) -> None:
+        """Delete what earlier generations have delivered beyond these numbers, by task."""
+        gone = [
+            file
+            for file in self.files(operator)
+            if file.generation < generation and file.last_seq > kept[file.task_index]
+        ]
+        for file in gone:
+            until = kept[file.task_index]
+            stays = [one for one in read_file(file.path, self._files) if one[0] <= until]
+            if stays:
+                seqs, batches = zip(*stays, strict=True)
+                lane = operator, file.task_index, file.generation, file.first_seq
+                self.write(*lane, until, batches, seqs=seqs)
+        names = (file.path.rpartition("/")[2] for file in gone)
+        self._folder.delete(f"{folder_name(operator)}/{name}" for name in names)
 
     def files(self, operator: str) -> list[DeliveredFile]:
         """Files of a sink operator, ordered by generation, task and seq."""

@@ -251,6 +251,14 @@ class Table:
                     system.delete_folder(folder)
         return len(files)
 
+    def take_back(self, generation: int, kept: Mapping[int, int]) -> None:
+        """Delete what earlier generations have beyond these numbers, by task: the job that writes
+        here went back in time. Who has read it, has read it."""
+        for segment in self._behind({}):
+            position = segment.position
+            if position.generation < generation and position.seq > kept[segment.task]:
+                self._folder.files.delete(segment.path)
+
     def _removals(self) -> tuple[dict[int, Position], list[str]]:
         """What was removed according to all notes of it, and where these are.
 

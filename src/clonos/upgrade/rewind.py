@@ -13,8 +13,10 @@ The points of the history stay, those behind this one, too: one can go forward a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgpack
 
 from clonos.core.events import StoreLayer
 from clonos.core.history import Point
@@ -133,6 +135,7 @@ class Rewind:
         journal: Journal,
         records: Sequence[bytes],
         successor: HouseKeeper,
+        superseded: Collection[str],
         numbers: Mapping[str, int],
     ) -> bool:
         """Go back; whether that is durable.
@@ -147,6 +150,8 @@ class Rewind:
             All that the journal has: output in it that has not reached its sink stays.
         successor
             A house-keeper of the job who knows nothing yet.
+        superseded
+            Sinks whose output since the point goes.
         numbers
             By operator, how many calls one of this name had asked in an earlier graph.
         """
@@ -165,4 +170,14 @@ class Rewind:
         asked = shared.asked()
         announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})
         successor.succeed(keeper, stored, keeps_history=True)
-        return journal.rotate(successor.snapshot(records))
+        stays = [record for record in records if not self._goes(record, superseded)]
+        return journal.rotate(successor.snapshot(stays))
+
+    def _goes(self, record: bytes, superseded: Collection[str]) -> bool:
+        """Whether it is output that is taken back."""
+        kind, *fields = msgpack.unpackb(record, strict_map_key=False)
+        if kind != "item" or not superseded:
+            return False
+        channel, _, seq, *_ = fields
+        task = self._plan.tasks[self._plan.channels[channel].sender]
+        return task.sink in superseded and seq > self.layers[task.id].outs[channel][0]

@@ -1,0 +1,123 @@
+"""What a job that goes back in time may not do, and what nothing is named again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import clonos
+from clonos.cluster.directory import JobDirectory
+from clonos.errors import CannotRewind
+from clonos.operators.base import OperatorInfo
+from clonos.replay import NothingToReplay
+from clonos.simulator.command import main
+from clonos.simulator.seeds import Kind
+from clonos.sinks.delivered import DeliveredStore
+from clonos.sinks.tables import Table
+
+INFO = OperatorInfo("job", 3, "pay[1]", "pay", 0, 1, 2)
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(100, marks=pytest.mark.soak)])
+def test_no_seed_violates_an_invariant(first):
+    assert main(15 if first == 0 else 400, first, kind=Kind(rewind=True)) == 0
+
+
+def test_calls_asked_before_keep_their_names_and_later_ones_get_others():
+    """Whatever a job goes back to, and how often: a key names one row for ever."""
+    once = [[7, 3]]
+    assert INFO.numbered_effect_key(7, once) == INFO.numbered_effect_key(7)
+    assert INFO.numbered_effect_key(8, once) != INFO.numbered_effect_key(8)
+    again = [[7, 3], [9, 5]]  # a point behind the first time
+    assert INFO.numbered_effect_key(9, again) == INFO.numbered_effect_key(9, once)
+    further = [[4, 5]]  # a point before it
+    keys = [
+        {INFO.numbered_effect_key(n, rewound) for n in range(10, 99)}
+        for rewound in ((), once, again, further)
+    ]
+    assert not set.intersection(*keys)
+    assert len(set.union(*keys)) == sum(map(len, keys[:3])), "of one generation, one row"
+
+
+def test_lives_never_share_a_name():
+    """A tree of lives: each begins at some number of an earlier one; what a number means is fixed
+    by the life that asked it."""
+    draw = random.Random(1)
+    lives: list[tuple[list[list[int]], dict[int, int]]] = [([], {})]
+    meant: dict[str, tuple[int, int]] = {}
+    for generation in range(1, 60):
+        rewound, mine = draw.choice(lives)
+        asked = draw.randint(0, max(mine, default=0))
+        rewound = [[n, g] for n, g in rewound if n <= asked] + [[asked, generation]]
+        mine = {n: life for n, life in mine.items() if n <= asked}
+        mine |= dict.fromkeys(range(asked + 1, asked + draw.randint(2, 9)), generation)
+        lives.append((rewound, mine))
+        for number, life in mine.items():
+            key = INFO.numbered_effect_key(number, rewound)
+            assert meant.setdefault(key, (life, number)) == (life, number)
+
+
+def job() -> clonos.Job:
+    found = clonos.Job("counting")
+    rows = found.source(clonos.sources.from_batches([], "n long"), name="rows")
+    rows.sink(clonos.sinks.console(), name="out")
+    return found
+
+
+def test_where_nothing_was_nobody_goes_back(tmp_path):
+    with pytest.raises(NothingToReplay, match="nobody says where"):
+        job().rewind(at="oldest")
+    with pytest.raises(NothingToReplay, match="ever been started"):
+        job().rewind(at="oldest", checkpoint_dir=str(tmp_path / "none"))
+
+
+def test_what_cannot_be_taken_back_is_said_first(tmp_path):
+    with pytest.raises(CannotRewind, match="kind console cannot take"):
+        job().rewind(at="oldest", checkpoint_dir=str(tmp_path), outputs="supersede")
+
+
+def test_times_count_from_the_version_that_began_with_them(tmp_path):
+    """Whoever dies between the announcement and the record has not gone back."""
+    compiled = job().compile()
+    directory = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    directory.claim(compiled, 0)
+    for point in (4, 3):
+        directory.announce(compiled, 1, {"out": 7}, rewound={"point": point})
+    again = JobDirectory(str(tmp_path), None, on_one_machine=True)
+    again.read()
+    assert again.rewound(0) == []
+    assert again.rewound(1) == [{"version": 1, "point": 3}]
+    assert again.numbers == {"out": 7}
+
+
+def numbered(store: DeliveredStore) -> Iterator[tuple[int, int, int]]:
+    return ((one.generation, one.task_index, one.seq) for one in store.read("out"))
+
+
+def test_delivered_output_is_taken_back(tmp_path):
+    """Also half of a file; what the new generation delivers stays, and twice is once."""
+    store = DeliveredStore(tmp_path)
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    for generation, task, first, last in [(0, 0, 1, 4), (0, 0, 5, 6), (0, 1, 1, 2), (1, 0, 7, 8)]:
+        store.write("out", task, generation, first, last, [batch] * (last - first + 1))
+    store.write("out", 2, 0, 3, 9, [batch], seqs=[8])
+    for _ in range(2):
+        store.take_back("out", 1, {0: 3, 1: 2, 2: 5})
+        found = list(numbered(store))
+        assert found == [
+            *((0, 0, n) for n in (1, 2, 3)), (0, 1, 1), (0, 1, 2), (1, 0, 7), (1, 0, 8),
+        ]  # fmt: skip
+
+
+def test_rows_of_a_table_are_taken_back(tmp_path):
+    table = Table(str(tmp_path))
+    batch = pa.RecordBatch.from_pydict({"n": [1]})
+    table.create(batch.schema)
+    for generation, seq in [(0, 1), (0, 300), (0, 301), (1, 302)]:
+        table.write(0, generation, seq, batch)
+    for _ in range(2):
+        table.take_back(1, {0: 300})
+        assert [tuple(s.position) for s in table.segments()] == [(0, 1), (0, 300), (1, 302)]
