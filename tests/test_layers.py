@@ -91,7 +91,7 @@ BENCHMARKS_ALSO = {
 BESIDE: dict[str, set[str]] = {"clonos_bench": BENCHMARKS_ALSO, "examples": set()}
 """What lies beside the package, and what it may import of it that is not public."""
 
-LAZY: dict[str, set[str]] = {"api": {"branch", "cluster", "dataframes", "spark"}}
+LAZY: dict[str, set[str]] = {"api": {"branch", "cluster", "dataframes", "replay", "spark"}}
 """layer -> what it may import in addition, but only inside a function: when a job is started, or
 looked back at."""
 

@@ -158,7 +158,7 @@ def since(keeper: HouseKeeper, point: Point, store: LayerStore) -> list[Run]:
         raise NothingToReplay(
             error.what,
             where=error.where,
-            remedy="begin at a later point; if the job went back in time, at one that it made since",
+            remedy="begin at a later point; if the job went back in time, at one made since",
         ) from error
 
 
