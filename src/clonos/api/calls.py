@@ -16,6 +16,7 @@ from clonos.operators.service import (
     Service,
     policy_of,
     require_arguments,
+    undeclared,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def call_policy(
     WrongType
         Something cannot be meant so.
     """
+    fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
     require_arguments(fn, where, values)
     if on_error is not None:
@@ -172,6 +174,12 @@ def _batched(
     if identity:
         raise WrongType(
             "identity= names what a row is about, and with batch= an effect is about several",
+            where=where,
+            remedy="leave one of the two out",
+        )
+    if policy.cache_ttl_s is not None:
+        raise WrongType(
+            "cache_ttl= remembers what a row asks, and with batch= several ask together",
             where=where,
             remedy="leave one of the two out",
         )

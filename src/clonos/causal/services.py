@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
@@ -27,6 +27,7 @@ from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
 from clonos.extras import imported
+from clonos.operators.service import Declared, PolicyOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -178,15 +179,21 @@ async def _ask_async(question: _Question, fn: Callable[[], Coroutine[Any, Any, A
     return call.answer()
 
 
-class Service(Shipped, Generic[F]):
-    """A function whose answers are kept: made by :func:`service`."""
+class Service(Shipped, Declared, Generic[F]):
+    """A function whose answers are kept: made by :func:`service`.
+
+    A job's ``map_async``, ``ctx.call`` and ``ctx.service`` understand it, too.
+    """
 
     def __init__(self, fn: F, name: str, timeout_s: float | None, attempts: int) -> None:
         functools.update_wrapper(self, fn)
         self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
         with contextlib.suppress(ValueError, TypeError):  # a function written in C may have none
             self.__signature__ = inspect.signature(fn)
-        self._fn = fn
+        self._fn = self.asked = fn
+        self.how = PolicyOptions(attempts=attempts)
+        if timeout_s is not None:
+            self.how["timeout"] = timedelta(seconds=timeout_s)
         self._name = name
         self._timeout_s = timeout_s
         self._attempts = attempts
@@ -260,6 +267,10 @@ class Service(Shipped, Generic[F]):
         tasks = [one(question, row) for question, row in zip(asked, rows, strict=True)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return [_Failure(r) if isinstance(r, BaseException) else r for r in results]
+
+    def at_once(self, *args: Any, **kwargs: Any) -> Any:
+        """See :class:`~clonos.operators.service.Declared`."""
+        return self._perform(args, kwargs)
 
     def _call(self, operator: str, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         question = _question(self._name, operator, key, args, kwargs)

@@ -16,6 +16,7 @@ from clonos.columns.instants import from_ms
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
 from clonos.operators.effects import Effect
+from clonos.operators.service import Declared
 
 
 class Clock:
@@ -62,6 +63,8 @@ class Context:
         """Call `fn` once, ever: on replay its logged answer or exception comes back."""
         require_no_effect(fn, self._operator.info.where)
         self._services.caller = self._operator
+        if isinstance(fn, Declared):
+            fn = fn.at_once
         return self._services.step.call(fn, args, kwargs)
 
     def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:

@@ -23,7 +23,7 @@ from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
-from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
+from clonos.operators.service import Policy, PolicyOptions, Service, policy_of, undeclared
 from clonos.operators.shares import (
     REWOUND,
     Share,
@@ -340,6 +340,7 @@ class ProcessOperator(Operator):
                 remedy="say process(..., effects=True): then the log that leads to an effect is "
                 "made safe before",
             )
+        fn, how = undeclared(fn, how)
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
         policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=False)
         self._calls.declare(name, policy, self.info, self.facts)

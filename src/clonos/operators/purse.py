@@ -76,7 +76,8 @@ class Purse:
 
     def pay(self, outcomes: Sequence[Outcome]) -> None:
         """These are in the log."""
-        answered = [o for o in outcomes if o.ok or not _is_refused(o)]
+        asked = (o for o in outcomes if o.attempts)  # the others were remembered
+        answered = [o for o in asked if o.ok or not _is_refused(o)]
         if not answered:
             return
         self._facts.set(self._calls, self.calls + len(answered))

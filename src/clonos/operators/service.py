@@ -81,6 +81,8 @@ class Policy:
     batch, batch_within_ms
         A call is about up to so many rows, and the first of them waits so long for the others;
         None: about one row.
+    cache_ttl_s
+        How long an answer is good for, if the same is asked again; None: it is not.
     instead_of
         It only refuses, because the budget of that one is used up; and it does so when the calls
         of that one that are under way are over, for they are paid.
@@ -100,6 +102,7 @@ class Policy:
     cost: Cost | None = None
     batch: int | None = None
     batch_within_ms: int = 0
+    cache_ttl_s: float | None = None
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
@@ -206,6 +209,34 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
 
 
+class Declared:
+    """A function that says by itself how it is asked, as :func:`clonos.causal.service` makes it.
+
+    Attributes
+    ----------
+    asked
+        The function.
+    how
+        Options; where it is used, others may be given.
+    """
+
+    asked: Callable[..., Any]
+    how: PolicyOptions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """For plain PySpark; within a job, it is the job that asks."""
+        raise NotImplementedError
+
+    def at_once(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask here and now, within the time, as often as is allowed."""
+        raise NotImplementedError
+
+
+def undeclared(fn: Any, how: PolicyOptions) -> tuple[Any, PolicyOptions]:
+    """What is asked, and how: as it declares itself, unless something else is said here."""
+    return (fn.asked, {**fn.how, **how}) if isinstance(fn, Declared) else (fn, how)
+
+
 class PolicyOptions(TypedDict, total=False):
     """How a service is asked; :func:`policy_of` says what each means."""
 
@@ -216,6 +247,7 @@ class PolicyOptions(TypedDict, total=False):
     hedge: Duration | None
     budget: Budget | None
     cost: Cost | None
+    cache_ttl: Duration | None
 
 
 def policy_of(
@@ -230,6 +262,7 @@ def policy_of(
     hedge: Duration | None = None,
     budget: Budget | None = None,
     cost: Cost | None = None,
+    cache_ttl: Duration | None = None,
 ) -> Policy:
     """How users say in which way a service is asked.
 
@@ -252,6 +285,9 @@ def policy_of(
         has an equal share. A call beyond it is not made: its outcome is the error `BudgetSpent`.
     cost
         What a call costs: a number, or a function of the answer. A call that failed costs nothing.
+    cache_ttl
+        For so long, an answer is good for other rows of the task that ask the same: that is no
+        call, and costs nothing. It is logged as any answer is.
 
     Raises
     ------
@@ -277,6 +313,12 @@ def policy_of(
             where=where,
             remedy="leave hedge= out, or say idempotent=True if the service deduplicates by key",
         )
+    if effect is not None and cache_ttl is not None:
+        raise WrongType(
+            "cache_ttl= would leave out effects that are like earlier ones",
+            where=where,
+            remedy="leave it out; identity= names what several rows do only once",
+        )
     first, most = backoff
     return Policy(
         fn=fn if effect is None else effect.fn,
@@ -290,6 +332,7 @@ def policy_of(
         effect=effect,
         budget=budget,
         cost=cost,
+        cache_ttl_s=None if cache_ttl is None else parse_duration(cache_ttl) / 1000,
     )
 
 

@@ -26,6 +26,7 @@ from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
+from clonos.runtime.memory import Memory, question_of
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -189,6 +190,7 @@ class _Life:
         self.pulse, self.late = pulse, late
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
+        self._memories: dict[Policy, Memory] = {}
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
@@ -200,6 +202,16 @@ class _Life:
         if policy not in self._askers:
             self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
+
+    def memory(self, policy: Policy) -> Memory | None:
+        """What this life remembers of a service's answers; a refusal may remember them, too."""
+        if policy.cache_ttl_s is None:
+            return None
+        known = policy.instead_of or policy
+        if known not in self._memories:
+            clock = asyncio.get_running_loop().time
+            self._memories[known] = Memory(policy.cache_ttl_s, clock)
+        return self._memories[known]
 
     async def end(self) -> None:
         """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
@@ -215,6 +227,7 @@ class _Asker:
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
         self._is_effect = policy.effect is not None and policy.instead_of is None
+        self._memory = life.memory(policy)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
@@ -251,9 +264,24 @@ class _Asker:
                 self._quiet.set()
 
     async def _ask(self, call: CallId, request: Request) -> Outcome:
-        policy, began_s, attempts = self._policy, self._clock(), 0
         if self._is_effect:
             return await self._make(call, request)
+        question = None if self._memory is None else question_of(request.arguments)
+        if question is None or self._memory is None:
+            return await self._attempts(call, request)
+        known = await self._memory.get_or_turn(question)
+        if known is not None:
+            return Outcome(*call, request.digest, True, known, attempts=0)
+        try:
+            outcome = await self._attempts(call, request)
+            if outcome.ok:
+                self._memory.put(question, outcome.answer)
+        finally:
+            self._memory.done(question)
+        return outcome
+
+    async def _attempts(self, call: CallId, request: Request) -> Outcome:
+        policy, began_s, attempts = self._policy, self._clock(), 0
         answer: bytes | Exception
         while True:
             attempts += 1
