@@ -61,6 +61,7 @@ def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
     begin, last_s = folder / "begin", 60 * settings["minutes"]
+    has_begun = False
     faults = Faults(
         job,
         settings["seed"] + job.term,
@@ -82,7 +83,8 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
                     faults.look(time.time())
                 else:
                     faults.end()
-                if not job.delivered["bills"] and time.time() > ends_s - last_s + FIRST_S:
+                has_begun = has_begun or job.delivered["bills"] > 0
+                if not has_begun and time.time() > ends_s - last_s + FIRST_S:
                     raise TimeoutError(f"nothing was delivered in the first {FIRST_S:g} s")
                 if time.time() > ends_s + END_S:
                     raise TimeoutError(f"{END_S:g} s after the last row the job has not ended")
