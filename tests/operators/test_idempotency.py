@@ -157,6 +157,7 @@ def test_the_lineage_reaches_the_slots(tmp_path):
         "layers",
         layers_durability="process",
         run="me",
+        began={},
         lineage=ids[0],
     )
     program: Any = shipment.programs[0]()

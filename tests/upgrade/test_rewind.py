@@ -91,6 +91,10 @@ def test_times_count_from_the_version_that_began_with_them(tmp_path):
     assert again.rewound(0) == []
     assert again.rewound(1) == [{"version": 1, "point": 3}]
     assert again.numbers == {"out": 7}
+    lanes = {"out": {"0": 17, "1": 4}}
+    directory.announce(compiled, 1, rewound={"point": 3, "lanes": lanes})
+    again.read()
+    assert again.lanes_began == {("out", 0): 17, ("out", 1): 4}
 
 
 def numbered(store: DeliveredStore) -> Iterator[tuple[int, int, int]]:

@@ -302,6 +302,13 @@ class JobDirectory:
         newest, and what sinks have taken back."""
         return [one for one in self._rewound if one["version"] <= version]
 
+    @property
+    def lanes_began(self) -> dict[tuple[str, int], int]:
+        """By sink and the index of its task: the last output before the job last went back. What
+        was announced and did not come to pass is no harm: nobody begins behind that number."""
+        newest = self._rewound[-1]["lanes"] if self._rewound else {}
+        return {(sink, int(task)): n for sink, lanes in newest.items() for task, n in lanes.items()}
+
     def announce(
         self,
         compiled: CompiledJob,

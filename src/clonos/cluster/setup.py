@@ -174,6 +174,7 @@ class DriverSetup:
             layers_durability=durability,
             lineage=compiled.options.lineage or directory.checkpoint_id,
             run=directory.checkpoint_id,
+            began=directory.lanes_began,
             identities=identities,
             allow_plaintext=tls is False,
             batch_rows_max=batch_rows_max,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ def ship(
     layers_durability: Durability,
     lineage: str,
     run: str,
+    began: Mapping[tuple[str, int], int],
     **settings: Any,
 ) -> Shipment:
     """Everything that a slot needs, whichever task it will run.
@@ -33,6 +34,8 @@ def ship(
     ----------
     lineage, run
         See :class:`~clonos.operators.base.OperatorInfo`; sinks write under the name of the run.
+    began
+        See :class:`~clonos.sinks.lanes.Lane`; by sink, and the index of its task.
     """
     readers: dict[int, Callable[[Any], Reader]] = {}
     writers: dict[int, Callable[[int], OutputWriter]] = {}
@@ -43,7 +46,8 @@ def ship(
             if code.source.rows_per_second is not None:
                 rates[code.task.id] = code.source.rows_per_second / code.parallelism
         if code.sink is not None and code.task.sink is not None:
-            lane = Lane(run, code.task.sink, code.task.index)
+            name, index = code.task.sink, code.task.index
+            lane = Lane(run, name, index, began=began.get((name, index), 0))
             if make := writer_of(code.sink, layers_durability, lane):
                 writers[code.task.id] = make
     return Shipment(

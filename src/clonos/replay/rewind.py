@@ -147,6 +147,10 @@ def _rewind(
             "generation": plan.generation,
             "newest": keeper.history.points[-1].number,
             "superseded": kept,
+            "lanes": {
+                sink: {str(lane.task): lane.newest for lane in plan.lanes if lane.sink == sink}
+                for sink in compiled.sinks
+            },
         }
         announce = partial(directory.announce, compiled, version + 1, rewound=about)
         successor = house_keeper(compiled.plan, compiled.options.keep)

@@ -25,6 +25,9 @@ class Lane:
         Of the task in its sink.
     incarnation
         Of the task's life (a *fencing token*): every later life has a higher one.
+    began
+        The last number before the job went back in time, if it has: outputs up to there that the
+        store does not have were discarded.
 
     Examples
     --------
@@ -36,6 +39,7 @@ class Lane:
     operator: str
     number: int
     incarnation: int = 0
+    began: int = 0
 
     @property
     def name(self) -> str:

@@ -78,7 +78,8 @@ class TransactionalWriter:
             new = [o for o in outputs if self._mark is None or o.key > self._mark]
             if not new:
                 return
-            self._require_no_gap(new[0].key)
+            if new[0].key.seq != self._lane.began + 1:
+                self._require_no_gap(new[0].key)
             batches, last = [o.batch for o in new], new[-1].key
             self._transactions.write(self._db, self._lane, batches, self._mark, last)
             self._mark = self._known = last
@@ -97,7 +98,7 @@ class TransactionalWriter:
         self._mark = None if found is None else OutputKey(*found)
         # What is not offered again is written: a checkpoint, or we ourselves, have seen it.
         expected = self._known
-        if expected is None and first.seq > 1:
+        if expected is None and first.seq not in (1, self._lane.began + 1):
             expected = OutputKey(0, first.seq - 1)
         if expected is not None and (self._mark is None or self._mark.seq < expected.seq):
             raise mark_lost(self._lane, f"it has {_shown(self._mark)}, not {_shown(expected)}")
