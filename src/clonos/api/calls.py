@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
+from clonos.operators.declared import Declared, undeclared
 from clonos.operators.effects import Effect
 from clonos.operators.service import (
     Policy,
@@ -38,7 +39,7 @@ class CallOptions(PolicyOptions, total=False):
 
 
 def call_policy(
-    fn: Callable[..., Any] | Service | Effect,
+    fn: Callable[..., Any] | Service | Effect | Declared,
     where: str,
     values: Sequence[str],
     columns: pa.Schema,
@@ -91,6 +92,7 @@ def call_policy(
     WrongType
         Something cannot be meant so.
     """
+    fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
     require_arguments(fn, where, values)
     if on_error is not None:

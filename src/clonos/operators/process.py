@@ -21,6 +21,7 @@ from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
+from clonos.operators.declared import Declared, undeclared
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
@@ -185,7 +186,7 @@ class ProcessContext(Context):
     def service(
         self,
         name: str,
-        fn: Callable[..., Any] | Service | Effect,
+        fn: Callable[..., Any] | Service | Effect | Declared,
         **how: Unpack[PolicyOptions],
     ) -> Asked:
         """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
@@ -330,9 +331,10 @@ class ProcessOperator(Operator):
     # --- calls --------------------------------------------------------------------------------
 
     def declare(
-        self, name: str, fn: Callable[..., Any] | Service | Effect, how: PolicyOptions
+        self, name: str, fn: Callable[..., Any] | Service | Effect | Declared, how: PolicyOptions
     ) -> Asked:
         """A service that may be asked."""
+        fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(
                 f"the service {name!r} is an effect",
