@@ -171,6 +171,13 @@ def _batched(
             where=where,
             remedy="name the columns that the function gets, or leave batch= out",
         )
+    if policy.cache_ttl_s is not None:
+        raise WrongType(
+            "cache_ttl= keeps the answer to a row's question, and with batch= a call is about "
+            "several",
+            where=where,
+            remedy="leave one of the two out",
+        )
     if identity:
         raise WrongType(
             "identity= names what a row is about, and with batch= an effect is about several",

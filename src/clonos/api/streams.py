@@ -138,7 +138,8 @@ class Stream(ColumnOperations):
             See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True`` (or
             ``"key"``), ``per_key=None``, ``timeout="60 seconds"``, ``attempts=1``,
             ``backoff=("100 ms", "10 seconds")``, ``per_second=None``, ``hedge=None``,
-            ``on_error=None``, ``identity=None``, ``batch=None``, ``batch_within=None``.
+            ``on_error=None``, ``identity=None``, ``batch=None``, ``batch_within=None``,
+            ``cache_ttl=None``.
 
         Examples
         --------

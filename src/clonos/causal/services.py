@@ -404,9 +404,9 @@ def service(
         Short for ``clonos.effect(idempotent=..., check=...)``. A task of plain PySpark makes only
         idempotent effects, under the key of :func:`idempotency_key`.
     how
-        ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``: see
-        :func:`clonos.operators.service.policy_of`. What ``map_async`` is given overrides it. Calls
-        that are waited for, in plain PySpark or with ``ctx.call``, know the first three only, and
+        ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``,
+        ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. What ``map_async`` is given
+        overrides it. Calls that are waited for, in plain PySpark or with ``ctx.call``, know the first three only, and
         have no time limit without ``timeout``: an attempt that takes longer ends as
         :class:`~clonos.causal.errors.ServiceTooSlow`, or as `TimeoutError` in ``ctx.call``. A
         function that is not async goes on in a thread of its own, unheard.

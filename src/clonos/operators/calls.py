@@ -78,6 +78,7 @@ class CallOperator(Operator):
         "asked": highest,
         REWOUND: as_of_the_newest,
         "calls": shared_out,
+        "hits": shared_out,
         "micros": shared_out,
         "waits since": nothing,
         "rows over": nothing,
@@ -204,8 +205,8 @@ class CallOperator(Operator):
         return {n: r._replace(service=self._purse.policy(i)) for i, (n, r) in asked}
 
     @property
-    def spent(self) -> tuple[int, int]:
-        return self._purse.calls, self._purse.micros
+    def spent(self) -> tuple[int, int, int]:
+        return self._purse.calls, self._purse.micros, self._purse.hits
 
     @property
     def is_full(self) -> bool:

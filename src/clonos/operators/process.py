@@ -223,6 +223,7 @@ class ProcessOperator(Operator):
         "asked": highest,
         REWOUND: as_of_the_newest,
         "calls": shared_out,
+        "hits": shared_out,
         "micros": shared_out,
     }
 
@@ -377,7 +378,7 @@ class ProcessOperator(Operator):
         return len(self._calls) >= self._in_flight
 
     @property
-    def spent(self) -> tuple[int, int]:
+    def spent(self) -> tuple[int, int, int]:
         return self._calls.spent
 
     def open_calls(self) -> dict[int, Request]:

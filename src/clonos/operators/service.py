@@ -81,6 +81,8 @@ class Policy:
     batch, batch_within_ms
         A call is about up to so many rows, and the first of them waits so long for the others;
         None: about one row.
+    cache_ttl_s
+        So long is an answer used again for equal arguments; None: never.
     instead_of
         It only refuses, because the budget of that one is used up; and it does so when the calls
         of that one that are under way are over, for they are paid.
@@ -100,6 +102,7 @@ class Policy:
     cost: Cost | None = None
     batch: int | None = None
     batch_within_ms: int = 0
+    cache_ttl_s: float | None = None
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
@@ -216,6 +219,7 @@ class PolicyOptions(TypedDict, total=False):
     hedge: Duration | None
     budget: Budget | None
     cost: Cost | None
+    cache_ttl: Duration | None
 
 
 def policy_of(
@@ -230,6 +234,7 @@ def policy_of(
     hedge: Duration | None = None,
     budget: Budget | None = None,
     cost: Cost | None = None,
+    cache_ttl: Duration | None = None,
 ) -> Policy:
     """How users say in which way a service is asked.
 
@@ -252,6 +257,9 @@ def policy_of(
         has an equal share. A call beyond it is not made: its outcome is the error `BudgetSpent`.
     cost
         What a call costs: a number, or a function of the answer. A call that failed costs nothing.
+    cache_ttl
+        So long is an answer used again for equal arguments, by this life of the task; a question
+        that is under way is not asked a second time meanwhile. Errors are not used again.
 
     Raises
     ------
@@ -277,6 +285,12 @@ def policy_of(
             where=where,
             remedy="leave hedge= out, or say idempotent=True if the service deduplicates by key",
         )
+    if effect is not None and cache_ttl is not None:
+        raise WrongType(
+            "cache_ttl= makes rows share an answer, and an effect is made for each of them",
+            where=where,
+            remedy="leave cache_ttl= out; identity= makes rows share an effect that is idempotent",
+        )
     first, most = backoff
     return Policy(
         fn=fn if effect is None else effect.fn,
@@ -290,6 +304,7 @@ def policy_of(
         effect=effect,
         budget=budget,
         cost=cost,
+        cache_ttl_s=None if cache_ttl is None else parse_duration(cache_ttl) / 1000,
     )
 
 

@@ -23,6 +23,7 @@ from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.effects import NotMade
+from clonos.operators.memory import Memory, question_of
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
@@ -107,9 +108,7 @@ class CallRunner:
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         try:
-            if (paid := request.service.instead_of) is not None:
-                await ours.asker(paid).quiet()
-            outcome = await ours.asker(request.service).ask(call, request)
+            outcome = await ours.ask(call, request)
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
                 return
@@ -201,6 +200,15 @@ class _Life:
             self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
 
+    async def ask(self, call: CallId, request: Request) -> Outcome:
+        """Who is to refuse does so when all that was paid for is there, and may be remembered."""
+        if (paid := request.service.instead_of) is not None:
+            asker = self.asker(paid)
+            await asker.quiet()
+            if (hit := asker.remembered(call, request)) is not None:
+                return hit
+        return await self.asker(request.service).ask(call, request)
+
     async def end(self) -> None:
         """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
         self.is_over = True
@@ -222,6 +230,8 @@ class _Asker:
         self._under_way = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
+        self._memory = None if policy.cache_ttl_s is None else Memory(policy.cache_ttl_s)
+        self._asking: dict[bytes, asyncio.Event] = {}  # questions that may be remembered soon
         self._free_s = 0.0  # when the next attempt may begin
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
@@ -244,11 +254,43 @@ class _Asker:
         self._under_way += 1
         self._quiet.clear()
         try:
-            return await self._ask(call, request)
+            return await self._remembering(call, request)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._quiet.set()
+
+    def remembered(self, call: CallId, request: Request) -> Outcome | None:
+        """An answer to an equal question that is still good: 0 attempts, for it is no call."""
+        if self._memory is None or (question := question_of(request.arguments)) is None:
+            return None
+        return self._hit(self._memory, question, call, request)
+
+    def _hit(
+        self, memory: Memory, question: bytes, call: CallId, request: Request
+    ) -> Outcome | None:
+        answer = memory.get(question, self._clock())
+        return None if answer is None else Outcome(*call, request.digest, True, answer, 0)
+
+    async def _remembering(self, call: CallId, request: Request) -> Outcome:
+        """Ask, unless somebody has asked the same thing, or does so now."""
+        memory = self._memory
+        if memory is None or (question := question_of(request.arguments)) is None:
+            return await self._ask(call, request)
+        while (hit := self._hit(memory, question, call, request)) is None:
+            if question not in self._asking:
+                break
+            await self._asking[question].wait()
+        if hit is not None:
+            return hit
+        self._asking[question] = asyncio.Event()
+        try:
+            outcome = await self._ask(call, request)
+            if outcome.ok:
+                memory.put(question, outcome.answer, self._clock())
+            return outcome
+        finally:
+            self._asking.pop(question).set()
 
     async def _ask(self, call: CallId, request: Request) -> Outcome:
         policy, began_s, attempts = self._policy, self._clock(), 0
