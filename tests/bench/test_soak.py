@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 
 import pytest
 
 from clonos.testing import InMemoryRun
+from clonos_bench import run
 from clonos_bench.soak import service
 from clonos_bench.soak.job import DEAR, build
 from clonos_bench.soak.verdict import FAULTS, answered, judge
@@ -30,6 +32,14 @@ def run_in_memory(folder, seed):
         for pair in zip(line["ids"], line["rates"], strict=True)
     }
     return {name: table.to_pylist() for name, table in delivered.items()}, said
+
+
+def test_processes_with_other_working_directories_find_the_files(tmp_path, monkeypatch):
+    """Sources wait for one of them: in executors of a cluster no row would ever come."""
+    monkeypatch.chdir(tmp_path)
+    found = run.folder(argparse.Namespace(out="out"), "soak")
+    assert found == tmp_path / "out" / "soak"
+    assert found.is_dir()
 
 
 def test_the_job_delivers_what_it_says(tmp_path):

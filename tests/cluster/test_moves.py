@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
+import clonos
 from clonos.errors import CannotMove, UnknownTask
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -45,3 +47,33 @@ def test_a_task_moves(kit, spark, tmp_path):
     assert not result.warnings
     with pytest.raises(CannotMove):
         job.move("running[0]")
+
+
+class Numbered(clonos.Process):
+    def on_row(self, row: Any, ctx: Any) -> Any:
+        seen = ctx.state("seen", "long")
+        seen.set(seen.get(0) + 1)
+        yield row.key, seen.get()
+
+
+def test_all_slots_start_anew_one_after_the_other(kit, spark, tmp_path):
+    rows = 2_000
+    job = clonos.Job("anew", standbys=1, checkpoint_dir=str(tmp_path / "checkpoint"))
+    events = job.source(kit.gated(tmp_path, rows), name="events", rows_per_second=500.0)
+    numbered = events.key_by("key").process(Numbered(), "key string, n long", name="numbered")
+    numbered.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_quiet(running)
+    before = {slot.pid for slot in running.slots()}
+    running.restart_slots()
+    after = {slot.pid for slot in running.slots()}
+    assert len(after) == len(before) > 1
+    assert not after & before
+    kit.open_tap(tmp_path)
+    result = running.wait(kit.WAIT_S)
+    keys = Counter(key for _, key, _ in map(kit.row, range(rows)))
+    due = sorted((key, n) for key, count in keys.items() for n in range(1, count + 1))
+    assert sorted((row["key"], row["n"]) for row in result.table().to_pylist()) == due
+    assert not result.recoveries
+    with pytest.raises(CannotMove, match="has ended"):
+        running.restart_slots()

@@ -1,4 +1,4 @@
-"""@clonos.service in a job: what it says of a function holds wherever a task asks it."""
+"""One declaration of a service, for plain PySpark and for jobs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,100 @@ import clonos
 from clonos import causal
 from clonos.columns.durations import parse_duration
 from clonos.errors import BadDuration, DefinitionError, OperatorError, WrongType
-from clonos.operators.declared import undeclared
 from clonos.operators.effects import Effect
 from clonos.operators.operations import WithColumnAsync
-from clonos.testing import StepHarness
+from clonos.operators.service import undeclared
+from clonos.testing import StepHarness, simulate
 
 SCHEMA = "id long"
+
+
+@causal.service(timeout="2.5 seconds", attempts=4)
+def judge(text):
+    raise AssertionError("a simulation calls no service")
+
+
+@causal.service
+async def score(text):
+    raise AssertionError("a simulation calls no service")
+
+
+TRIES: list[str] = []
+
+
+@causal.service(attempts=3)
+def fickle(text):
+    TRIES.append(text)
+    if len(TRIES) < 3:
+        raise ConnectionError("not yet")
+    return text.upper()
+
+
+class Asking(clonos.Process):
+    def open(self, ctx):
+        self.judge = ctx.service("judge", judge)
+
+    def on_row(self, row, ctx):
+        self.judge.ask(row.text, then="on_answer")
+
+    def on_answer(self, reply, ctx):
+        yield reply.arguments[0], reply.get()
+
+
+def stream():
+    job = clonos.Job("declared")
+    kafka = clonos.sources.kafka("broker:9092", "texts", schema="text string")
+    return job, job.source(kafka, name="texts")
+
+
+def said_by(job, **services):
+    job.compile()
+    done = simulate(job, [("a",), ("b",)], seeds=2, services=services, same_rows=True)
+    return sorted(tuple(row.values()) for row in done.outputs["out"].to_pylist())
+
+
+def test_what_is_said_with_the_function_holds_unless_something_else_is_said():
+    policy = job_policy(judge)
+    assert (policy.fn, policy.timeout_s, policy.attempts) == (judge.asked, 2.5, 4)
+    other = job_policy(judge, attempts=2, per_second=9.0)
+    assert (other.timeout_s, other.attempts, other.per_second) == (2.5, 2, 9.0)
+    plain = job_policy(score)
+    assert (plain.fn, plain.timeout_s, plain.attempts, plain.is_async) == (score.asked, 60, 1, True)
+    assert undeclared(len, {"attempts": 2}) == (len, {"attempts": 2})
+
+
+def job_policy(fn, **how):
+    job, rows = stream()
+    answered = rows.with_column_async("said string", fn, "text", **how)
+    answered.sink(clonos.sinks.collect(), name="out")
+    (task,) = job.compile().codes
+    return task.operators[1][1].policy
+
+
+@pytest.mark.parametrize("fn", [judge, score])
+def test_rows_are_asked_about(fn):
+    job, rows = stream()
+    answered = rows.with_column_async("said string", fn, "text")
+    answered.sink(clonos.sinks.collect(), name="out")
+    assert said_by(job, **{fn.__name__: str.upper}) == [("a", "A"), ("b", "B")]
+
+
+def test_a_process_asks():
+    job, rows = stream()
+    asked = rows.key_by("text").process(Asking(), "text string, said string")
+    asked.sink(clonos.sinks.collect(), name="out")
+    assert said_by(job, judge=str.upper) == [("a", "A"), ("b", "B")]
+
+
+def test_a_function_asks_as_often_as_it_may():
+    job, rows = stream()
+    said = rows.map(
+        lambda row, ctx: (row.text, ctx.call(fickle, row.text)), "text string, s string"
+    )
+    said.sink(clonos.sinks.collect(), name="out")
+    assert said_by(job, fickle=str.upper) == [("a", "A"), ("b", "B")]
+    assert fickle.at_once("a") == "A"
+    assert TRIES == ["a"] * 3
 
 
 def program(build):
@@ -53,7 +141,7 @@ def test_what_it_says_holds_in_map_async_unless_that_says_otherwise():
     policy = asked(double)
     said = (policy.timeout_s, policy.attempts, policy.per_second, policy.cost)
     assert said == (5.0, 3, 50, 0.25)
-    assert policy.fn is double.fn, "no log of plain PySpark"
+    assert policy.fn is double.asked, "no log of plain PySpark"
     policy = asked(double, attempts=7)
     assert (policy.timeout_s, policy.attempts) == (5.0, 7)
 
@@ -78,7 +166,7 @@ def test_it_holds_for_the_services_of_a_process():
     )
     ((_, request),) = harness.source([(1,)], SCHEMA).asked
     assert (request.service.attempts, request.service.timeout_s) == (3, 7.0)
-    assert request.service.fn is double.fn
+    assert request.service.fn is double.asked
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -131,7 +219,7 @@ def test_an_effect_stays_one():
     def charge(n, *, call):
         return call.key
 
-    effect = charge.fn
+    effect = charge.asked
     assert isinstance(effect, Effect)
     assert effect.idempotent
     policy = asked(charge)
@@ -139,7 +227,7 @@ def test_an_effect_stays_one():
     assert policy.timeout_s == parse_duration("5 seconds") / 1000
 
     stacked = clonos.service(attempts=2)(effect)
-    assert stacked.fn is effect
+    assert stacked.asked is effect
 
     with pytest.raises(OperatorError, match="charge is an effect"):
         made(lambda row, ctx: ctx.call(charge, row.id))
@@ -170,7 +258,7 @@ def test_a_service_is_declared_once():
     assert clonos.service(double) is double
     with pytest.raises(DefinitionError, match="a service already"):
         clonos.service(attempts=3)(double)
-    assert undeclared(double, {"attempts": 4}) == (double.fn, {"attempts": 4})
+    assert undeclared(double, {"attempts": 4}) == (double.asked, {"attempts": 4})
 
 
 def test_operations_hold_the_function_alone():
@@ -185,4 +273,4 @@ def test_operations_hold_the_function_alone():
     made = stream.with_column_async("n long", double, "id")
     operation = made._vertex.operation
     assert isinstance(operation, WithColumnAsync)
-    assert operation.policy.fn is double.fn
+    assert operation.policy.fn is double.asked

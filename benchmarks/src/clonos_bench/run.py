@@ -190,8 +190,8 @@ def keys_of(arguments: argparse.Namespace) -> int:
 
 
 def folder(arguments: argparse.Namespace, name: str) -> Path:
-    """Where a measurement's files go."""
-    out = Path(arguments.out) / name
+    """Where a measurement's files go; processes of executors have other working directories."""
+    out = (Path(arguments.out) / name).absolute()
     out.mkdir(parents=True, exist_ok=True)
     return out
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
-from clonos.operators.declared import Declared, undeclared
 from clonos.operators.effects import Effect
 from clonos.operators.service import (
+    Declared,
     Policy,
     PolicyOptions,
     Service,
     policy_of,
     require_arguments,
+    undeclared,
 )
 
 if TYPE_CHECKING:
@@ -171,16 +172,15 @@ def _batched(
             where=where,
             remedy="name the columns that the function gets, or leave batch= out",
         )
-    if policy.cache_ttl_s is not None:
-        raise WrongType(
-            "cache_ttl= keeps the answer to a row's question, and with batch= a call is about "
-            "several",
-            where=where,
-            remedy="leave one of the two out",
-        )
     if identity:
         raise WrongType(
             "identity= names what a row is about, and with batch= an effect is about several",
+            where=where,
+            remedy="leave one of the two out",
+        )
+    if policy.cache_ttl_s is not None:
+        raise WrongType(
+            "cache_ttl= remembers what a row asks, and with batch= several ask together",
             where=where,
             remedy="leave one of the two out",
         )

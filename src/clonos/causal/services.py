@@ -27,9 +27,8 @@ from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
 from clonos.extras import imported
-from clonos.operators.declared import Declared
 from clonos.operators.effects import Effect, EffectCall, effect, effect_key
-from clonos.operators.service import Policy, PolicyOptions, policy_of
+from clonos.operators.service import Declared, Policy, PolicyOptions, policy_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -181,7 +180,10 @@ async def _ask_async(question: _Question, fn: Callable[[], Coroutine[Any, Any, A
 
 
 class Service(Shipped, Declared, Generic[F]):
-    """A function whose answers are kept: made by :func:`service`."""
+    """A function whose answers are kept: made by :func:`service`.
+
+    A job's ``map_async``, ``ctx.call`` and ``ctx.service`` understand it, too.
+    """
 
     def __init__(self, fn: F | Effect, name: str, how: PolicyOptions) -> None:
         plain = fn.fn if isinstance(fn, Effect) else fn
@@ -189,7 +191,7 @@ class Service(Shipped, Declared, Generic[F]):
         self.__annotations__ = getattr(plain, "__annotations__", {})  # PySpark looks for type hints
         with contextlib.suppress(ValueError, TypeError):  # a function written in C may have none
             self.__signature__ = inspect.signature(plain)
-        self.fn, self.how = fn, how
+        self.asked, self.how = fn, how
         self._fn = plain
         self._name = name
         self._policy = policy_of(fn, name, in_flight=1, **how)
@@ -199,7 +201,8 @@ class Service(Shipped, Declared, Generic[F]):
         """Ask, or use the logged answer (or exception) again."""
         return self._call(process.operator_name(self._name), None, args, kwargs)
 
-    def ask_now(self, *arguments: Any, **named: Any) -> Any:
+    def at_once(self, *arguments: Any, **named: Any) -> Any:
+        """See :class:`~clonos.operators.service.Declared`."""
         try:
             if self._is_async:
                 return _run(self._perform(arguments, named))
@@ -280,8 +283,8 @@ class Service(Shipped, Declared, Generic[F]):
     def _perform(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Really call, within the time, as often as allowed."""
         fn: Callable[..., Any] = self._fn
-        if isinstance(self.fn, Effect):
-            self._require_idempotent(self.fn)
+        if isinstance(self.asked, Effect):
+            self._require_idempotent(self.asked)
             fn = functools.partial(_with_key, fn)
         if "timeout" in self.how:
             in_time = _in_time_async if self._is_async else _in_time
@@ -406,10 +409,10 @@ def service(
     how
         ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``,
         ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. What ``map_async`` is given
-        overrides it. Calls that are waited for, in plain PySpark or with ``ctx.call``, know the first three only, and
-        have no time limit without ``timeout``: an attempt that takes longer ends as
-        :class:`~clonos.causal.errors.ServiceTooSlow`, or as `TimeoutError` in ``ctx.call``. A
-        function that is not async goes on in a thread of its own, unheard.
+        overrides it. Calls that are waited for, in plain PySpark or with ``ctx.call``, know the
+        first three only, and have no time limit without ``timeout``: an attempt that takes longer
+        ends as :class:`~clonos.causal.errors.ServiceTooSlow`, or as `TimeoutError` in ``ctx.call``.
+        A function that is not async goes on in a thread of its own, unheard.
 
     Returns
     -------

@@ -153,6 +153,12 @@ class JobDirectory:
         return f"{self._base}/spool/{self.checkpoint_id}"
 
     @property
+    def queries_uri(self) -> str:
+        """Where queries that follow sinks keep how far they are. For the holder of the journal's
+        lock."""
+        return f"{self._base}/queries/{self.checkpoint_id}"
+
+    @property
     def checkpoint_id(self) -> str:
         """A name that no other checkpoint has. For the holder of the journal's lock."""
         return self._checkpoint.id

@@ -426,6 +426,28 @@ class RunningJob:
         """
         self._mover.drain(executor, timeout_s)
 
+    def restart_slots(self, *, timeout_s: float = 600.0) -> None:
+        """Start all slots anew, one after the other, while the job runs: a rolling restart.
+
+        First those that run no task, then each of the others when its tasks have moved away. So
+        processes get new packages or give their memory back, and no call and no row is repeated.
+
+        Parameters
+        ----------
+        timeout_s
+            How long it may take. Slots that are new by then stay so.
+
+        Raises
+        ------
+        CannotMove
+            There is no free slot to begin with, tasks could not move, or time is over.
+
+        Examples
+        --------
+        >>> running.restart_slots()  # doctest: +SKIP
+        """
+        self._mover.renew(timeout_s)
+
     def add_listener(self, listener: Listener) -> None:
         """Add a listener, for events from now on."""
         self._setup.audience.add(listener)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from clonos.cluster.setup import DriverSetup
 from clonos.errors import ClonosError
@@ -33,6 +34,8 @@ class DriverLoop:
             self._setup.begin()
         except BaseException:
             self._setup.feeds.close()
+            with suppress(ClonosError):
+                self._setup.followers.finish()
             self._setup.close()
             self.over.set()
             raise
@@ -72,7 +75,8 @@ class DriverLoop:
     def _finish(self) -> None:
         """Release everything; if a part fails, still release the rest and wake the waiting user."""
         setup = self._setup
-        for act in (self._unfeed, setup.break_off, self._publish, setup.close, self._say_so):
+        outwards = (self._publish, setup.followers.finish)
+        for act in (self._unfeed, setup.break_off, *outwards, setup.close, self._say_so):
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - see _run

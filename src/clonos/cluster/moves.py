@@ -13,7 +13,8 @@ from clonos.cluster.audience import Observer
 from clonos.core.decisions import Leaving, MoveAsked
 from clonos.core.plan import Plan
 from clonos.errors import CannotMove, UnknownTask
-from clonos.nodes.views import DriverView, JobEvent
+from clonos.nodes.events import RenewalAsked
+from clonos.nodes.views import DriverView, JobEvent, SlotView
 from clonos.spark.slots import SPARK_ERRORS
 from clonos.transport.inbox import Inbox
 
@@ -91,6 +92,33 @@ class Mover:
                 return
             time.sleep(_POLL_S)
         raise CannotMove(f"tasks are still on executor {executor!r}")
+
+    def renew(self, timeout_s: float) -> None:
+        """See :meth:`~clonos.cluster.driver.RunningJob.restart_slots`."""
+        self._require_logs("")
+        until, slots = time.monotonic() + timeout_s, self._look().slots
+        self._require_time(until)
+        for pid in [slot.pid for slot in sorted(slots, key=lambda slot: bool(slot.runs))]:
+            while (slot := self._slot(pid)) is not None:
+                self._require_time(until)
+                if slot.runs:
+                    self.move(slot.runs[0], until - time.monotonic())
+                else:
+                    self._inbox.put(RenewalAsked(pid))
+                    time.sleep(_POLL_S)
+            while len(self._look().slots) < len(slots):  # one after the other
+                self._require_time(until)
+                time.sleep(_POLL_S)
+
+    def _slot(self, pid: int) -> SlotView | None:
+        return next((slot for slot in self._look().slots if slot.pid == pid), None)
+
+    def _require_time(self, until: float) -> None:
+        if not self._goes_on(until):
+            raise CannotMove(
+                "the job has ended, or time is over, before all slots were started anew",
+                remedy="running.slots() shows their processes; ask again, with a longer timeout_s",
+            )
 
     def _require_logs(self, task: str) -> None:
         if not self._plan.causal_log:

@@ -18,6 +18,7 @@ from clonos.cluster.audience import JobAudience, Observer, Warnings
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.feeds import Feeds, fed, with_materialized
+from clonos.cluster.followers import Followers
 from clonos.cluster.journal_thread import JournalThread
 from clonos.cluster.layers import BackgroundMerger
 from clonos.cluster.listener import Listener
@@ -136,6 +137,9 @@ class DriverSetup:
             if waiting is None:
                 equip()
             self.is_equipped = waiting is not None
+            self.followers = Followers(
+                compiled, spark, self.directory.queries_uri, self.inbox.put, self.warn
+            )
             self.audience = JobAudience(self.observer, self.warn, listeners, self.feeds)
             uri = self.directory.layers_uri
             self.merger = BackgroundMerger(uri, durability, self._term, self.inbox)
@@ -410,6 +414,7 @@ class DriverSetup:
                 self.pool.prepare()
             self._claims.check()
             self.feeds.start()
+            self.followers.start()
             self._decommissions.start()
         if self.page is not None:
             self.page.start()

@@ -51,9 +51,9 @@ class Request(NamedTuple):
 class Outcome(NamedTuple):
     """What has come of a call, with all attempts: as it is logged.
 
-    ``answer`` is the encoded answer, or the encoded error if not `ok`; ``ms``: how long it took,
-    with all attempts and pauses. ``trace``: the user's lines behind an error that ends the job; so
-    it is never in a log.
+    ``answer`` is the encoded answer, or the encoded error if not `ok`; ``attempts``: 0 if the
+    answer was remembered; ``ms``: how long it took, with all attempts and pauses. ``trace``: the
+    user's lines behind an error that ends the job; so it is never in a log.
     """
 
     operator: int

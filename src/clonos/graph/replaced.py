@@ -12,6 +12,7 @@ from clonos.graph.rebuilt import rebuilt
 from clonos.operators import operations as op
 from clonos.operators.operations import Operation
 from clonos.operators.process import Process
+from clonos.operators.service import undeclared
 
 
 def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:
@@ -67,7 +68,8 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
     """
     match operation:
         case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
-            return replace(operation, policy=replace(policy, fn=fn))
+            asked, _ = undeclared(fn, {})
+            return replace(operation, policy=replace(policy, fn=asked))
         case op.ProcessRows():
             is_fitting = isinstance(fn, Process)
             change = {"process": fn}

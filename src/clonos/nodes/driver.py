@@ -142,14 +142,8 @@ class DriverNode:
         self._layers = LayerCare(ports.merger, settings.grace_s)
         self._history = HistoryCare(keeper, ports.merger, self.coordinator.term, settings.grace_s)
         self._delivered = {t.sink: 0 for t in self.plan.tasks if t.sink is not None}
-        self._chronicle = Chronicle(
-            settings.name,
-            settings.run_id,
-            settings.operators,
-            self.coordinator,
-            self._seat,
-            self._delivered,
-        )
+        named = (settings.name, settings.run_id, settings.operators)
+        self._chronicle = Chronicle(*named, self.coordinator, self._seat, self._delivered)
         self._machine = DRIVER.machine(settings.name)
         self._term = Term(settings.name, ports.lookout.look, settings.echo_s)
         self._withheld: list[commits.Group] = []  # durable, but who knows who drives
@@ -210,6 +204,7 @@ class DriverNode:
             TermSeen: lambda event: self._term.seen(event.sight),
             events.OutsideFailed: lambda event: self.fail(event.error),
             events.StopAsked: self._on_stop_asked,
+            events.RenewalAsked: self._on_renewal_asked,
             co.MoveAsked: self._decide,
             co.Leaving: self._decide,
         }
@@ -281,8 +276,7 @@ class DriverNode:
         if now_s >= self._next_epoch_s or self.coordinator.wants_floor:
             self._begin_epoch(now_s)
         for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
-            self._expel(slot)
-            self._decide(co.SlotLost(slot, is_death=False))
+            self._give_up(slot)
         if self._settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
@@ -301,6 +295,16 @@ class DriverNode:
     def _known_by(self, slot: int) -> list[tuple[str, int]]:
         tasks = [("task", t.id) for t in self.coordinator.tasks.values() if t.slot == slot]
         return [("place", self.places.seats[slot].place), *tasks]
+
+    def _give_up(self, slot: int) -> None:
+        self._expel(slot)
+        self._decide(co.SlotLost(slot, is_death=False))
+
+    def _on_renewal_asked(self, event: events.RenewalAsked) -> None:
+        """Its process is to be another one; not while it runs tasks."""
+        busy = {task.slot for task in self.coordinator.tasks.values()}
+        for slot in set(self.places.slots_of(event.pid)) - busy:
+            self._give_up(slot)
 
     def _expel(self, slot: int) -> None:
         self._pulses.ended(slot)
@@ -365,8 +369,7 @@ class DriverNode:
             event.incoming.close()
             return
         for slot in self.places.replaced(event):
-            self._expel(slot)
-            self._decide(co.SlotLost(slot, is_death=False))
+            self._give_up(slot)
         try:
             ready = self.places.registered(event)
         except OtherVersion as error:
@@ -574,9 +577,8 @@ class DriverNode:
     def _close(self, now_s: float) -> None:
         """Put what was delivered where it is read from, unless the job has itself to blame: then
         its next run is to see again what this one has not come to terms with."""
-        is_to_blame = self.error is not None and not isinstance(
-            self.error, self._settings.interruptions
-        )
+        excused = self._settings.interruptions
+        is_to_blame = self.error is not None and not isinstance(self.error, excused)
         is_open = self.commits.state is commits.State.OPEN
         if now_s >= self._until_s:
             self.error = self.error or self._disk_error

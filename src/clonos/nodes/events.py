@@ -196,6 +196,16 @@ class StopAsked:
     otherwise: Callable[[], object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RenewalAsked:
+    """A slot that runs no task is to be ended, and another process to be started in its place.
+
+    ``pid``: of its process.
+    """
+
+    pid: int
+
+
 DriverEvent = (
     ChannelOpened
     | ChannelClosed
@@ -212,6 +222,7 @@ DriverEvent = (
     | TermSeen
     | OutsideFailed
     | StopAsked
+    | RenewalAsked
     | MoveAsked
     | Leaving
 )

@@ -348,6 +348,10 @@ class Places:
         place = event.register.slot
         return [s for s, seat in self.seats.items() if seat.place == place and s != event.conn_id]
 
+    def slots_of(self, pid: int) -> list[int]:
+        """Those of this process."""
+        return [slot for slot, seat in self.seats.items() if seat.pid == pid]
+
     def lost(self, slot: int, now_s: float) -> None:
         """Its control stream is over. Spark starts it again, or says that it has ended."""
         self._leave(slot, Change.LOSE, now_s + ASKED_S, now_s + LEFT_S)

@@ -15,8 +15,8 @@ import numpy as np
 from clonos.columns.instants import from_ms
 from clonos.errors import WrongType
 from clonos.operators.base import Operator
-from clonos.operators.declared import Declared
 from clonos.operators.effects import Effect
+from clonos.operators.service import Declared
 
 
 class Clock:
@@ -66,9 +66,9 @@ class Context:
         and all attempts are one call.
         """
         require_no_effect(fn, self._operator.info.where)
-        if isinstance(fn, Declared):
-            fn = fn.ask_now
         self._services.caller = self._operator
+        if isinstance(fn, Declared):
+            fn = fn.at_once
         return self._services.step.call(fn, args, kwargs)
 
     def idempotency_key(self, identity: Any, ordinal: int = 0) -> str:
@@ -108,7 +108,7 @@ class Context:
 
 def require_no_effect(fn: object, where: str) -> None:
     """Raise `WrongType` for an effect: here it would be made as if it were none."""
-    asked = fn.fn if isinstance(fn, Declared) else fn
+    asked = fn.asked if isinstance(fn, Declared) else fn
     if isinstance(asked, Effect):
         raise WrongType(
             f"{asked.__name__} is an effect, and here nothing would keep it from being made twice",

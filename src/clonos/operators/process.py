@@ -21,10 +21,9 @@ from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
-from clonos.operators.declared import Declared, undeclared
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
-from clonos.operators.service import Policy, PolicyOptions, Service, policy_of
+from clonos.operators.service import Declared, Policy, PolicyOptions, Service, policy_of, undeclared
 from clonos.operators.shares import (
     REWOUND,
     Share,

@@ -74,7 +74,6 @@ class Purse:
                 fn=refuse,
                 hedge_s=None,
                 per_second=None,
-                cache_ttl_s=None,
                 instead_of=self._policy,
             )
         return self._refusing
@@ -89,7 +88,7 @@ class Purse:
     def pay(self, outcomes: Sequence[Outcome]) -> None:
         """These are in the log."""
         hits = sum(not outcome.attempts for outcome in outcomes)
-        if hits:
+        if hits:  # they were remembered
             self._facts.set(self._hits, self.hits + hits)
         answered = [o for o in outcomes if o.attempts and (o.ok or not _is_refused(o))]
         if not answered:

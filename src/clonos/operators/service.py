@@ -82,7 +82,7 @@ class Policy:
         A call is about up to so many rows, and the first of them waits so long for the others;
         None: about one row.
     cache_ttl_s
-        So long is an answer used again for equal arguments; None: never.
+        How long an answer is good for, if the same is asked again; None: it is not.
     instead_of
         It only refuses, because the budget of that one is used up; and it does so when the calls
         of that one that are under way are over, for they are paid.
@@ -209,6 +209,34 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
 
 
+class Declared:
+    """A function that says by itself how it is asked, as :func:`clonos.causal.service` makes it.
+
+    Attributes
+    ----------
+    asked
+        The function.
+    how
+        Options; where it is used, others may be given.
+    """
+
+    asked: Callable[..., Any]
+    how: PolicyOptions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """For plain PySpark; within a job, it is the job that asks."""
+        raise NotImplementedError
+
+    def at_once(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask here and now, within the time, as often as is allowed."""
+        raise NotImplementedError
+
+
+def undeclared(fn: Any, how: PolicyOptions) -> tuple[Any, PolicyOptions]:
+    """What is asked, and how: as it declares itself, unless something else is said here."""
+    return (fn.asked, {**fn.how, **how}) if isinstance(fn, Declared) else (fn, how)
+
+
 class PolicyOptions(TypedDict, total=False):
     """How a service is asked; :func:`policy_of` says what each means."""
 
@@ -258,8 +286,8 @@ def policy_of(
     cost
         What a call costs: a number, or a function of the answer. A call that failed costs nothing.
     cache_ttl
-        So long is an answer used again for equal arguments, by this life of the task; a question
-        that is under way is not asked a second time meanwhile. Errors are not used again.
+        For so long, an answer is good for other rows of the task that ask the same: that is no
+        call, and costs nothing. It is logged as any answer is.
 
     Raises
     ------
@@ -287,9 +315,9 @@ def policy_of(
         )
     if effect is not None and cache_ttl is not None:
         raise WrongType(
-            "cache_ttl= makes rows share an answer, and an effect is made for each of them",
+            "cache_ttl= would leave out effects that are like earlier ones",
             where=where,
-            remedy="leave cache_ttl= out; identity= makes rows share an effect that is idempotent",
+            remedy="leave it out; identity= names what several rows do only once",
         )
     first, most = backoff
     return Policy(

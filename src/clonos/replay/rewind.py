@@ -100,9 +100,10 @@ def rewind(
 def _superseded(compiled: CompiledJob) -> tuple[str, ...]:
     """Raise `CannotRewind` if a sink cannot take anything back."""
     for name, (sink, _) in compiled.sinks.items():
-        if sink.kind not in CAN_TAKE_BACK:
+        if sink.kind not in CAN_TAKE_BACK or sink.query is not None:
+            kind = "spark" if sink.query is not None else sink.kind
             raise CannotRewind(
-                f"a sink of kind {sink.kind} cannot take its output back",
+                f"a sink of kind {kind} cannot take its output back",
                 where=name,
                 remedy="leave outputs= at 'keep', and see yourself to what was delivered since",
             )

@@ -23,10 +23,10 @@ from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
 from clonos.operators.effects import NotMade
-from clonos.operators.memory import Memory, question_of
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
+from clonos.runtime.memory import Memory, question_of
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -108,7 +108,9 @@ class CallRunner:
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         try:
-            outcome = await ours.ask(call, request)
+            if (paid := request.service.instead_of) is not None:
+                await ours.asker(paid).quiet()
+            outcome = await ours.asker(request.service).ask(call, request)
         except BaseException as error:  # noqa: BLE001 - a call without an outcome is a row lost
             if ours.is_over:
                 return
@@ -188,6 +190,7 @@ class _Life:
         self.pulse, self.late = pulse, late
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
+        self._memories: dict[Policy, Memory] = {}
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
@@ -200,14 +203,15 @@ class _Life:
             self._askers[policy] = _Asker(policy, self)
         return self._askers[policy]
 
-    async def ask(self, call: CallId, request: Request) -> Outcome:
-        """Who is to refuse does so when all that was paid for is there, and may be remembered."""
-        if (paid := request.service.instead_of) is not None:
-            asker = self.asker(paid)
-            await asker.quiet()
-            if (hit := asker.remembered(call, request)) is not None:
-                return hit
-        return await self.asker(request.service).ask(call, request)
+    def memory(self, policy: Policy) -> Memory | None:
+        """What this life remembers of a service's answers; a refusal may remember them, too."""
+        if policy.cache_ttl_s is None:
+            return None
+        known = policy.instead_of or policy
+        if known not in self._memories:
+            clock = asyncio.get_running_loop().time
+            self._memories[known] = Memory(policy.cache_ttl_s, clock)
+        return self._memories[known]
 
     async def end(self) -> None:
         """Cancel what is under way; a thread cannot be, but begins no attempt any more."""
@@ -223,6 +227,7 @@ class _Asker:
     def __init__(self, policy: Policy, life: _Life, *, is_check: bool = False) -> None:
         self._policy, self._life = policy, life
         self._is_effect = policy.effect is not None and policy.instead_of is None
+        self._memory = life.memory(policy)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
@@ -230,8 +235,6 @@ class _Asker:
         self._under_way = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._memory = None if policy.cache_ttl_s is None else Memory(policy.cache_ttl_s)
-        self._asking: dict[bytes, asyncio.Event] = {}  # questions that may be remembered soon
         self._free_s = 0.0  # when the next attempt may begin
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
@@ -254,48 +257,31 @@ class _Asker:
         self._under_way += 1
         self._quiet.clear()
         try:
-            return await self._remembering(call, request)
+            return await self._ask(call, request)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._quiet.set()
 
-    def remembered(self, call: CallId, request: Request) -> Outcome | None:
-        """An answer to an equal question that is still good: 0 attempts, for it is no call."""
-        if self._memory is None or (question := question_of(request.arguments)) is None:
-            return None
-        return self._hit(self._memory, question, call, request)
-
-    def _hit(
-        self, memory: Memory, question: bytes, call: CallId, request: Request
-    ) -> Outcome | None:
-        answer = memory.get(question, self._clock())
-        return None if answer is None else Outcome(*call, request.digest, True, answer, 0)
-
-    async def _remembering(self, call: CallId, request: Request) -> Outcome:
-        """Ask, unless somebody has asked the same thing, or does so now."""
-        memory = self._memory
-        if memory is None or (question := question_of(request.arguments)) is None:
-            return await self._ask(call, request)
-        while (hit := self._hit(memory, question, call, request)) is None:
-            if question not in self._asking:
-                break
-            await self._asking[question].wait()
-        if hit is not None:
-            return hit
-        self._asking[question] = asyncio.Event()
-        try:
-            outcome = await self._ask(call, request)
-            if outcome.ok:
-                memory.put(question, outcome.answer, self._clock())
-            return outcome
-        finally:
-            self._asking.pop(question).set()
-
     async def _ask(self, call: CallId, request: Request) -> Outcome:
-        policy, began_s, attempts = self._policy, self._clock(), 0
         if self._is_effect:
             return await self._make(call, request)
+        question = None if self._memory is None else question_of(request.arguments)
+        if question is None or self._memory is None:
+            return await self._attempts(call, request)
+        known = await self._memory.get_or_turn(question)
+        if known is not None:
+            return Outcome(*call, request.digest, True, known, attempts=0)
+        try:
+            outcome = await self._attempts(call, request)
+            if outcome.ok:
+                self._memory.put(question, outcome.answer)
+        finally:
+            self._memory.done(question)
+        return outcome
+
+    async def _attempts(self, call: CallId, request: Request) -> Outcome:
+        policy, began_s, attempts = self._policy, self._clock(), 0
         answer: bytes | Exception
         while True:
             attempts += 1

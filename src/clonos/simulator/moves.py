@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from clonos.core import coordinator as co
+from clonos.nodes import events
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
@@ -29,7 +30,7 @@ class Movers:
         Whether anything was recovered that had not moved.
     """
 
-    def __init__(self, cluster: Cluster, random: Random, *, deadly: bool) -> None:
+    def __init__(self, cluster: Cluster, random: Random, renewals: Random, *, deadly: bool) -> None:
         self.cluster, self.random = cluster, random
         self.moved, self.has_failures = 0, False
         self._kills = KILLS if deadly else 0
@@ -39,6 +40,9 @@ class Movers:
         if random.random() < 0.4:
             at = 3.0 + random.random() * cluster.heals_at
             cluster.scheduler.at(at, self._leave, f"executor{random.randrange(3)}")
+        for _ in range(renewals.choice((0, 2))):
+            at = 3.0 + renewals.random() * cluster.heals_at
+            cluster.scheduler.at(at, self._renew, renewals)
 
     def _is_running(self) -> bool:
         return self.cluster.driver.alive and self.cluster.outcome.state == "running"
@@ -53,6 +57,12 @@ class Movers:
         if self._is_running():
             self.cluster.trace(f"{group} is about to leave")
             self.cluster.driver.post(co.Leaving(group))
+
+    def _renew(self, random: Random) -> None:
+        seats = list(self.cluster.driver.node.places.seats.values()) if self._is_running() else []
+        if seats:
+            self.cluster.trace("slots that run nothing are to start anew")
+            self.cluster.driver.post(events.RenewalAsked(random.choice(seats).pid))
 
     def _noted(self, note: co.Note) -> None:
         self.moved += note.what == "moved"

@@ -363,7 +363,8 @@ def _simulate_moves(seed: int, **judged: bool) -> Result:
     movers: list[Movers] = []
 
     def prepare(cluster: Cluster) -> None:
-        movers.append(Movers(cluster, Random(f"movers {seed}"), deadly=bool(kinds)))
+        drawn = (Random(f"movers {seed}"), Random(f"renewals {seed}"))
+        movers.append(Movers(cluster, *drawn, deadly=bool(kinds)))
 
     result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
     result.coverage["moved", "running"] = movers[0].moved

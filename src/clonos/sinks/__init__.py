@@ -10,6 +10,7 @@ with rows (``delivered``, ``outputs``), and how Spark reads them (``data_source`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from clonos.columns.durations import parse_duration
 from clonos.errors import WrongType
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sinks.lanes import Lane, OutputKey
-from clonos.sinks.spec import SinkSpec
+from clonos.sinks.spec import Query, SinkSpec
 from clonos.sinks.transactions import UserStore, UserTransactions
 from clonos.storage.retry import StoreAway
 
@@ -32,6 +33,7 @@ __all__ = [
     "kafka",
     "parquet",
     "postgres",
+    "spark",
     "spark_write",
     "table",
     "transactional",
@@ -94,6 +96,57 @@ def table(
         ... or after this time.
     """
     return _files("table", path, rows_per_file, linger)
+
+
+def spark(
+    format: str,  # noqa: A002 - as writeStream calls it
+    path: str | None = None,
+    *,
+    through: str | None = None,
+    partition_by: str | tuple[str, ...] | list[str] = (),
+    processing_time: str | None = None,
+    linger: str | timedelta = "100 ms",
+    **options: Any,
+) -> SinkSpec:
+    """Write with Spark, while the job runs: any format that ``df.writeStream`` has.
+
+    The tasks write a :func:`table`, and a streaming query of this Spark application follows it. It
+    starts, stops and fails with the job, and its checkpoint is in the job's: after a restart it
+    goes on where it was. What Spark's file sink, Delta or Iceberg write so is there exactly once;
+    its sink for Kafka may repeat rows after a failure (:func:`kafka` does not).
+
+    Parameters
+    ----------
+    format, path, partition_by, processing_time, options
+        As for ``writeStream``: ``format(...)``, ``start(path)``, ``partitionBy(...)``,
+        ``trigger(processingTime=...)``, ``option(...)``.
+    through
+        The folder of the table, for this job only; by default beside `path`: ``<path>.clonos``.
+    linger
+        Rows become visible to the query after this time.
+
+    Raises
+    ------
+    WrongType
+        There is neither `path` nor `through`.
+
+    Examples
+    --------
+    >>> spark("parquet", "/data/judged", partition_by="day").query.partition_by
+    ('day',)
+    >>> spark("kafka", through="/data/out", topic="judged").query.options
+    {'topic': 'judged'}
+    """
+    if path is None and through is None:
+        raise WrongType(
+            "there is no path, and rows go through a folder",
+            where=f"spark({format!r})",
+            remedy='name it: through="/data/out", on a file system that executors reach',
+        )
+    names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+    said = {name: str(value) for name, value in options.items()}
+    query = Query(format, path, said, names, processing_time)
+    return replace(table(through or f"{path}.clonos", linger=linger), query=query)
 
 
 def spark_write(fn: Callable[..., Any]) -> SinkSpec:

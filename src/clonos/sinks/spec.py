@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -49,6 +49,21 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
+class Query:
+    """A streaming query that takes a table's rows to where Spark writes.
+
+    ``format``, ``options``, ``path``, ``partition_by``, ``processing_time``: as ``writeStream`` has
+    them.
+    """
+
+    format: str
+    path: str | None
+    options: Mapping[str, str]
+    partition_by: tuple[str, ...] = ()
+    processing_time: str | None = None
+
+
+@dataclass(frozen=True)
 class SinkSpec:
     """What becomes of a sink's rows.
 
@@ -67,6 +82,8 @@ class SinkSpec:
         Columns by which later rows replace earlier ones.
     fn
         The callback, or the function that writes a DataFrame; called in the driver.
+    query
+        Of a table: what follows it while the job runs.
     schema
         Of the rows; filled in when the sink is attached to a stream.
     """
@@ -77,6 +94,7 @@ class SinkSpec:
     store: Store | None = None
     upsert: tuple[str, ...] = ()
     fn: Callable[..., Any] | None = None
+    query: Query | None = None
     schema: pa.Schema | None = None
 
     @property

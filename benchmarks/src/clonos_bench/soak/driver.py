@@ -18,6 +18,8 @@ from clonos_bench.soak.verdict import answered, judge
 LOOK_S: Final = 0.05
 QUIET_S: Final = 10.0
 """No fault so long before the last row is due: the end is to be measured, too."""
+FIRST_S: Final = 60.0
+"""Something has to be delivered so soon, or there is nothing to be seen."""
 END_S: Final = 120.0
 """The job has to end so soon after the last row is due."""
 
@@ -59,6 +61,7 @@ def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
     begin, last_s = folder / "begin", 60 * settings["minutes"]
+    has_begun = False
     faults = Faults(
         job,
         settings["seed"] + job.term,
@@ -80,6 +83,9 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
                     faults.look(time.time())
                 else:
                     faults.end()
+                has_begun = has_begun or job.delivered["bills"] > 0
+                if not has_begun and time.time() > ends_s - last_s + FIRST_S:
+                    raise TimeoutError(f"nothing was delivered in the first {FIRST_S:g} s")
                 if time.time() > ends_s + END_S:
                     raise TimeoutError(f"{END_S:g} s after the last row the job has not ended")
             time.sleep(LOOK_S)

@@ -23,7 +23,7 @@ from clonos.core.plan import Incarnation, TaskSpec
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown
 from clonos.operators.effects import Effect, EffectCall
-from clonos.operators.service import Policy, ask_once
+from clonos.operators.service import Declared, Policy, ask_once
 from clonos.operators.service import Service as UserService
 from clonos.simulator.service import Entries, Service, determinants
 from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
@@ -121,6 +121,8 @@ def names_of(fn: Any) -> list[str]:
     """What a function may be called, the longest name first."""
     if isinstance(fn, Effect):
         fn = fn.fn
+    if isinstance(declared := getattr(fn, "__self__", None), Declared):
+        fn = declared.asked
     while hasattr(fn, "func"):  # a partial
         fn = fn.func
     if isinstance(fn, UserService) or not hasattr(fn, "__qualname__"):
