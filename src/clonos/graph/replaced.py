@@ -67,7 +67,11 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
         It has none, or this one does not fit.
     """
     match operation:
-        case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
+        case (
+            op.MapAsync(policy=policy)
+            | op.WithColumnAsync(policy=policy)
+            | op.ForEachAsync(policy=policy)
+        ):
             asked, _ = undeclared(fn, {})
             return replace(operation, policy=replace(policy, fn=asked))
         case op.ProcessRows():
@@ -81,7 +85,7 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
                 f"{name!r} has no function that could be replaced",
                 where=name,
                 remedy="replace the functions of map, flat_map, filter, map_batches, with_column, "
-                "map_async and with_column_async, or a Process",
+                "map_async, with_column_async and for_each_async, or a Process",
             )
     if not is_fitting:
         raise CannotReplace(
