@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clonos.api.windows import asc, between, desc, session, sliding, tumbling
     from clonos.branch import Branch
     from clonos.branch.bundling import bundle
+    from clonos.causal.services import service
     from clonos.cluster.driver import RunningJob
     from clonos.cluster.listener import Listener
     from clonos.columns.rows import Row
@@ -61,6 +62,7 @@ _HOMES = {
     "effect": "clonos.operators.effects",
     "max": "clonos.api.aggregates",
     "min": "clonos.api.aggregates",
+    "service": "clonos.causal.services",
     "sum": "clonos.api.aggregates",
     **dict.fromkeys(
         ("asc", "between", "desc", "session", "sliding", "tumbling"), "clonos.api.windows"
@@ -105,6 +107,7 @@ __all__ = [
     "errors",
     "max",
     "min",
+    "service",
     "session",
     "sinks",
     "sliding",

@@ -110,7 +110,7 @@ def test_many_at_a_time(attempt, world):
 def test_async_calls(attempt, world):
     running, most = set(), []
 
-    @causal.service(timeout_s=0.2)
+    @causal.service(timeout="200 ms")
     async def slow(x):
         running.add(x)
         most.append(len(running))
@@ -135,7 +135,7 @@ def test_async_calls(attempt, world):
 
 
 def test_a_service_that_is_too_slow(attempt, world):
-    @causal.service(timeout_s=0.05)
+    @causal.service(timeout="50 ms")
     def slow(x):
         world(x)
         time.sleep(1)
@@ -143,17 +143,15 @@ def test_a_service_that_is_too_slow(attempt, world):
     for _ in range(2):
         with attempt(), pytest.raises(causal.ServiceTooSlow, match=r"within 0\.05 s") as caught:
             slow(1)
-        assert "timeout_s" in str(caught.value)
+        assert "timeout=" in str(caught.value)
         assert isinstance(caught.value, TimeoutError)
     assert len(world.asked) == 1
 
 
-def test_retries_are_one_call(attempt, world, monkeypatch):
+def test_retries_are_one_call(attempt, world):
     pytest.importorskip("tenacity")
-    monkeypatch.setattr("clonos.causal.services.RETRY_WAIT_S", 0.001)
-    monkeypatch.setattr("clonos.causal.services.RETRY_WAIT_MAX_S", 0.001)
 
-    @causal.service(attempts=3)
+    @causal.service(attempts=3, backoff=("1 ms", "1 ms"))
     def flaky(until):
         if world() < until:
             raise ConnectionError
@@ -261,6 +259,35 @@ def test_idempotency_keys(attempt):
     assert len(set(keys)) == 2
     with pytest.raises(causal.OutsideTask):
         causal.idempotency_key()
+
+
+def test_an_idempotent_effect_has_the_same_key_in_every_attempt_of_its_task(attempt):
+    keys = []
+
+    @causal.service(idempotent=True)
+    def charge(customer, *, call):
+        keys.append(call.key)
+        raise ConnectionError
+
+    for _ in range(2):
+        with pytest.raises(ConnectionError), attempt():
+            charge("a")
+    with pytest.raises(ConnectionError), attempt():
+        charge("b")
+    first, again, other = keys
+    assert first == again != other
+    assert len(first) == 24
+
+
+def test_an_effect_that_a_retry_would_make_again_is_not_made(attempt, world):
+    @causal.service(check=lambda x: causal.clock.now())
+    def book(x):
+        world(x)
+
+    for _ in range(2):
+        with pytest.raises(causal.NotIdempotent, match="make it again"), attempt():
+            book(1)
+    assert not world.asked
 
 
 def keys_of(attempt, rows, **options):
@@ -373,7 +400,7 @@ def test_the_log_is_gone(tmp_path, ask, monkeypatch):
         go_on()
 
 
-@pytest.mark.parametrize("options", [{"attempts": 0}, {"timeout_s": 0}])
+@pytest.mark.parametrize("options", [{"attempts": 0}, {"timeout": "0 seconds"}, {"check": 3}])
 def test_wrong_definitions(options):
     with pytest.raises(DefinitionError):
         causal.service(dict, **options)
@@ -382,7 +409,7 @@ def test_wrong_definitions(options):
 
 
 def test_causal_itself_is_the_decorator():
-    @causal(timeout_s=1)  # type: ignore[operator]
+    @causal(timeout="1 second")  # type: ignore[operator]
     def one():
         """Ask."""
 

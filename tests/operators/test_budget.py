@@ -206,3 +206,35 @@ def test_all_shares_together_are_the_budget(cost, parallelism):
 def test_what_cannot_be_meant_is_refused(how):
     with pytest.raises(WrongType):
         program(**how)
+
+
+def test_answers_from_memory_cost_nothing_and_are_told_apart():
+    harness = StepHarness(program(cost=2, cache_ttl="1 hour"))
+    asked = harness.source([(1,), (1,)], SCHEMA).asked
+    first, again = (answered(call, request) for call, request in asked)
+    harness.feed(Answers((first, again._replace(attempts=0))))
+    traffic = known(harness).traffic
+    assert [traffic[f"ask: {what}"] for what in ("calls", "micros", "hits")] == [1, 2_000_000, 1]
+
+
+def test_each_service_of_a_process_has_its_hits():
+    class Asking(clonos.Process):
+        def open(self, ctx):
+            self.services = [ctx.service(name, double) for name in ("one", "two")]
+
+        def on_row(self, row, ctx):
+            for service in self.services:
+                service.ask(row.id, then="on_reply")
+
+        def on_reply(self, reply, ctx):
+            return [(reply.get(),)]
+
+    job = clonos.Job("test", parallelism=1)
+    stream = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="in").key_by("id")
+    stream.process(Asking(), "n long", name="ask").sink(clonos.sinks.collect())
+    harness = StepHarness(job.compile().codes[-1].program())
+    asked = harness.source([(1,), (2,)], SCHEMA).asked
+    outcomes = [answered(call, request)._replace(attempts=0) for call, request in asked]
+    harness.feed(Answers(tuple(outcomes)))
+    traffic = known(harness).traffic
+    assert [traffic[f"ask: {what}"] for what in ("calls", "hits")] == [0, 4]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 import clonos
 from clonos import causal
+from clonos.columns.durations import parse_duration
+from clonos.errors import BadDuration, DefinitionError, OperatorError, WrongType
+from clonos.operators.effects import Effect
+from clonos.operators.operations import WithColumnAsync
 from clonos.operators.service import undeclared
-from clonos.testing import simulate
+from clonos.testing import StepHarness, simulate
+
+SCHEMA = "id long"
 
 
-@causal.service(timeout_s=2.5, attempts=4)
+@causal.service(timeout="2.5 seconds", attempts=4)
 def judge(text):
     raise AssertionError("a simulation calls no service")
 
@@ -96,3 +105,172 @@ def test_a_function_asks_as_often_as_it_may():
     assert said_by(job, fickle=str.upper) == [("a", "A"), ("b", "B")]
     assert fickle.at_once("a") == "A"
     assert TRIES == ["a"] * 3
+
+
+def program(build):
+    job = clonos.Job("test", parallelism=1)
+    build(job.source(clonos.sources.from_batches([], schema=SCHEMA), name="in")).sink(
+        clonos.sinks.collect()
+    )
+    return job.compile().codes[-1].program()
+
+
+def asked(fn, **how):
+    """How `fn` is asked by a task for one row."""
+    harness = StepHarness(program(lambda rows: rows.with_column_async("n long", fn, "id", **how)))
+    ((_, request),) = harness.source([(1,)], SCHEMA).asked
+    return request.service
+
+
+def made(fn):
+    """The row that a function makes."""
+    harness = StepHarness(program(lambda rows: rows.map(fn, "n long")))
+    (batch,) = harness.source([(1,)], SCHEMA).batches.values()
+    return batch.payload.to_pylist()[0]["n"]
+
+
+def test_there_is_one_decorator():
+    assert clonos.service is causal.service
+
+
+def test_what_it_says_holds_in_map_async_unless_that_says_otherwise():
+    @clonos.service(timeout="5 seconds", attempts=3, per_second=50, cost=0.25)
+    def double(n):
+        return 2 * n
+
+    policy = asked(double)
+    said = (policy.timeout_s, policy.attempts, policy.per_second, policy.cost)
+    assert said == (5.0, 3, 50, 0.25)
+    assert policy.fn is double.asked, "no log of plain PySpark"
+    policy = asked(double, attempts=7)
+    assert (policy.timeout_s, policy.attempts) == (5.0, 7)
+
+
+def test_it_holds_for_the_services_of_a_process():
+    @clonos.service(attempts=3)
+    def double(n):
+        return 2 * n
+
+    class Asking(clonos.Process):
+        def open(self, ctx):
+            self.double = ctx.service("double", double, timeout="7 seconds")
+
+        def on_row(self, row, ctx):
+            self.double.ask(row.id, then="on_reply")
+
+        def on_reply(self, reply, ctx):
+            return [(reply.get(),)]
+
+    harness = StepHarness(
+        program(lambda rows: rows.key_by("id").process(Asking(), "n long", name="p"))
+    )
+    ((_, request),) = harness.source([(1,)], SCHEMA).asked
+    assert (request.service.attempts, request.service.timeout_s) == (3, 7.0)
+    assert request.service.fn is double.asked
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_ctx_call_makes_its_attempts_and_they_are_one_call(is_async):
+    pytest.importorskip("tenacity")
+    tried = []
+
+    def flaky(n):
+        tried.append(n)
+        if len(tried) < 3:
+            raise ConnectionError
+        return 10 * n
+
+    async def flaky_later(n):
+        await asyncio.sleep(0)
+        return flaky(n)
+
+    declare = clonos.service(attempts=3, backoff=("1 ms", "2 ms"))
+    service = declare(flaky_later if is_async else flaky)
+    assert made(lambda row, ctx: ctx.call(service, row.id)) == 10
+    assert tried == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_ctx_call_gives_an_attempt_so_much_time(is_async):
+    given_up = threading.Event()
+
+    def hangs(n):
+        given_up.wait()
+
+    async def hangs_too(n):
+        await asyncio.Event().wait()
+
+    service = clonos.service(timeout="10 ms")(hangs_too if is_async else hangs)
+
+    def told(row, ctx):
+        try:
+            return ctx.call(service, row.id)
+        except TimeoutError:
+            return -1
+
+    try:
+        assert made(told) == -1
+    finally:
+        given_up.set()
+
+
+def test_an_effect_stays_one():
+    @clonos.service(idempotent=True, timeout="5 seconds")
+    def charge(n, *, call):
+        return call.key
+
+    effect = charge.asked
+    assert isinstance(effect, Effect)
+    assert effect.idempotent
+    policy = asked(charge)
+    assert policy.effect is effect
+    assert policy.timeout_s == parse_duration("5 seconds") / 1000
+
+    stacked = clonos.service(attempts=2)(effect)
+    assert stacked.asked is effect
+
+    with pytest.raises(OperatorError, match="charge is an effect"):
+        made(lambda row, ctx: ctx.call(charge, row.id))
+    with pytest.raises(WrongType, match="charge is an effect"):
+        program(lambda rows: rows.map(charge, "n long"))
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"attempts": 0}, WrongType),
+        ({"timeout": "soon"}, BadDuration),
+        ({"per_second": 0}, WrongType),
+        ({"rate": 3}, TypeError),
+        ({"idempotent": True}, WrongType),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_said(how, error):
+    with pytest.raises(error):
+        clonos.service(lambda n: n, **how)
+
+
+def test_a_service_is_declared_once():
+    @clonos.service(attempts=2)
+    def double(n):
+        return 2 * n
+
+    assert clonos.service(double) is double
+    with pytest.raises(DefinitionError, match="a service already"):
+        clonos.service(attempts=3)(double)
+    assert undeclared(double, {"attempts": 4}) == (double.asked, {"attempts": 4})
+
+
+def test_operations_hold_the_function_alone():
+    """So a slot learns nothing of a log of plain PySpark."""
+
+    @clonos.service
+    def double(n):
+        return 2 * n
+
+    job = clonos.Job("test")
+    stream = job.source(clonos.sources.from_batches([], schema=SCHEMA))
+    made = stream.with_column_async("n long", double, "id")
+    operation = made._vertex.operation
+    assert isinstance(operation, WithColumnAsync)
+    assert operation.policy.fn is double.asked

@@ -11,6 +11,7 @@ from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
 from clonos.operators.effects import Effect
 from clonos.operators.service import (
+    Declared,
     Policy,
     PolicyOptions,
     Service,
@@ -39,7 +40,7 @@ class CallOptions(PolicyOptions, total=False):
 
 
 def call_policy(
-    fn: Callable[..., Any] | Service | Effect,
+    fn: Callable[..., Any] | Service | Effect | Declared,
     where: str,
     values: Sequence[str],
     columns: pa.Schema,

@@ -138,7 +138,8 @@ class Stream(ColumnOperations):
             See :func:`clonos.api.calls.call_policy`: ``in_flight=100``, ``ordered=True`` (or
             ``"key"``), ``per_key=None``, ``timeout="60 seconds"``, ``attempts=1``,
             ``backoff=("100 ms", "10 seconds")``, ``per_second=None``, ``hedge=None``,
-            ``on_error=None``, ``identity=None``, ``batch=None``, ``batch_within=None``.
+            ``on_error=None``, ``identity=None``, ``batch=None``, ``batch_within=None``,
+            ``cache_ttl=None``.
 
         Examples
         --------
@@ -203,6 +204,38 @@ class Stream(ColumnOperations):
         known = {"has_effects": policy.effect is not None}
         vertex = self._add("with_column_async", name, schema, parallelism, operation, **known)
         return self._with_changed(field, vertex)
+
+    def for_each_async(
+        self,
+        fn: Function | Service,
+        *of: str,
+        name: str | None = None,
+        parallelism: int | None = None,
+        **how: Unpack[CallOptions],
+    ) -> None:
+        """End the stream in calls: ``fn(row)``, or ``fn(value, ...)`` of the columns `of`.
+
+        It is :meth:`map_async` for effects and calls whose answers nobody reads. What `fn` returns
+        is logged and then forgotten, so let it return nothing, or something small. What
+        ``on_error`` returns is forgotten, too.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> @clonos.service(idempotent=True, attempts=3)
+        ... async def remind(customer, *, call):
+        ...     await mail.send(customer, idempotency_key=call.key)
+        >>> due = clonos.Job().source(clonos.sources.from_batches([], "customer string, day int"))
+        >>> due.for_each_async(remind, "customer", in_flight=20)
+        """
+        where, keys = name or "for_each_async", self._edge.keys
+        require_columns(self.schema, of, where)
+        policy, then = call_policy(fn, where, of or ("row",), self.schema, keys, **how)
+        operation = op.ForEachAsync(policy, self.schema, of, keys, then)
+        known = {"has_effects": policy.effect is not None}
+        vertex = self._add("for_each_async", name, self.schema, parallelism, operation, **known)
+        # No row ever comes there: it makes the operator one that leads to a sink.
+        Stream(self._job, vertex).sink(SinkSpec("callback", fn=_nothing), name=f"{vertex.name}.end")
 
     def map_batches(
         self,
@@ -459,6 +492,10 @@ def is_spark(execution: Execution) -> bool:
     if execution not in get_args(Execution):
         raise WrongType(f"execution={execution!r}", remedy="use 'tasks' or 'spark'")
     return execution == "spark"
+
+
+def _nothing(batch: pa.RecordBatch) -> None:
+    raise AssertionError(f"{batch.num_rows} rows behind the end of a stream")
 
 
 def _columns(schema: pa.Schema) -> str:

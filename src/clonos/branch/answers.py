@@ -178,7 +178,8 @@ class Answers:
         for outcome in self._made(live):
             found[outcome.id] = outcome
             question = questions[outcome.id]
-            self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
+            if outcome.attempts:  # else a remembered answer has answered it
+                self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
         return [found[call] for call in questions]
 
     def _made(self, calls: list[tuple[CallId, Request]]) -> list[Outcome]:

@@ -110,6 +110,6 @@ def decode_error(data: bytes) -> Exception:
     error = canonical.decode_error(data)
     if isinstance(error, CallError) and error.type_name == _TOO_SLOW:
         return ServiceTooSlow(
-            error.message, remedy="give it more time (timeout_s=...), or catch this and go on"
+            error.message, remedy="give it more time (timeout=...), or catch this and go on"
         )
     return error

@@ -50,6 +50,10 @@ class ServiceTooSlow(CausalError, TimeoutError):
     """A call did not end within its time limit."""
 
 
+class NotIdempotent(CausalError):
+    """An effect that may be made twice: nothing can keep a retried task from making it again."""
+
+
 class UnsupportedSession(CausalError):
     """The log cannot be kept beside the driver of such a session."""
 

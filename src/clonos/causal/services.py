@@ -12,28 +12,28 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from clonos.causal import process, values  # noqa: F401 - teaches the log NumPy's and pandas' values
 from clonos.causal.entries import CALL, CLOCK, Entry, decode_error, digest_of, encode_error
-from clonos.causal.errors import CausalError, OutsideTask, ServiceTooSlow
+from clonos.causal.errors import CausalError, NotIdempotent, OutsideTask, ServiceTooSlow
 from clonos.causal.task import ANSWER_BYTES_MAX, OperatorLog, Task
 from clonos.columns.instants import from_ms
 from clonos.core import canonical
 from clonos.errors import DefinitionError, UnencodableValue
 from clonos.extras import imported
-from clonos.operators.service import Declared, PolicyOptions
+from clonos.operators.effects import Effect, EffectCall, effect, effect_key
+from clonos.operators.service import Declared, Policy, PolicyOptions, policy_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-RETRY_WAIT_S: Final = 0.1
-RETRY_WAIT_MAX_S: Final = 10.0
-"""Between attempts of a call: exponential, with jitter."""
 
 _asking: ContextVar[_Question | None] = ContextVar("clonos_question", default=None)
 
@@ -185,23 +185,30 @@ class Service(Shipped, Declared, Generic[F]):
     A job's ``map_async``, ``ctx.call`` and ``ctx.service`` understand it, too.
     """
 
-    def __init__(self, fn: F, name: str, timeout_s: float | None, attempts: int) -> None:
-        functools.update_wrapper(self, fn)
-        self.__annotations__ = getattr(fn, "__annotations__", {})  # PySpark looks for type hints
+    def __init__(self, fn: F | Effect, name: str, how: PolicyOptions) -> None:
+        plain = fn.fn if isinstance(fn, Effect) else fn
+        functools.update_wrapper(self, plain)
+        self.__annotations__ = getattr(plain, "__annotations__", {})  # PySpark looks for type hints
         with contextlib.suppress(ValueError, TypeError):  # a function written in C may have none
-            self.__signature__ = inspect.signature(fn)
-        self._fn = self.asked = fn
-        self.how = PolicyOptions(attempts=attempts)
-        if timeout_s is not None:
-            self.how["timeout"] = timedelta(seconds=timeout_s)
+            self.__signature__ = inspect.signature(plain)
+        self.asked, self.how = fn, how
+        self._fn = plain
         self._name = name
-        self._timeout_s = timeout_s
-        self._attempts = attempts
-        self._is_async = inspect.iscoroutinefunction(fn)
+        self._policy = policy_of(fn, name, in_flight=1, **how)
+        self._is_async = inspect.iscoroutinefunction(plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask, or use the logged answer (or exception) again."""
         return self._call(process.operator_name(self._name), None, args, kwargs)
+
+    def at_once(self, *arguments: Any, **named: Any) -> Any:
+        """See :class:`~clonos.operators.service.Declared`."""
+        try:
+            if self._is_async:
+                return _run(self._perform(arguments, named))
+            return self._perform(arguments, named)
+        except ServiceTooSlow as error:
+            raise TimeoutError(error.what) from error
 
     def keyed(self, key: Any) -> Callable[..., Any]:
         """The same, for one row: its `key` tells this call from equal ones.
@@ -268,10 +275,6 @@ class Service(Shipped, Declared, Generic[F]):
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return [_Failure(r) if isinstance(r, BaseException) else r for r in results]
 
-    def at_once(self, *args: Any, **kwargs: Any) -> Any:
-        """See :class:`~clonos.operators.service.Declared`."""
-        return self._perform(args, kwargs)
-
     def _call(self, operator: str, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         question = _question(self._name, operator, key, args, kwargs)
         ask = _ask_async if self._is_async else _ask
@@ -280,12 +283,23 @@ class Service(Shipped, Declared, Generic[F]):
     def _perform(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Really call, within the time, as often as allowed."""
         fn: Callable[..., Any] = self._fn
-        if self._timeout_s is not None:
+        if isinstance(self.asked, Effect):
+            self._require_idempotent(self.asked)
+            fn = functools.partial(_with_key, fn)
+        if "timeout" in self.how:
             in_time = _in_time_async if self._is_async else _in_time
-            fn = functools.partial(in_time, self._fn, self._name, self._timeout_s)
-        if self._attempts == 1:
+            fn = functools.partial(in_time, fn, self._name, self._policy.timeout_s)
+        if self._policy.attempts == 1:
             return fn(*args, **kwargs)
-        return _retrying(self._attempts, is_async=self._is_async)(fn, *args, **kwargs)
+        return _retrying(self._policy, is_async=self._is_async)(fn, *args, **kwargs)
+
+    def _require_idempotent(self, effect: Effect) -> None:
+        if not effect.idempotent:
+            raise NotIdempotent(
+                f"{self._name} is an effect, and a task that is retried would make it again",
+                remedy="say idempotent=True if the service deduplicates by call.key, or use "
+                "map_async or with_column_async, which ask its check",
+            )
 
 
 @dataclass(frozen=True)
@@ -314,7 +328,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 def _too_slow(name: str, seconds: float) -> ServiceTooSlow:
     return ServiceTooSlow(
         f"{name} gave no answer within {seconds:g} s",
-        remedy="give it more time (timeout_s=...), or catch this and go on without an answer",
+        remedy="give it more time (timeout=...), or catch this and go on without an answer",
     )
 
 
@@ -348,66 +362,100 @@ async def _in_time_async(
     return task.result()
 
 
-def _retrying(attempts: int, *, is_async: bool) -> Any:
+def _with_key(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make an idempotent effect, under the name that it has in every attempt of its task."""
+    key = effect_key(idempotency_key(), "causal", None, 0)
+    return fn(*args, **kwargs, call=EffectCall(key, 1))
+
+
+def _retrying(policy: Policy, *, is_async: bool) -> Any:
     tenacity = imported("tenacity", extra="causal", where="attempts=...")
     kind = tenacity.AsyncRetrying if is_async else tenacity.Retrying
     return kind(
-        stop=tenacity.stop_after_attempt(attempts),
-        wait=tenacity.wait_random_exponential(RETRY_WAIT_S, RETRY_WAIT_MAX_S),
+        stop=tenacity.stop_after_attempt(policy.attempts),
+        wait=lambda tried: policy.pause_s(tried.attempt_number),
         reraise=True,
     )
 
 
 def service(
-    fn: F | None = None,
+    fn: F | Effect | None = None,
     /,
     *,
     name: str | None = None,
-    timeout_s: float | None = None,
-    attempts: int = 1,
+    idempotent: bool = False,
+    check: Callable[..., Any] | None = None,
+    **how: Unpack[PolicyOptions],
 ) -> Any:
-    """Make a function's answers causal: asked once, used again by every retry.
+    """Say once how a function is asked, for tasks of Clonos and for Spark's own.
+
+    ``clonos.service`` and ``causal.service`` are the same. In a job of Clonos, give what it returns
+    to ``map_async``, ``with_column_async``, ``ctx.service`` or ``ctx.call``. In plain PySpark, call
+    it in a function of a task, once ``causal.start`` was called: it is asked once, and every retry
+    of the task gets the same answer.
 
     Parameters
     ----------
     fn
         Anything that asks the world: HTTP, a database, a model, the file system. Arguments and
-        answers are plain values, NumPy arrays, pandas objects or Arrow batches. It may be async.
+        answers are plain values; in plain PySpark also NumPy arrays, pandas objects and Arrow
+        batches. It may be async, or an :func:`clonos.effect`.
     name
-        Part of what tells its calls from others'; the function's own, if not given.
-    timeout_s
-        An attempt that takes longer ends as :class:`~clonos.causal.errors.ServiceTooSlow`. A
-        function that is not async goes on in a thread of its own, unheard.
-    attempts
-        A call that raises is tried so often (by the package tenacity); the last outcome is logged.
+        Part of what tells its calls from others' in plain PySpark; the function's own, if not
+        given.
+    idempotent, check
+        Short for ``clonos.effect(idempotent=..., check=...)``. A task of plain PySpark makes only
+        idempotent effects, under the key of :func:`idempotency_key`.
+    how
+        ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``, ``cost``, ``budget``,
+        ``cache_ttl``: see :func:`clonos.operators.service.policy_of`. What ``map_async`` is given
+        overrides it. Calls that are waited for, in plain PySpark or with ``ctx.call``, know the
+        first three only, and have no time limit without ``timeout``: an attempt that takes longer
+        ends as :class:`~clonos.causal.errors.ServiceTooSlow`, or as `TimeoutError` in ``ctx.call``.
+        A function that is not async goes on in a thread of its own, unheard.
 
     Returns
     -------
     Service
         To be called like `fn`, with ``.keyed(key)`` and ``.map(...)``.
 
+    Raises
+    ------
+    DefinitionError
+        Something cannot be meant so.
+
     Examples
     --------
-    >>> from clonos import causal
-    >>> @causal.service(timeout_s=5, attempts=3)
+    >>> import clonos
+    >>> @clonos.service(timeout="5 seconds", attempts=3, per_second=50)
     ... def judge(text):
     ...     return {"ok": "bad" not in text}
     >>> judge("outside of Spark nothing can be kept")
     Traceback (most recent call last):
         ...
     clonos.causal.errors.OutsideTask: ...
+    >>> lines = clonos.Job().source(clonos.sources.from_batches([], "text string"))
+    >>> lines.with_column_async("verdict string", judge, "text", attempts=5).schema.names
+    ['text', 'verdict']
     """
     if fn is None:
-        return functools.partial(service, name=name, timeout_s=timeout_s, attempts=attempts)
+        return functools.partial(service, name=name, idempotent=idempotent, check=check, **how)
+    if isinstance(fn, Service):
+        _require_bare(fn, name, idempotent, check, how)
+        return fn
     if not callable(fn):
         raise DefinitionError(f"{fn!r} is not a function", remedy="decorate a function")
-    if isinstance(fn, Service):
-        return fn
-    if attempts < 1 or (timeout_s is not None and timeout_s <= 0):
+    named = name or _name_of(fn.fn if isinstance(fn, Effect) else fn)
+    if idempotent or check is not None:
+        fn = effect(fn, idempotent=idempotent, check=check)
+    return Service(fn, named, how)
+
+
+def _require_bare(known: Service[Any], *said: object) -> None:
+    if any(said):
         raise DefinitionError(
-            f"attempts={attempts}, timeout_s={timeout_s}", remedy="both must be positive"
+            f"{_name_of(known)} is a service already", remedy="say everything in one decorator"
         )
-    return Service(fn, name or _name_of(fn), timeout_s, attempts)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -49,9 +49,9 @@ class JobResult:
     dropped
         Rows that were left out, by reason: ``{"words: bad_records": 3}``.
     bill
-        What calls have cost, by operator: ``{"judge": Spent(calls=200, cost=4.8)}``. Counted are
-        calls whose outcome is in the log; a call that was open when its process died was perhaps
-        answered, and charged, once more than this says.
+        What calls have cost, by operator: ``{"judge": Spent(calls=200, cost=4.8, hits=0)}``.
+        Counted are calls whose outcome is in the log; a call that was open when its process died
+        was perhaps answered, and charged, once more than this says.
     warnings
         What was not as good as it could have been, in words.
     """

@@ -30,6 +30,7 @@ PLANS: Final[dict[type[op.Operation], str]] = {
 _LOGGED: Final[dict[type[op.Operation], str]] = {
     op.MapAsync: "answers",
     op.WithColumnAsync: "answers",
+    op.ForEachAsync: "answers",
     op.ProcessRows: "timers, and what it asks",
 }
 

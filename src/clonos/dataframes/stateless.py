@@ -43,6 +43,7 @@ def plan_of(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
 _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
     op.MapAsync: ("Spark would not log the answers of services", ""),
     op.WithColumnAsync: ("Spark would not log the answers of services", ""),
+    op.ForEachAsync: ("Spark would not log the answers of services", ""),
     op.InOrder: ("Spark's operators do not keep the order within a key", ""),
     op.Last: ("Spark's operators do not keep the order within a key", ""),
     op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),

@@ -12,6 +12,7 @@ from clonos.graph.rebuilt import rebuilt
 from clonos.operators import operations as op
 from clonos.operators.operations import Operation
 from clonos.operators.process import Process
+from clonos.operators.service import undeclared
 
 
 def replaced(graph: LogicalGraph, functions: Mapping[str, Any]) -> LogicalGraph:
@@ -66,8 +67,13 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
         It has none, or this one does not fit.
     """
     match operation:
-        case op.MapAsync(policy=policy) | op.WithColumnAsync(policy=policy):
-            return replace(operation, policy=replace(policy, fn=fn))
+        case (
+            op.MapAsync(policy=policy)
+            | op.WithColumnAsync(policy=policy)
+            | op.ForEachAsync(policy=policy)
+        ):
+            asked, _ = undeclared(fn, {})
+            return replace(operation, policy=replace(policy, fn=asked))
         case op.ProcessRows():
             is_fitting = isinstance(fn, Process)
             change = {"process": fn}
@@ -79,7 +85,7 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
                 f"{name!r} has no function that could be replaced",
                 where=name,
                 remedy="replace the functions of map, flat_map, filter, map_batches, with_column, "
-                "map_async and with_column_async, or a Process",
+                "map_async, with_column_async and for_each_async, or a Process",
             )
     if not is_fitting:
         raise CannotReplace(

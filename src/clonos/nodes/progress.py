@@ -37,7 +37,7 @@ RECENT_MAX: Final = 100
 MICROS: Final = 1_000_000
 """Slots tell costs in millionths."""
 REASONS: Final = ("bad_records", "late_rows")
-TRAFFIC: Final = (": rows_in", ": rows_out", ": calls", ": micros")
+TRAFFIC: Final = (": rows_in", ": rows_out", ": calls", ": micros", ": hits")
 """Counters of operators of which only the newest value is kept."""
 
 
@@ -293,14 +293,18 @@ class Chronicle:
         return JobStatus(f"tasks: {message}", is_running=True, is_recovering=is_recovering)
 
     def _bill(self) -> dict[str, Spent]:
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, tuple[int, int, int]] = {}
         for task, counted in self._tasks.items():
             for name in self._operators[task]:
                 if (calls := counted.most.get(f"{name}: calls", 0)) > 0:
-                    before = found.get(name, (0, 0))
+                    before = found.get(name, (0, 0, 0))
                     micros = counted.most.get(f"{name}: micros", 0)
-                    found[name] = before[0] + calls, before[1] + micros
-        return {name: Spent(calls, micros / MICROS) for name, (calls, micros) in found.items()}
+                    hits = counted.most.get(f"{name}: hits", 0)
+                    found[name] = before[0] + calls, before[1] + micros, before[2] + hits
+        return {
+            name: Spent(calls, micros / MICROS, hits)
+            for name, (calls, micros, hits) in found.items()
+        }
 
     def _dropped(self) -> dict[str, int]:
         result: dict[str, int] = {}

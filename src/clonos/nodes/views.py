@@ -48,10 +48,12 @@ class OperatorProgress(Told):
 @dataclass(frozen=True)
 class Spent(Told):
     """What an operator has spent on calls whose answers are in the log, in all runs with this
-    checkpoint; ``cost`` is in the unit of ``cost=``."""
+    checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions that an answer from memory
+    (``cache_ttl=``) has answered instead; they are no calls, and cost nothing."""
 
     calls: int
     cost: float
+    hits: int = 0
 
 
 @dataclass(frozen=True)

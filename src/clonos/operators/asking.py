@@ -148,10 +148,11 @@ class CallTable:
         self._purses[name] = Purse(policy, facts, f"{info.where}: {name}", f"{name} ")
 
     @property
-    def spent(self) -> tuple[int, int]:
-        """Calls that were answered, and what they have cost, in millionths."""
-        purses = self._purses.values()
-        return sum(purse.calls for purse in purses), sum(purse.micros for purse in purses)
+    def spent(self) -> tuple[int, int, int]:
+        """See :attr:`clonos.operators.base.Operator.spent`."""
+        each = [(purse.calls, purse.micros, purse.hits) for purse in self._purses.values()]
+        calls, micros, hits = map(sum, zip((0, 0, 0), *each, strict=True))
+        return calls, micros, hits
 
     def require_known(self, outcome: Outcome) -> None:
         """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""

@@ -164,9 +164,10 @@ class Operator:
         return {}
 
     @property
-    def spent(self) -> tuple[int, int]:
-        """Calls that were answered, and what they have cost, in millionths."""
-        return 0, 0
+    def spent(self) -> tuple[int, int, int]:
+        """Calls that were answered, what they have cost, in millionths, and how many questions a
+        remembered answer has answered instead."""
+        return 0, 0, 0
 
     @property
     def is_full(self) -> bool:

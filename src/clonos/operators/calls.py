@@ -78,6 +78,7 @@ class CallOperator(Operator):
         "asked": highest,
         REWOUND: as_of_the_newest,
         "calls": shared_out,
+        "hits": shared_out,
         "micros": shared_out,
         "waits since": nothing,
         "rows over": nothing,
@@ -204,8 +205,8 @@ class CallOperator(Operator):
         return {n: r._replace(service=self._purse.policy(i)) for i, (n, r) in asked}
 
     @property
-    def spent(self) -> tuple[int, int]:
-        return self._purse.calls, self._purse.micros
+    def spent(self) -> tuple[int, int, int]:
+        return self._purse.calls, self._purse.micros, self._purse.hits
 
     @property
     def is_full(self) -> bool:
@@ -423,6 +424,20 @@ class CallOperator(Operator):
         return self._marks.take()
 
 
+class ForEachAsyncOperator(CallOperator):
+    """Calls ``fn(value, ...)`` with values of some columns, or ``fn(row)``; nothing goes on."""
+
+    def __init__(self, policy: Policy, given: pa.Schema, of: Sequence[str], **how: Any) -> None:
+        super().__init__(policy, given, **how)
+        self._of = tuple(of)
+
+    def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
+        return _columns_of(rows, self._of) if self._of else [(row,) for row in rows_of(rows)]
+
+    def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> None:
+        del rows, answers
+
+
 class MapAsyncOperator(CallOperator):
     """Calls ``fn(row)`` and makes a row of what it answers."""
 
@@ -461,9 +476,11 @@ class WithColumnAsyncOperator(CallOperator):
         self._field = schema.field(column)
 
     def arguments_of(self, rows: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
-        if not self._of:
-            return [()] * rows.num_rows
-        return list(zip(*(values_of(rows.column(name)) for name in self._of), strict=True))
+        return _columns_of(rows, self._of) if self._of else [()] * rows.num_rows
 
     def rows_with(self, rows: pa.RecordBatch, answers: list[Any]) -> pa.RecordBatch | None:
         return with_values(self._schema, self._field, answers, rows, self.reject_row)
+
+
+def _columns_of(rows: pa.RecordBatch, of: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(values_of(rows.column(name)) for name in of), strict=True))

@@ -111,7 +111,9 @@ class ChainProgram:
             counts[f"{name}: rows_out"] = self._rows[i + 1]
         for operator in self._callers:
             name = self._names[operator.info.number]
-            counts[f"{name}: calls"], counts[f"{name}: micros"] = operator.spent
+            counts[f"{name}: calls"], counts[f"{name}: micros"], hits = operator.spent
+            if hits:
+                counts[f"{name}: hits"] = hits
         return counts
 
     @property

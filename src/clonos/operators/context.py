@@ -60,7 +60,11 @@ class Context:
         return self._random
 
     def call(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `fn` once, ever: on replay its logged answer or exception comes back."""
+        """Call `fn` once, ever: on replay its logged answer or exception comes back.
+
+        Of a function with ``@clonos.service`` its ``timeout``, ``attempts`` and ``backoff`` hold,
+        and all attempts are one call.
+        """
         require_no_effect(fn, self._operator.info.where)
         self._services.caller = self._operator
         if isinstance(fn, Declared):
@@ -104,9 +108,10 @@ class Context:
 
 def require_no_effect(fn: object, where: str) -> None:
     """Raise `WrongType` for an effect: here it would be made as if it were none."""
-    if isinstance(fn, Effect):
+    asked = fn.asked if isinstance(fn, Declared) else fn
+    if isinstance(asked, Effect):
         raise WrongType(
-            f"{fn.__name__} is an effect, and here nothing would keep it from being made twice",
+            f"{asked.__name__} is an effect, and here nothing would keep it from being made twice",
             where=where,
             remedy="use map_async or with_column_async, or ctx.service(...) in a Process",
         )

@@ -9,7 +9,7 @@ from functools import singledispatch
 
 from clonos.operators import operations as op
 from clonos.operators.base import Operator
-from clonos.operators.calls import MapAsyncOperator, WithColumnAsyncOperator
+from clonos.operators.calls import ForEachAsyncOperator, MapAsyncOperator, WithColumnAsyncOperator
 from clonos.operators.columns import ProjectOperator, WhereOperator
 from clonos.operators.deduplicate import DeduplicateOperator
 from clonos.operators.filter import FilterOperator
@@ -84,6 +84,13 @@ def _(operation: op.WithColumn) -> Operator:
 def _(operation: op.MapAsync) -> Operator:
     return MapAsyncOperator(
         operation.policy, operation.given, operation.schema, keys=operation.keys, **operation.then
+    )
+
+
+@make_operator.register
+def _(operation: op.ForEachAsync) -> Operator:
+    return ForEachAsyncOperator(
+        operation.policy, operation.given, operation.of, keys=operation.keys, **operation.then
     )
 
 

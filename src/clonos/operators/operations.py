@@ -133,6 +133,21 @@ class MapAsync(Operation):
 
 
 @dataclass(frozen=True)
+class ForEachAsync(Operation):
+    """``for_each_async``: it is given the columns `of`, or the row if there are none."""
+
+    policy: Policy
+    given: pa.Schema
+    of: tuple[str, ...]
+    keys: tuple[str, ...]
+    then: Mapping[str, Any]
+
+    @property
+    def keeps(self) -> tuple[pa.Schema, ...]:
+        return (self.given,)
+
+
+@dataclass(frozen=True)
 class WithColumnAsync(Operation):
     """``with_column_async``."""
 

@@ -23,7 +23,7 @@ from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
-from clonos.operators.service import Policy, PolicyOptions, Service, policy_of, undeclared
+from clonos.operators.service import Declared, Policy, PolicyOptions, Service, policy_of, undeclared
 from clonos.operators.shares import (
     REWOUND,
     Share,
@@ -185,7 +185,7 @@ class ProcessContext(Context):
     def service(
         self,
         name: str,
-        fn: Callable[..., Any] | Service | Effect,
+        fn: Callable[..., Any] | Service | Effect | Declared,
         **how: Unpack[PolicyOptions],
     ) -> Asked:
         """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
@@ -222,6 +222,7 @@ class ProcessOperator(Operator):
         "asked": highest,
         REWOUND: as_of_the_newest,
         "calls": shared_out,
+        "hits": shared_out,
         "micros": shared_out,
     }
 
@@ -330,9 +331,10 @@ class ProcessOperator(Operator):
     # --- calls --------------------------------------------------------------------------------
 
     def declare(
-        self, name: str, fn: Callable[..., Any] | Service | Effect, how: PolicyOptions
+        self, name: str, fn: Callable[..., Any] | Service | Effect | Declared, how: PolicyOptions
     ) -> Asked:
         """A service that may be asked."""
+        fn, how = undeclared(fn, how)
         if isinstance(fn, Effect) and not self._may_have_effects:
             raise WrongType(
                 f"the service {name!r} is an effect",
@@ -340,7 +342,6 @@ class ProcessOperator(Operator):
                 remedy="say process(..., effects=True): then the log that leads to an effect is "
                 "made safe before",
             )
-        fn, how = undeclared(fn, how)
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
         policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=False)
         self._calls.declare(name, policy, self.info, self.facts)
@@ -376,7 +377,7 @@ class ProcessOperator(Operator):
         return len(self._calls) >= self._in_flight
 
     @property
-    def spent(self) -> tuple[int, int]:
+    def spent(self) -> tuple[int, int, int]:
         return self._calls.spent
 
     def open_calls(self) -> dict[int, Request]:

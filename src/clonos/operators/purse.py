@@ -37,6 +37,7 @@ class Purse:
     def __init__(self, policy: Policy, facts: Facts, where: str, prefix: str = "") -> None:
         self._policy, self._facts, self._where = policy, facts, where
         self._calls, self._micros = f"{prefix}calls", f"{prefix}micros"
+        self._hits = f"{prefix}hits"
         self._refusing: Policy | None = None
 
     @property
@@ -51,6 +52,12 @@ class Purse:
         micros: int = self._facts.get(self._micros, 0)
         return micros
 
+    @property
+    def hits(self) -> int:
+        """Questions that a remembered answer has answered; they are no calls."""
+        hits: int = self._facts.get(self._hits, 0)
+        return hits
+
     def policy(self, open_calls: int) -> Policy:
         """Who answers one more call, beside so many that are open: the service, or a refusal."""
         budget = self._policy.budget
@@ -63,7 +70,11 @@ class Purse:
             spent = f"{budget.calls} calls" if not has_calls else f"a cost of {budget.cost:g}"
             refuse = _Refusal(f"this task's share of the budget, {spent}, is used up")
             self._refusing = replace(
-                self._policy, fn=refuse, hedge_s=None, per_second=None, instead_of=self._policy
+                self._policy,
+                fn=refuse,
+                hedge_s=None,
+                per_second=None,
+                instead_of=self._policy,
             )
         return self._refusing
 
@@ -76,8 +87,10 @@ class Purse:
 
     def pay(self, outcomes: Sequence[Outcome]) -> None:
         """These are in the log."""
-        asked = (o for o in outcomes if o.attempts)  # the others were remembered
-        answered = [o for o in asked if o.ok or not _is_refused(o)]
+        hits = sum(not outcome.attempts for outcome in outcomes)
+        if hits:  # they were remembered
+            self._facts.set(self._hits, self.hits + hits)
+        answered = [o for o in outcomes if o.attempts and (o.ok or not _is_refused(o))]
         if not answered:
             return
         self._facts.set(self._calls, self.calls + len(answered))
