@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import clonos
 from clonos.cluster.driver import RunningJob
+from clonos.errors import OtherJob
 from clonos.spark.session import get_or_create
 from clonos_bench.soak.faults import Faults
 from clonos_bench.soak.job import build
@@ -39,14 +43,19 @@ def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None
     rows = int(settings["rate"] * 60 * settings["minutes"])
     spark = get_or_create(settings["master"], "soak", config={"spark.ui.enabled": "false"})
     diary.write("spark")
-    job = build(
-        folder,
-        url,
-        rate=settings["rate"],
-        rows=rows,
-        parallelism=settings["parallelism"],
-        standbys=settings["standbys"],
-    ).start(spark)
+    job = _start(
+        spark,
+        lambda parallelism: build(
+            folder,
+            url,
+            rate=settings["rate"],
+            rows=rows,
+            parallelism=parallelism,
+            standbys=settings["standbys"],
+            sources=settings["parallelism"],
+        ),
+        [*_parallelisms(folder), settings["parallelism"]],
+    )
     _watch(job, settings, folder, diary)
     result = job.wait(END_S)
     verdict = judge(
@@ -57,6 +66,28 @@ def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None
         rows,
     )
     diary.write("verdict", **asdict(verdict), rows=rows)
+
+
+def _parallelisms(folder: Path) -> list[int]:
+    """What the job that was here may have been rescaled to: while it is, there are two graphs."""
+    try:
+        about = json.loads((folder / "checkpoint" / "job.json").read_text())
+    except FileNotFoundError:
+        return []
+    graphs = [about[which]["tasks"] for which in ("graph", "next") if which in about]
+    return [sum(name.startswith("count[") for name in tasks) for tasks in graphs]
+
+
+def _start(
+    spark: Any, make: Callable[[int], clonos.Job], parallelisms: Sequence[int]
+) -> RunningJob:
+    """Start the job with the first parallelism that its checkpoint goes on with."""
+    for parallelism in parallelisms[:-1]:
+        with suppress(OtherJob):
+            started: RunningJob = make(parallelism).start(spark)
+            return started
+    started = make(parallelisms[-1]).start(spark)
+    return started
 
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:

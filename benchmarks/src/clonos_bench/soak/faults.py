@@ -35,6 +35,7 @@ _WEIGHTS: Final = {
 KINDS: Final = tuple(_WEIGHTS)
 PLANNED: Final = ("move", "drain", "rescale")
 """What the user asks for; the job may refuse it, and goes on then."""
+PARALLELISM_MAX: Final = 4
 _PATIENCE_S: Final = 20.0
 """So long it may take."""
 
@@ -58,7 +59,7 @@ class Faults:
         that of the task that was struck last; "standby": a process without tasks; "executor":
         one of Spark's executors with all that runs there; "freeze": a process stands still for a
         while; "move": a task changes its slot; "drain": all tasks leave an executor; "rescale":
-        the job goes on with another parallelism, from 1 to one more than now.
+        the job goes on with another parallelism, from 1 to one more than now, but 4 at most.
     told
         Hears of every fault: kind, what was struck, its processes.
     """
@@ -139,7 +140,7 @@ class Faults:
             what, change = executor, partial(job.drain, executor, timeout_s=_PATIENCE_S)
         else:
             now = sum(task.name.startswith("count[") for task in job.tasks())
-            number = draw.randint(1, now + 1)
+            number = draw.randint(1, min(now + 1, PARALLELISM_MAX))
             what, change = (
                 str(number),
                 partial(job.rescale, number, within=f"{_PATIENCE_S} seconds"),

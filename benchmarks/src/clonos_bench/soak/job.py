@@ -105,9 +105,17 @@ class Bill(clonos.Process):
 
 
 def build(
-    folder: Path, url: str, *, rate: float, rows: int, parallelism: int, standbys: int
+    folder: Path,
+    url: str,
+    *,
+    rate: float,
+    rows: int,
+    parallelism: int,
+    standbys: int,
+    sources: int | None = None,
 ) -> clonos.Job:
-    """The job, with its output and its checkpoint in `folder`."""
+    """The job, with its output and its checkpoint in `folder`; ``sources``: tasks that read rows,
+    if they are not as many as others."""
     job = clonos.Job(
         "soak",
         parallelism=parallelism,
@@ -117,7 +125,7 @@ def build(
     source = paced(Schedule(rate, 0, str(folder), waits=True), rows=rows)
     keyed = "id long, customer long, merchant long"
     counted = (
-        job.source(source, name="rows")
+        job.source(source, name="rows", parallelism=sources)
         .map_batches(spread, keyed, name="spread")
         .key_by("customer")
         .process(Count(), f"{keyed}, seen long", name="count")
