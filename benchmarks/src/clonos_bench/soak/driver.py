@@ -92,7 +92,7 @@ def _start(
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
     begin, last_s = folder / "begin", 60 * settings["minutes"]
-    has_begun = False
+    has_begun, started_s = False, time.time()
     faults = Faults(
         job,
         settings["seed"] + job.term,
@@ -115,7 +115,7 @@ def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary
                 else:
                     faults.end()
                 has_begun = has_begun or job.delivered["bills"] > 0
-                if not has_begun and time.time() > ends_s - last_s + FIRST_S:
+                if not has_begun and time.time() > max(ends_s - last_s, started_s) + FIRST_S:
                     raise TimeoutError(f"nothing was delivered in the first {FIRST_S:g} s")
                 if time.time() > ends_s + END_S:
                     raise TimeoutError(f"{END_S:g} s after the last row the job has not ended")
