@@ -82,12 +82,14 @@ def _start(
     spark: Any, make: Callable[[int], clonos.Job], parallelisms: Sequence[int]
 ) -> RunningJob:
     """Start the job with the first parallelism that its checkpoint goes on with."""
-    for parallelism in parallelisms[:-1]:
+    *first, last = parallelisms
+    job: RunningJob
+    for parallelism in first:
         with suppress(OtherJob):
-            started: RunningJob = make(parallelism).start(spark)
-            return started
-    started = make(parallelisms[-1]).start(spark)
-    return started
+            job = make(parallelism).start(spark)
+            return job
+    job = make(last).start(spark)
+    return job
 
 
 def _watch(job: RunningJob, settings: dict[str, Any], folder: Path, diary: Diary) -> None:
