@@ -107,6 +107,8 @@ def test_what_was_made_since_is_made_again(kit, spark, tmp_path, made, capsys):
     assert main(["history", str(tmp_path / "checkpoint")]) == 0
     assert f"went back to point {point}: generation 1" in capsys.readouterr().out
     assert points_of(capsys, tmp_path / "checkpoint") == points
+    with pytest.raises(CannotRewind, match="was deleted"):
+        made().rewind(at=points[-1])
     running = made(2000.0).start(spark)
     assert any("went back to point" in said for said in running._setup.warn.said)
     kit.wait_rows(running, 30, sink="out")

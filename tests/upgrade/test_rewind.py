@@ -108,11 +108,12 @@ def test_delivered_output_is_taken_back(tmp_path):
     for generation, task, first, last in [(0, 0, 1, 4), (0, 0, 5, 6), (0, 1, 1, 2), (1, 0, 7, 8)]:
         store.write("out", task, generation, first, last, [batch] * (last - first + 1))
     store.write("out", 2, 0, 3, 9, [batch], seqs=[8])
+    store.write("out", 3, 0, 1, 1, [batch])  # the sink had more tasks once
     for _ in range(2):
         store.take_back("out", 1, {0: 3, 1: 2, 2: 5})
         found = list(numbered(store))
         assert found == [
-            *((0, 0, n) for n in (1, 2, 3)), (0, 1, 1), (0, 1, 2), (1, 0, 7), (1, 0, 8),
+            *((0, 0, n) for n in (1, 2, 3)), (0, 1, 1), (0, 1, 2), (0, 3, 1), (1, 0, 7), (1, 0, 8),
         ]  # fmt: skip
 
 
@@ -122,6 +123,8 @@ def test_rows_of_a_table_are_taken_back(tmp_path):
     table.create(batch.schema)
     for generation, seq in [(0, 1), (0, 300), (0, 301), (1, 302)]:
         table.write(0, generation, seq, batch)
+    table.write(1, 0, 7, batch)  # the sink had more tasks once
     for _ in range(2):
         table.take_back(1, {0: 300})
-        assert [tuple(s.position) for s in table.segments()] == [(0, 1), (0, 300), (1, 302)]
+        found = [(s.task, *s.position) for s in table.segments()]
+        assert found == [(0, 0, 1), (0, 0, 300), (0, 1, 302), (1, 0, 7)]

@@ -334,6 +334,7 @@ class DriverSetup:
         compiled, directory, version = self.compiled, self.directory, file.version
         if not upgrade:
             directory.require(compiled, version)
+        self._look_back(version)
         self.keeper = house_keeper(compiled.plan, compiled.options.keep)
         if directory.is_same(compiled, version):
             for name in drop_state:  # the switch may have been made, by a driver that died then
@@ -342,7 +343,6 @@ class DriverSetup:
                 )
             recovered = file.recover(self.keeper)
             self._term = self._begin_term(file, self.keeper, undo)
-            self._look_back(version)
             return recovered
         require_continuable(directory.graph(version), compiled, directory.retired)
         before = Shape(directory.graph(version))

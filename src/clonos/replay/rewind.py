@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
+from clonos.core.history import Point
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.named import named_job
@@ -133,6 +134,7 @@ def _rewind(
     keeper, version = house_keeper(compiled.plan, compiled.options.keep), file.version
     file.recover(keeper)
     point = find(keeper.history, at)
+    _require_output(directory.rewound(version), point)
     store = LayerStore(directory.layers_uri, "fsync")
     plan = Rewind(keeper, compiled, point, store)
     if not dry_run:
@@ -172,6 +174,17 @@ def _rewind(
         tuple(plan.lanes),
         bool(superseded),
     )
+
+
+def _require_output(rewound: Sequence[Mapping[str, Any]], point: Point) -> None:
+    """Raise `CannotRewind` if what had been delivered at a point was taken back later."""
+    for one in rewound:
+        if one["superseded"] and one["point"] < point.number <= one["newest"]:
+            raise CannotRewind(
+                f"what had been delivered at point {point.number} was deleted when the job went "
+                f"back to point {one['point']}",
+                remedy="choose a point up to that one, or one that was made since",
+            )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

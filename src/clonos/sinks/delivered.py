@@ -143,11 +143,13 @@ class DeliveredStore:
         return self._folder.path(path)
 
     def take_back(self, operator: str, generation: int, kept: Mapping[int, int]) -> None:
-        """Delete what earlier generations have delivered beyond these numbers, by task."""
+        """Delete what earlier generations have delivered beyond these numbers, by task. Tasks that
+        the sink has had in an earlier graph are not among them: what they have delivered stays."""
         gone = [
             file
             for file in self.files(operator)
-            if file.generation < generation and file.last_seq > kept[file.task_index]
+            if file.generation < generation
+            and file.last_seq > kept.get(file.task_index, file.last_seq)
         ]
         for file in gone:
             until = kept[file.task_index]

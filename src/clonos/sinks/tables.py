@@ -256,7 +256,8 @@ class Table:
         here went back in time. Who has read it, has read it."""
         for segment in self._behind({}):
             position = segment.position
-            if position.generation < generation and position.seq > kept[segment.task]:
+            until = kept.get(segment.task, position.seq)  # of an earlier graph, all stays
+            if position.generation < generation and position.seq > until:
                 self._folder.files.delete(segment.path)
 
     def _removals(self) -> tuple[dict[int, Position], list[str]]:

@@ -33,8 +33,8 @@ def take_back(
         By sink, and the index of its task: the last number that stays.
     """
     store = DeliveredStore(delivered, durability)
-    for name, lanes in kept.items():
-        sink, until = sinks[name], {int(task): seq for task, seq in lanes.items()}
+    for name, sink in ((name, sink) for name, sink in sinks.items() if name in kept):
+        until = {int(task): seq for task, seq in kept[name].items()}
         if sink.kind == "collect":
             store.take_back(name, generation, until)
         elif sink.path is not None:
