@@ -10,7 +10,7 @@ import pytest
 
 import clonos
 from clonos.cluster.directory import JobDirectory
-from clonos.errors import CannotRewind
+from clonos.errors import CannotRewind, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.replay import NothingToReplay
 from clonos.simulator.command import main
@@ -75,6 +75,8 @@ def test_where_nothing_was_nobody_goes_back(tmp_path):
 
 
 def test_what_cannot_be_taken_back_is_said_first(tmp_path):
+    with pytest.raises(WrongType, match="outputs='drop'"):
+        job().rewind(at="oldest", checkpoint_dir=str(tmp_path), outputs="drop")
     with pytest.raises(CannotRewind, match="kind console cannot take"):
         job().rewind(at="oldest", checkpoint_dir=str(tmp_path), outputs="supersede")
 

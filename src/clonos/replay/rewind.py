@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.core.history import Point
-from clonos.errors import CannotRewind
+from clonos.errors import CannotRewind, WrongType
 from clonos.graph.compile import CompiledJob
 from clonos.named import named_job
 from clonos.replay.command import add_past
@@ -72,6 +72,8 @@ def rewind(
     dry_run: bool = False,
 ) -> Rewound:
     """See :meth:`clonos.Job.rewind`."""
+    if outputs not in get_args(Outputs):
+        raise WrongType(f"outputs={outputs!r}", remedy="say 'keep' or 'supersede'")
     checkpoint_dir = checkpoint_dir or compiled.options.checkpoint_dir
     if checkpoint_dir is None:
         raise NothingToReplay(
