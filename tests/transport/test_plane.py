@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -25,6 +27,7 @@ from clonos.transport.frames import HEAD, FrameReader, fingerprint
 from clonos.transport.inbox import Inbox
 from clonos.transport.plane import Plane
 from clonos.transport.secret import Greeting, JobSecret, Purpose
+from clonos.transport.sockets import SystemSockets
 from clonos.transport.states import State
 from clonos.transport.streams import Incoming, Outgoing
 from clonos.transport.tls import Identity
@@ -194,8 +197,9 @@ class Client:
     """Somebody who speaks, frame by frame, whatever they like."""
 
     def __init__(self, address: str, *said: bytes) -> None:
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self.connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        peer = urlsplit(address)
+        where = peer.hostname, peer.port or 0
+        self.connection = socket.create_connection(where, timeout=WAIT_S)
         self._reader, self._frames = FrameReader(), []  # type: ignore[var-annotated]
         for message in said:
             self.connection.sendall(frame(message))
@@ -401,7 +405,7 @@ def test_steps_may_take_long(
 ) -> None:
     """A stream is opened between processes whose loops look at it only now and then."""
     now = 0.0
-    monkeypatch.setattr("clonos.transport.plane.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("clonos.transport.sockets.time", SimpleNamespace(monotonic=lambda: now))
     planes = [Plane(LOOPBACK, SECRET, "job", Inbox(), identity=identity) for _ in range(2)]
     sender, receiver = planes
     for plane in planes:
@@ -423,3 +427,35 @@ def test_steps_may_take_long(
     assert outgoing.state is State.OPEN
     for plane in planes:
         plane.shutdown(0.0)
+
+
+class AtPort(SystemSockets):
+    """They listen where somebody has listened before."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def listen(self, host: str) -> socket.socket:
+        listener = socket.create_server((host, self._port))
+        listener.setblocking(False)
+        return listener
+
+
+def test_what_was_said_to_another_process_at_this_port_opens_nothing() -> None:
+    """A greeting that somebody has overheard is meant for one life of one process."""
+    before = Plane(LOOPBACK, SECRET, "job", Inbox())
+    greeting = Greeting("job", before.address, Purpose.CHANNEL, CHANNEL, A, B, fingerprint(SCHEMA))
+    sealed = SECRET.seal(greeting)
+    port = before._listener.getsockname()[1]
+    before.shutdown()
+    after = Plane(LOOPBACK, SECRET, "job", Inbox(), sockets=AtPort(port))
+    after.pin(CHANNEL, SCHEMA)
+    with socket.create_connection((LOOPBACK, port)) as stranger:
+        stranger.sendall(HEAD.pack(len(sealed), 0) + sealed)
+        heard: list[Any] = []
+        until = time.monotonic() + WAIT_S
+        while not (heard or after.strangers_refused) and time.monotonic() < until:
+            heard += after.poll(0.1)
+    assert heard == []
+    assert after.strangers_refused == 1
+    after.shutdown()

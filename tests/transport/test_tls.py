@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -99,8 +100,8 @@ def test_whoever_shakes_no_hands_is_sent_away(
     monkeypatch.setattr("clonos.transport.plane.STRANGER_S", 0.3)
     monkeypatch.setattr("clonos.transport.plane.STRANGERS_MAX", 1)
     receiver = plain(identity=AUTHORITY.issue("slot-4"))
-    host, _, port = receiver.plane.address.rpartition("@")[2].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
+    peer = urlsplit(receiver.plane.address)
+    with socket.create_connection((peer.hostname, peer.port or 0), timeout=WAIT_S) as client:
         client.sendall(said)
         while client.recv(4096):  # an alert
             pass

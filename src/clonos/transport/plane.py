@@ -12,9 +12,9 @@ import contextlib
 import errno
 import ipaddress
 import itertools
+import secrets
 import selectors
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -48,6 +48,7 @@ from clonos.transport.inbox import Inbox
 from clonos.transport.pulse import Progress, Pulse
 from clonos.transport.secret import Greeting, JobSecret, Purpose, refused
 from clonos.transport.silence import is_silent, watch
+from clonos.transport.sockets import SYSTEM, Sockets
 from clonos.transport.states import State
 from clonos.transport.streams import Incoming, Outgoing, Stream, Thing, wrong_schema
 from clonos.transport.tls import CLIENT_NAME, Identity, Keys, slot_name
@@ -104,6 +105,8 @@ class Plane:
         Needed for an address that is not a loopback one, if there is no `identity`.
     clients
         What clients say (:class:`~clonos.transport.client.Client`); without it they are refused.
+    sockets
+        The operating system's, but in simulations.
 
     Attributes
     ----------
@@ -138,7 +141,9 @@ class Plane:
         identity: Identity | None = None,
         allow_plaintext: bool = False,
         clients: Codec | None = None,
+        sockets: Sockets = SYSTEM,
     ) -> None:
+        self._sockets = sockets
         self._secret = secret
         self._job_id = job_id
         self._inbox = inbox
@@ -146,12 +151,10 @@ class Plane:
         self._allow_plaintext = allow_plaintext
         self._clients = clients
         self._check_address(host)
-        self._listener = socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
-        )
-        self._listener.setblocking(False)
+        self._listener = sockets.listen(host)
         named = f"[{host}]" if ":" in host else host
         self._name = f"tls://{self._keys.name}@{named}" if self._keys else f"tcp://{named}"
+        self._life = secrets.token_hex(4)
         self._conn_ids = itertools.count(1)
         self._closing = False
         self._nonces: set[bytes] = set()
@@ -171,18 +174,19 @@ class Plane:
         self._opening: dict[Outgoing, float] = {}  # since when
         self.strangers_refused = 0
         self.listened_s = 0.0
-        self._looked = time.monotonic()
+        self._looked = sockets.now_s()
         self._look_at = LOOK_S
         self._things: list[Thing] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = sockets.selector()
         self._selector.register(self._listener, _READ)
         self._lets_in = True
         self._selector.register(self._inbox, _READ)
 
     @property
     def address(self) -> str:
-        """Where peers connect, and the name that they expect in our certificate."""
-        return f"{self._name}:{self._listener.getsockname()[1]}"
+        """Where peers connect, and whom they expect there: the name in our certificate, and which
+        of the processes that may have listened at this port one after the other."""
+        return f"{self._name}:{self._listener.getsockname()[1]}/{self._life}"
 
     @property
     def is_connected(self) -> bool:
@@ -208,7 +212,7 @@ class Plane:
             timeout_s = 0.0
         ready = self._selector.select(timeout_s)
         self._inbox.awake()
-        now = time.monotonic()
+        now = self._sockets.now_s()
         self.listened_s += min(now - self._looked, PAUSE_MAX_S)
         self._looked = now
         for key, mask in ready:
@@ -375,9 +379,7 @@ class Plane:
             raise PlaintextRefused(f"{greeting.audience} does not encrypt its streams")
         if self._closing:
             raise PeerUnreachable("this process is leaving the job")
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        connection.setblocking(False)
-        failure = connection.connect_ex((host, peer.port))
+        connection, failure = self._sockets.connect(host, peer.port or 0)
         outgoing = Outgoing(
             self,
             next(self._conn_ids),
@@ -541,8 +543,8 @@ class Plane:
             stream.end(None)
         for stream in list(self._streams):
             stream.close()
-        until = time.monotonic() + deadline_s
-        while self._streams and (left := until - time.monotonic()) > 0:
+        until = self._sockets.now_s() + deadline_s
+        while self._streams and (left := until - self._sockets.now_s()) > 0:
             self.poll(min(left, 0.1))
         for stream in list(self._streams):  # frozen, or cut off
             stream.end(None)
