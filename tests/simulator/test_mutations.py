@@ -22,6 +22,7 @@ from clonos.simulator import (
     past,
     recorder,
     upgrade_invariants,
+    wire_invariants,
 )
 from clonos.simulator.detection import Detection, detect, read_seeds, run_right, write_seeds
 from clonos.simulator.mutations import MUTATIONS
@@ -84,6 +85,7 @@ def checks() -> set[str]:
         past,
         recorder,
         upgrade_invariants,
+        wire_invariants,
     ):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.FunctionDef) and node.name != "require":

@@ -100,6 +100,11 @@ def test_no_seed_violates_an_invariant_where_jobs_keep_their_past():
     assert main(30, jobs=1, kind=Kind(history=True)) == 0
 
 
+@pytest.mark.parametrize("kind", [{}, {"disk": True}, {"harsh": True}, {"arrow": True}])
+def test_no_seed_violates_an_invariant_where_channels_are_bytes(kind):
+    assert main(30, 100, jobs=1, kind=Kind(wire=True, **kind)) == 0
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out
@@ -108,6 +113,11 @@ def test_one_seed_can_be_traced(capsys):
 @pytest.mark.soak
 def test_many_more_seeds():
     assert main(20_000, 1_000_000, jobs=2) == 0
+
+
+@pytest.mark.soak
+def test_many_more_seeds_with_channels_of_bytes():
+    assert main(3_000, 1_000_000, jobs=2, kind=Kind(wire=True)) == 0
 
 
 @pytest.mark.soak

@@ -29,6 +29,7 @@ from clonos.simulator.recorder import Recorder
 from clonos.simulator.service import Service
 from clonos.simulator.slot import Slot
 from clonos.simulator.violations import Violation, require
+from clonos.simulator.wired import Wired
 from clonos.simulator.world import MachineClock, Scheduler, Trials
 from clonos.storage.journal import JournalBroken, UnreadableJournal
 from clonos.storage.retry import StoreAway
@@ -96,6 +97,8 @@ class Options:
     """... which fails so often, while there are faults."""
     long_jobs: float = 0.0
     """How often user code takes longer, and its slot hears what comes meanwhile."""
+    wired: bool = False
+    """Whether channels are bytes on simulated sockets."""
     waits_ms: float = 0.0
     """For how long a driver has slots before it has something to drive."""
 
@@ -150,7 +153,9 @@ class Cluster:
         self.spilled = self.read_back = self.rotten = 0
         """Files of items: written, read again, read in vain."""
         self.scheduler = Scheduler()
-        self.network = Network(self.scheduler, random)
+        self.network = (
+            Wired(self.scheduler, random, job) if options.wired else Network(self.scheduler, random)
+        )
         self.network.latency_ms = options.latency_ms
         self.service = Service(random)
         self.disks = Disks(random)
@@ -247,6 +252,7 @@ class Cluster:
         self.litter.forget()
         driver = Driver(self, f"{KEEPER_ADDRESS}{self._drivers or ''}", self.disks.local)
         self.network.hosts[driver.address] = driver
+        self.network.joins(driver)
         self.recorder.recovered(driver.keeper, driver.recovered, driver.layers)
         return driver
 
@@ -262,6 +268,7 @@ class Cluster:
         slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
         self.slots.append(slot)
         self.network.hosts[slot.address] = slot
+        self.network.joins(slot)
         self._controls[slot] = Control(driver, attempt)
         driver.slots[number] = slot
         self.trace(f"slot {number} is {slot.address} in {group}")
@@ -425,7 +432,7 @@ class Cluster:
 
     def _ordered(self, slot: Slot, command: msg.Command) -> None:
         if slot.is_controlled:
-            slot.command(command)
+            slot.command(self.network.carried(command))
 
     def report(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
         if not slot.is_controlled:
@@ -446,7 +453,7 @@ class Cluster:
             self.trace(f"<- {slot.address} {report}"[:300])
             if not isinstance(report, TaskStatistics):
                 self.recorder.reported(slot.number, report)
-            driver.post((slot.number, report))
+            driver.post((slot.number, self.network.carried(report)))
 
     # --- what the driver says ---------------------------------------------------------------------
 

@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rewind", action="store_true", help="jobs go back to points of their past"
     )
     parser.add_argument(
+        "--wire", action="store_true", help="channels are bytes on simulated sockets"
+    )
+    parser.add_argument(
         "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
     )
     parser.add_argument(
@@ -159,22 +162,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if args.mutation:
             stack.enter_context(MUTATIONS[args.mutation].active())
-        kind = Kind(
-            args.harsh,
-            args.availability,
-            args.edge,
-            args.disk,
-            args.overlap,
-            args.history,
-            args.spill,
-            args.loops,
-            args.upgrade,
-            args.live,
-            args.logs,
-            args.moves,
-            args.rewind,
-            args.arrow,
-        )
+        kind = Kind(**{name: getattr(args, name) for name in Kind._fields})
         if args.seed is not None:
             return _run_one(args.seed, kind, trace=args.trace)
         if args.digest:

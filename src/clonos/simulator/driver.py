@@ -271,6 +271,10 @@ class Driver:
             self._inbox.append(heard)
             self._turn_by(self.cluster.scheduler.now)
 
+    def rouse(self) -> None:
+        """Something has come for its network."""
+        self._turn_by(self.cluster.scheduler.now)
+
     def _turn_by(self, time: float) -> None:
         at = max(time, self.paused_until)
         if self._turn_at is None or at < self._turn_at:
@@ -285,10 +289,12 @@ class Driver:
         if self.paused_until > now:
             self._turn_by(now)
             return
+        self.cluster.network.poll(self)
         heard, self._inbox = self._inbox, []
         wait_s = self.survives(lambda: self._node_turn(heard))
         if wait_s is None:
             return
+        self.cluster.network.flush(self)
         self._check_after(heard)
         slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
         cells_together(self.cluster.job.plan, slots)

@@ -368,10 +368,8 @@ class Faults:
     def _duplicate(self) -> None:
         """The sender gives a stream up and dials again; its receiver has not heard of it."""
         stream = self._stream()
-        if stream is not None and stream.sender_open:
-            stream.sender_open = False
-            stream.sender.output_closed(stream)
-            self.cluster.scheduler.after(30.0, self.cluster.network.hang, stream)
+        if stream is not None:
+            self.cluster.network.give_up(stream)
 
     def _pause_driver(self) -> None:
         duration = self.cluster.random.choice((10.0, 80.0, 3_000.0))

@@ -8,12 +8,6 @@ found; the seeds that the tests run come from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from inspect import getattr_static
-from typing import Any
-
 from clonos.cluster.durable import DeliveredOutputs
 from clonos.cluster.lookout import Lookout
 from clonos.core import checkpoints as checkpoints_module
@@ -67,10 +61,29 @@ from clonos.simulator import wrong_past as past
 from clonos.simulator import wrong_rewinds as rewinds
 from clonos.simulator import wrong_spilling as spilling
 from clonos.simulator import wrong_upgrades as upgrades
+from clonos.simulator import wrong_wire as wire
 from clonos.simulator.disk import SimulatedFiles, Tail
 from clonos.simulator.mistakes import constant
+from clonos.simulator.mutation import (
+    ARROW,
+    DISK,
+    EDGE,
+    FORGIVING_EDGE,
+    HARSH,
+    HISTORY,
+    LIVE,
+    LOGS,
+    LOOPS,
+    LOST_HISTORY,
+    MOVES,
+    OVERLAP,
+    REWIND,
+    SPILL,
+    UPGRADE,
+    Mutation,
+    mutation,
+)
 from clonos.simulator.programs import Job, Toy, Waiting
-from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
 from clonos.storage import journal as journal_module
@@ -82,53 +95,6 @@ from clonos.upgrade import switch as switch_module
 from clonos.upgrade.flow import Flow
 from clonos.upgrade.rewind import Rewind
 from clonos.upgrade.switch import Switch
-
-Patch = tuple[Any, str, Callable[[Any], Any]]
-"""Owner and name of a function, and what turns it into the wrong one."""
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """What is done wrong, which invariant must find it, and in what kind of seeds."""
-
-    breaks: str
-    patches: tuple[Patch, ...]
-    kind: Kind = AS_THE_SEED_SAYS
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        originals = [getattr_static(owner, name) for owner, name, _ in self.patches]
-        for owner, name, make in self.patches:
-            setattr(owner, name, make(getattr(owner, name)))
-        try:
-            yield
-        finally:
-            for (owner, name, _), original in zip(self.patches, originals, strict=True):
-                setattr(owner, name, original)
-
-
-def mutation(breaks: str, *patches: Patch, kind: Kind = AS_THE_SEED_SAYS) -> Mutation:
-    """A mutation of some functions."""
-    return Mutation(breaks, patches, kind)
-
-
-HARSH = Kind(harsh=True)
-FORGIVING = Kind(availability=True)
-HARSH_AND_FORGIVING = Kind(harsh=True, availability=True)
-EDGE = Kind(edge=True)
-DISK = Kind(disk=True)
-OVERLAP = Kind(overlap=True)
-HISTORY = Kind(history=True)
-LOST_HISTORY = Kind(history=True, disk=True)
-SPILL = Kind(spill=True)
-LOOPS = Kind(loops=True)
-UPGRADE = Kind(upgrade=True)
-LIVE = Kind(live=True)
-REWIND = Kind(rewind=True)
-LOGS = Kind(logs=True)
-MOVES = Kind(moves=True)
-ARROW = Kind(arrow=True)
-FORGIVING_EDGE = Kind(edge=True, availability=True)
 
 MUTATIONS: dict[str, Mutation] = {
     "the delta is not stored": mutation(
@@ -587,6 +553,7 @@ MUTATIONS: dict[str, Mutation] = {
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
     ),
+    **wire.MUTATIONS,
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",
         (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),

@@ -21,6 +21,9 @@ class Host(Protocol):
     group: str
     slowness: float
 
+    def rouse(self) -> None:
+        """There is something to look at."""
+
     def opened(self, stream: Stream) -> None: ...
     def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None: ...
     def input_closed(self, stream: Stream) -> None: ...
@@ -58,6 +61,11 @@ class Stream:
         self.forth_at = 0.0
         self.back_at = 0.0
 
+    @property
+    def stood(self) -> bool:
+        """Whether the sender has ever reached the other end."""
+        return self.receiver is not None
+
 
 class Network:
     """All streams of the cluster.
@@ -84,6 +92,25 @@ class Network:
         slowness = max((host.slowness for host in hosts), default=0.0)
         delay = self.latency_ms * (0.1 + self.random.random())
         return delay + (slowness * self.random.random() if slowness else 0.0)
+
+    # --- where messages are bytes (clonos.simulator.wired) --------------------------------------
+
+    def joins(self, host: Host) -> None:
+        """A process is there."""
+
+    def poll(self, host: Host) -> None:
+        """A process looks what has come: here, it is told at once."""
+
+    def flush(self, host: Host) -> None:
+        """A process hands over what it has said: here, nothing is held back."""
+
+    def listened_s(self, host: Host) -> float:
+        """For how long a process has been listening."""
+        return self.scheduler.now / 1000
+
+    def carried(self, message: Any) -> Any:
+        """What of a message arrives on a control stream."""
+        return message
 
     def reaches(self, one: Host, other: Host) -> bool:
         return frozenset((one.address, other.address)) not in self.cuts
@@ -195,6 +222,13 @@ class Network:
         self.scheduler.at(
             max(stream.back_at, now + 3 * self.delay(stream.sender)), self._end_sender, stream
         )
+
+    def give_up(self, stream: Stream) -> None:
+        """The sender ends a stream by itself; its receiver has not heard of it."""
+        if stream.sender_open:
+            stream.sender_open = False
+            stream.sender.output_closed(stream)
+            self.scheduler.after(30.0, self.hang, stream)
 
     def delay_stream(self, stream: Stream, ms: float) -> None:
         """Whatever a sender says from now on arrives after this time, and in order."""

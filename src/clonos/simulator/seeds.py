@@ -71,6 +71,7 @@ class Kind(NamedTuple):
     logs: bool = False
     moves: bool = False
     rewind: bool = False
+    wire: bool = False
     arrow: bool | None = None
 
     def flags(self) -> str:
@@ -224,6 +225,7 @@ def simulate(
     logs: bool = False,
     moves: bool = False,
     rewind: bool = False,
+    wire: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -245,6 +247,7 @@ def simulate(
     `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
     are without faults.
     `rewind`: a job goes back to points of its past, and on from there.
+    `wire`: channels are bytes on simulated sockets, between the planes of production.
     `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
@@ -284,7 +287,7 @@ def simulate(
         options.slots += 3
     if availability is not None and not is_poisoned and not has_order:
         options.availability = availability
-    options.long_jobs = _long_jobs(seed)
+    options.long_jobs, options.wired = _long_jobs(seed), wire
     if spill:
         options.memory_bytes, options.scratch_faults = 0, (0.0, 0.3)[seed % 2]
     if history and job.plan.causal_log:

@@ -157,6 +157,10 @@ class Slot:
             self._inbox.append(heard)
             self._turn_by(self.cluster.scheduler.now)
 
+    def rouse(self) -> None:
+        """Something has come for its network."""
+        self._turn_by(self.cluster.scheduler.now)
+
     def command(self, command: msg.Command) -> None:
         if isinstance(command, msg.Activate):
             cell = self.cluster.job.plan.cell_of[command.task]
@@ -185,6 +189,7 @@ class Slot:
         if self.stalled_until > now:
             self._turn_by(now)
             return
+        self.cluster.network.poll(self)
         events, self._inbox = self._inbox, []
         before = self.cluster.recorder.steps
         try:
@@ -195,6 +200,7 @@ class Slot:
         if self.node.is_over:
             self.cluster.kill(self, "stopped")
             return
+        self.cluster.network.flush(self)
         steps = self.cluster.recorder.steps - before
         for _ in range(steps):
             self._busy_until = max(self._busy_until, now) + self.cluster.step_cost(self)
@@ -349,7 +355,7 @@ class SenderEnd:
 
     @property
     def stood(self) -> bool:
-        return self._stream.receiver is not None
+        return self._stream.stood
 
     def send(self, message: Any) -> None:
         self._cluster.network.send(self._stream, message)
@@ -383,7 +389,7 @@ class SlotNetwork:
 
     @property
     def listened_s(self) -> float:
-        return self._slot.cluster.scheduler.now / 1000
+        return self._slot.cluster.network.listened_s(self._slot)
 
     def connect(
         self,
@@ -401,7 +407,7 @@ class SlotNetwork:
         )
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        self._slot.cluster.network.flush(self._slot)
 
 
 # --- sources, sinks -------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ INVARIANTS = {
     "poison": "a record that kills its readers kills few",
     "blame": "a job fails only for what is wrong with it",
     "sound state": "what a machine knows of itself agrees, after each event",
+    "faithful wire": "what a stream delivers is what was sent on it, bit by bit, without a gap",
+    "no strangers": "whoever does not hold the job's secret is never heard",
     "liveness": "when faults have healed, the job gets done",
 }
 """All invariants. Each check names the one that it stands for."""
