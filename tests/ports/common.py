@@ -9,7 +9,8 @@ from random import Random
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
 
-WAIT_S = 20.0
+WAIT_S = 100.0
+"""Only a test that has failed waits for so long."""
 
 
 def wait(condition: Callable[[], object], listen: Callable[[], object]) -> None:
@@ -24,9 +25,11 @@ def wait(condition: Callable[[], object], listen: Callable[[], object]) -> None:
 class Simulated:
     """A simulated cluster; each seed has other delays and accidents."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rows: int = 1) -> None:
         stages = (Stage("source", 1, (), Behaviour()), Stage("sink", 1, (0,), Behaviour(), True))
-        self.cluster = Cluster(build_job(stages, sharing_depth=1, rows=1), Options(), Random(seed))
+        self.cluster = Cluster(
+            build_job(stages, sharing_depth=1, rows=rows), Options(), Random(seed)
+        )
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():

@@ -152,6 +152,8 @@ class SimSocket:
         Its machine is lost: its kernel answers nobody.
     is_waiting
         Its loop wants to hear of room to write.
+    first
+        What was said on it first.
     is_stranger
         Whoever opened the connection is not of the job.
     """
@@ -162,7 +164,7 @@ class SimSocket:
         self.out: Pipe | None = None
         self.into: Pipe | None = None
         self.error = 0
-        self.is_dialled = False
+        self.first = b""
         self.has_end = self.is_closed = self.is_gone = self.is_waiting = False
         self.is_shut = self.is_stranger = False
 
@@ -195,7 +197,6 @@ class SimSocket:
     # --- connecting -----------------------------------------------------------------------------
 
     def dial(self, host: str, port: int) -> int:
-        self.is_dialled = True
         self.world.scheduler.after(0.0, self._dial, (host, port))
         return errno.EINPROGRESS
 
@@ -243,9 +244,7 @@ class SimSocket:
             size = self.world.random.randint(1, size)
         if not size:
             raise BlockingIOError
-        if self.is_dialled:
-            self.is_dialled = False
-            self.world.overheard.append(content[:size])
+        self.first = self.first or content
         self.out.send(content[:size])
         return size
 
@@ -407,7 +406,7 @@ class World:
     lost
         Where nobody answers: neither that there is somebody, nor that there is not.
     overheard
-        What was said first on connections.
+        What was said first on connections, and heard by whom it was meant for.
     """
 
     def __init__(self, scheduler: Scheduler, random: Random, paths: Paths) -> None:

@@ -30,6 +30,7 @@ class Attempt:
 
     place: int
     process: Slot | None = None
+    is_cancelled: bool = False
     is_over: bool = False
 
 
@@ -87,11 +88,13 @@ class Spark:
         attempt = self._attempts[number]
         if not attempt.is_over:
             attempt.is_over = True
+            why = "" if attempt.is_cancelled else why
             kind = ExecutorLost if why in EXECUTOR_ENDS else ClonosError
             self._driver.post(Ended(attempt.place, number, kind(why) if why else None))
 
     def cancel(self, number: int) -> None:
         attempt, cluster = self._attempts[number], self._cluster
+        attempt.is_cancelled = True
         if attempt.process is not None:
             cluster.kill(attempt.process, "cancelled")
         cluster.scheduler.after(cluster.about(cluster.options.detect_ms), self._end, number, "")

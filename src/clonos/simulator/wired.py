@@ -172,6 +172,7 @@ class Wired(Network):
     def _opened(self, host: Host, event: ChannelOpened) -> None:
         end: Any = event.incoming
         comes_from_the_job(end.connection.is_stranger)
+        self.world.overheard.append(end.connection.into.sender.first)
         far = self._by_socket.get(end.connection.into.sender)
         sender = end.connection.into.sender.machine
         self._conns += 1

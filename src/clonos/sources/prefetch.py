@@ -131,8 +131,9 @@ class PrefetchThread:
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Stand behind the first `rows_consumed` rows, which end with `cut`; never goes back."""
         with self._changed:
-            self._wanted, self._cut = rows_consumed, cut
-            self._changed.notify()
+            if rows_consumed >= self._wanted:
+                self._wanted, self._cut = rows_consumed, cut
+                self._changed.notify()
 
     def take(self) -> SourceRows | SourceEnded | None:
         """The next rows, if any are ready. Asking starts reading ahead.

@@ -2,8 +2,10 @@
 
 The secret itself never travels: the client signs a :class:`Greeting` with it and the server
 answers with a signature of its own, so that neither a stranger who reaches the port nor one who
-took over the port of a dead slot takes part. A greeting names the one server it is meant for and
-carries a nonce that this server accepts once: an overheard greeting opens nothing.
+took over the port of a dead slot takes part. A greeting names the one life of the one server that
+it is meant for, and carries a nonce that this server accepts once: it opens nothing for somebody
+who has overheard it, once that server has heard it. Only TLS keeps out whoever can also hold up
+what is said.
 """
 
 from __future__ import annotations

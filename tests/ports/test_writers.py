@@ -1,0 +1,118 @@
+"""What a task may rely on when its sink writes itself, in a thread and in the simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from clonos.columns.batches import seal
+from clonos.core.events import Release
+from clonos.core.messages import Item, Kind
+from clonos.nodes.events import WorkFailed, Wrote
+from clonos.nodes.ports import Writer
+from clonos.runtime.writers import TaskWriter
+from clonos.simulator.slot import SlotWriter
+from clonos.sinks.lanes import OutputWriter
+from clonos.transport.inbox import Inbox
+
+from .common import Simulated, wait
+
+LIFE, CHANNEL = 7, 3
+OUTPUTS = 20
+
+
+def release(seq: int) -> Release:
+    batch = seal(pa.record_batch({"n": [seq]}))
+    return Release(CHANNEL, Item(seq, Kind.BATCH, 0, 0, batch, {}, 0), 1)
+
+
+class Store:
+    """Where outputs end up."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.fails_at = 0
+
+    def write(self, outputs: Any) -> None:
+        for output in outputs:
+            if output.key.seq == self.fails_at:
+                raise ValueError("the store does not take this one")
+            self.written.append(output.key.seq)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ByThread:
+    def __init__(self) -> None:
+        self.store = Store()
+        self._inbox = Inbox()
+        writer: OutputWriter = self.store
+        self.port: Writer = TaskWriter(writer, self._inbox, "output of a test")
+        self.heard: list[Any] = []
+
+    def until(self, condition: Callable[[], object]) -> None:
+        wait(condition, lambda: self.heard.extend(self._inbox.take()))
+
+    def close(self) -> None:
+        self.port.close()  # type: ignore[attr-defined]
+        self._inbox.close()
+
+
+class Ear:
+    """As much of a simulated slot as a writer needs."""
+
+    def __init__(self, cluster: Any, heard: list[Any]) -> None:
+        self.cluster, self.alive, self.post = cluster, True, heard.append
+
+
+class InSimulation(Simulated):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.store, self.heard = Store(), list[Any]()
+        recorder: Any = self.cluster.recorder
+        recorder.written = lambda _, output: self.store.written.append(output.item.seq)
+        ear: Any = Ear(self.cluster, self.heard)
+        self.port: Writer = SlotWriter(ear, 1)
+
+
+@pytest.fixture(params=["thread", *range(5)])
+def world(request: pytest.FixtureRequest) -> Iterator[Any]:
+    kind = request.param
+    with closing(ByThread() if kind == "thread" else InSimulation(kind)) as made:
+        yield made
+
+
+def test_outputs_take_effect_in_their_order_and_the_last_answer_is_for_all(world):
+    for seq in range(1, OUTPUTS + 1):
+        world.port.write(LIFE, release(seq))
+    world.until(lambda: world.heard and world.heard[-1].seq == OUTPUTS)
+    assert {type(event) for event in world.heard} == {Wrote}
+    assert {(event.life, event.channel) for event in world.heard} == {(LIFE, CHANNEL)}
+    seqs = [event.seq for event in world.heard]
+    assert seqs == sorted(seqs)
+    assert max(Counter(seqs).values()) == 1
+    assert world.store.written == list(range(1, OUTPUTS + 1))
+
+
+def test_an_answer_never_comes_before_the_effect(world):
+    for seq in range(1, OUTPUTS + 1):
+        world.port.write(LIFE, release(seq))
+        world.until(lambda seq=seq: world.heard and world.heard[-1].seq == seq)
+        assert world.store.written[-1] == seq
+
+
+def test_after_a_failure_nothing_more_is_written():
+    """In the simulation no sink ever fails for good: that ends a job, whatever the protocol."""
+    with closing(ByThread()) as world:
+        world.store.fails_at = 3
+        for seq in range(1, OUTPUTS + 1):
+            world.port.write(LIFE, release(seq))
+        world.until(lambda: world.heard and type(world.heard[-1]) is WorkFailed)
+        world.port.write(LIFE, release(OUTPUTS + 1))
+    assert world.store.written == [1, 2]
