@@ -28,6 +28,7 @@ from clonos_bench import (
     seals,
     shuffle,
     spark,
+    steps,
     takeover,
 )
 from clonos_bench.nexmark import measurement as nexmark
@@ -40,6 +41,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
     "seals": (seals, "what layers cost that hold a few changes of much state"),
+    "steps": (steps, "what a step and a hop cost: CPU of one thread, Python calls"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "takeover": (takeover, "a driver is killed, and another one goes on"),
     "rescale": (rescale, "a running job gets more tasks, and fewer: how long its rows wait"),
