@@ -62,7 +62,11 @@ def join_bounds(
         )
     if between is not None:
         if on is None:
-            raise WrongType("a join between, but of which time?", where=where, remedy="give on=")
+            raise WrongType(
+                "a join with between= needs the column that has the time of the other side",
+                where=where,
+                remedy="give on=",
+            )
         time = on if isinstance(on, str) else on[1]
         _require(schemas[0], between, where)
         _require(schemas[1], (time,), where)
@@ -71,7 +75,7 @@ def join_bounds(
         on = window.event_time
     if on is None:
         raise WrongType(
-            "a join in event time, but of which column?", where=where, remedy="give on="
+            "a join in event time needs the column that has it", where=where, remedy="give on="
         )
     times = (on, on) if isinstance(on, str) else on
     for schema, time in zip(schemas, times, strict=True):
@@ -82,7 +86,7 @@ def join_bounds(
         return Keep(times[0], left), Keep(times[1], right)
     if not isinstance(window, Fixed) or not window.is_tumbling:
         raise WrongType(
-            f"{window!r} is no window to join in",
+            f"rows cannot be joined in {window!r}",
             where=where,
             remedy='use clonos.tumbling("5 seconds"), or keep',
         )

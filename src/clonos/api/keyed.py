@@ -115,8 +115,8 @@ class KeyedStream(Stream):
         Parameters
         ----------
         within, on
-            Forget a key when event time is so far past the time of its row, in column `on`; by
-            default keys are remembered for ever.
+            Forget a key when event time is more than `within` past the time of its row, in column
+            `on`; by default keys are remembered for ever.
 
         Examples
         --------
@@ -126,8 +126,8 @@ class KeyedStream(Stream):
         within_ms = 0
         if (within is None) != (on is None):
             raise WrongType(
-                "deduplicate within a time, but of which column?" if on is None
-                else "deduplicate on a time, but within which?",
+                "deduplicate has a duration, but no column with the event time" if on is None
+                else "deduplicate has a column with the event time, but no duration",
                 where=where,
                 remedy='write deduplicate("1 hour", on="time")',
             )  # fmt: skip
@@ -148,7 +148,7 @@ class KeyedStream(Stream):
         time
             The column with the event time.
         ties
-            Columns that decide between rows of one time.
+            Columns that decide the order of rows with the same time.
 
         Examples
         --------
@@ -174,7 +174,7 @@ class KeyedStream(Stream):
         parallelism: int | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> KeyedStream:
-        """To each row, aggregates of the last `number` rows of its key, itself among them.
+        """Add to each row aggregates of the last `number` rows of its key, itself included.
 
         Examples
         --------
@@ -204,8 +204,8 @@ class KeyedStream(Stream):
     ) -> Stream:
         """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
 
-        ``in_flight``: so many calls of its services are open in a task at most; what is asked
-        beyond that waits, and so does its input. ``effects``: some of its services are effects
+        ``in_flight``: how many calls of its services may be open in a task; calls beyond that
+        wait, and so does the task's input. ``effects``: some of its services are effects
         (:func:`clonos.effect`).
         """
         if not isinstance(process, Process):
@@ -228,6 +228,6 @@ class KeyedStream(Stream):
                 raise UnknownColumn(
                     f"the key {key!r} is lost",
                     where=vertex.name,
-                    remedy="keep the key's columns, or key_by afterwards",
+                    remedy="keep the key's columns, or use key_by afterwards",
                 )
         return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))

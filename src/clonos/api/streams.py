@@ -47,7 +47,7 @@ class Stream(ColumnOperations):
     def map(
         self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """``fn(row)`` makes one row of each: a tuple, a dict, or the value of the only column."""
+        """``fn(row)`` returns one row: a tuple, a dict, or the value of the only column."""
         takes_context(fn, name or "map")
         parsed = parse_schema(schema)
         return Stream(self._job, self._add("map", name, parsed, parallelism, op.Map(fn, parsed)))
@@ -69,18 +69,18 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(value, ...)`` of the columns `of` makes a column; the others pass as they are.
+        """``fn(value, ...)`` makes a column from the columns `of`; the others stay as they are.
 
-        Only the values that the function asks for become Python's, and what it returns: of rows
-        with many columns this is several times as fast as :meth:`map`.
+        Only the values that the function gets, and those that it returns, become Python objects:
+        for rows with many columns this is several times as fast as :meth:`map`.
 
         Parameters
         ----------
         column
-            Name and type of what is made (``"price long"``), or the name of a column whose type
+            Name and type of the new column (``"price long"``), or the name of a column whose type
             stays. It replaces the column of this name, or comes last.
         fn
-            Takes the values of one row, and ``ctx`` behind them if it wants it.
+            Takes the values of one row, and after them ``ctx``, if it has such a parameter.
 
         Examples
         --------
@@ -121,11 +121,11 @@ class Stream(ColumnOperations):
         parallelism: int | None = None,
         **how: Unpack[CallOptions],
     ) -> Stream:
-        """``fn(row)`` asks a service and makes one row, for many rows at a time.
+        """``fn(row)`` asks a service and returns one row; many calls are open at a time.
 
         Steps, checkpoints and recoveries wait for no call. What `fn` returns or raises is logged
-        when it comes, and never asked for again; after a failure only those calls are made again
-        whose outcome was in no log.
+        when it comes, and never asked for again. After a failure, only calls whose outcome was in
+        no log are made again.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Stream(ColumnOperations):
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
 
-        One call of a user after the other, and other users do not wait:
+        The calls of one user come one after the other, and other users do not wait:
 
         >>> by_id = rows.key_by("id")
         >>> by_id.map_async(judge, "id long, verdict string", ordered="key", per_key=1).schema.names
@@ -181,9 +181,9 @@ class Stream(ColumnOperations):
         parallelism: int | None = None,
         **how: Unpack[CallOptions],
     ) -> Stream:
-        """:meth:`with_column` of a service: see :meth:`map_async`.
+        """:meth:`with_column` with a service that is asked as in :meth:`map_async`.
 
-        Only the arguments and the answers are Python's, and only the answers are logged.
+        Only the arguments and the answers become Python objects; only the answers are logged.
 
         Examples
         --------
@@ -245,9 +245,9 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(batch)`` makes an Arrow batch or table (or None) of an Arrow batch.
+        """``fn(batch)`` takes an Arrow batch and returns an Arrow batch or table, or None.
 
-        Without `schema` that of this stream is kept.
+        Without `schema`, the result has the columns of this stream.
         """
         takes_context(fn, name or "map_batches")
         parsed = self.schema if schema is None else parse_schema(schema)
@@ -263,13 +263,13 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Event time is in `column`, and no row comes more than `delay` behind the newest.
+        """Event time is in `column`, and no row is more than `delay` older than the newest.
 
         Parameters
         ----------
         idle_after
-            A task that has had rows and gets no more for so long (processing time) does not hold
-            back the event time of those behind it, until it gets rows again. By default they wait.
+            A task that has had rows and gets no more for this time (processing time) does not hold
+            back the event time of later operators until it gets rows again. By default they wait.
         """
         require_columns(self.schema, [column], name or "with_watermark")
         require_time(self.schema, column, name or "with_watermark")
@@ -302,10 +302,10 @@ class Stream(ColumnOperations):
         how
             "inner" drops rows without a match, "left" fills them up with nulls.
         refresh
-            Read it again so often, such as "30 seconds". Rows see the versions in the order in
-            which they came to their task, in a replay the same ones. Where Spark remembers what a
-            DataFrame is to read (a list of files), give a function: ``lambda:
-            spark.read.parquet(path)``.
+            How often to read the table again, such as "30 seconds". The rows of a task see the
+            versions in the order in which these came; in a replay, each row sees the same version.
+            If files are replaced, give a function, because a DataFrame remembers which files to
+            read: ``lambda: spark.read.parquet(path)``.
 
         Examples
         --------
@@ -384,7 +384,7 @@ class Stream(ColumnOperations):
         return Stream(self._job, vertex)
 
     def rebalance(self) -> Stream:
-        """Share out batches evenly among the tasks of the next operator."""
+        """Distribute batches evenly over the tasks of the next operator."""
         return Stream(self._job, self._vertex, self._routed(Routing.ROUND_ROBIN))
 
     def broadcast(self) -> Stream:
@@ -397,7 +397,7 @@ class Stream(ColumnOperations):
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
     ) -> None:
-        """End the stream in one of ``clonos.sinks``, which takes rows where they are made."""
+        """End the stream in one of ``clonos.sinks``; its tasks are those that make the rows."""
         if not isinstance(sink, SinkSpec):
             raise WrongType(
                 f"{type(sink).__name__} is not a sink",
@@ -415,10 +415,10 @@ class Stream(ColumnOperations):
         execution: Execution = "tasks",
         **options: Any,
     ) -> Any:
-        """Run the job and give what this stream had as a Spark DataFrame.
+        """Run the job and return the rows of this stream as a Spark DataFrame.
 
-        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then asked of
-        the DataFrame; its rows are read by Spark's own tasks. Other sinks get theirs, too.
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then done with
+        the DataFrame; its rows are read by Spark's own tasks. Other sinks get their rows, too.
 
         With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
         once; without one it runs the job again, and rows are kept until this process ends. The
@@ -432,7 +432,7 @@ class Stream(ColumnOperations):
         name
             Of the sink that is added.
         execution
-            "spark": nothing runs, the DataFrame is the plan itself: of Spark's own operators, with
+            "spark": nothing runs yet. The DataFrame is a plan of Spark's own operators, with your
             functions in Spark's Python workers. It streams if the sources do. See
             ``docs/executions.md``.
         options
@@ -441,7 +441,7 @@ class Stream(ColumnOperations):
         Raises
         ------
         Unbounded
-            A source need not end.
+            A source may never end.
         NotInSpark
             With "spark": some operation has no plan that gives the rows that tasks give.
 

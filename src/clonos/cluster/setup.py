@@ -354,9 +354,9 @@ class DriverSetup:
         announce = partial(directory.announce, compiled, version + 1)
         if not switch.make(store, self._term, announce, file):
             raise JournalBroken(
-                "the journal could not be begun anew, so the graph may be the old one still",
+                "the journal could not be begun anew, so the job may still have its old graph",
                 where=directory.journal_root,
-                remedy="see to the disk, and start the job again in the same way",
+                remedy="check the disk, and start the job again in the same way",
             )
         return file.recover(self.keeper)
 

@@ -27,7 +27,7 @@ WATCHED_STEPS: Final = 64
 """Live steps that are announced after a death of unknown cause: what killed one life is among the
 first things that the next one does."""
 SUSPECTS_MAX: Final = 8
-"""Suspect rows of a task; of more, the newest."""
+"""How many suspect rows of a task are remembered: the newest."""
 TOGETHER_MS: Final = 1000
 """Slots of one executor that die this close to one another have died with it."""
 

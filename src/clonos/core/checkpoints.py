@@ -24,7 +24,8 @@ from clonos.core.standbys import Standbys
 FLOORS_MS: Final = 20
 """Without markers, floors are looked for this often: layers come one by one ..."""
 TASK_MS: Final = 0.5
-"""... and no more often than so much per task: to look costs time, and to tell all of them, too."""
+"""... but at most once per this time times the number of tasks: looking, and telling all of them,
+costs time."""
 
 
 class Checkpoints:

@@ -386,7 +386,7 @@ def _with_payload(message: Any, payload: Any) -> Any:
 def _malformed(why: str, size: int) -> MalformedMessage:
     return MalformedMessage(
         f"{size} bytes are not a message: {why[:200]}",
-        remedy="see that every process of the job runs the same version of clonos",
+        remedy="check that every process of the job runs the same version of clonos",
     )
 
 

@@ -252,7 +252,7 @@ def open_layer(data: bytes, ref: LayerRef) -> Layer:
         raise UnreadableLayer(
             f"another layer is in its place: {_described(found)}, not {_described(ref)}",
             where=ref.path,
-            remedy="see that no other job has this checkpoint_dir; recover from a copy of it, or "
+            remedy="check that no other job has this checkpoint_dir; recover from a copy of it, or "
             "start the job afresh in another one",
         )
     return layer

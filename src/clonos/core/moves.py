@@ -35,7 +35,7 @@ FRESH_MS: Final = 500
 YIELD_MS: Final = 1_000
 """How long steps, calls and writes under way may take: until then the cell takes nothing new."""
 AGAIN_MS: Final = 1_000
-"""When a cell that is in a slot that leaves, and could not move, is tried again."""
+"""How long a cell that could not move away from a slot that leaves waits for the next attempt."""
 
 
 class MovePhase(Enum):

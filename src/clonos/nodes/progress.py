@@ -35,7 +35,7 @@ from clonos.nodes.views import (
 RECENT_MAX: Final = 100
 """Progress reports kept, as by a streaming query."""
 MICROS: Final = 1_000_000
-"""Slots tell costs in millionths."""
+"""Slots report costs in millionths of their unit."""
 REASONS: Final = ("bad_records", "late_rows")
 TRAFFIC: Final = (": rows_in", ": rows_out", ": calls", ": micros", ": hits")
 """Counters of operators of which only the newest value is kept."""

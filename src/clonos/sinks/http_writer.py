@@ -223,8 +223,8 @@ class HttpWriter:
         raise SinkFailed(
             told,
             where=f"{self._lane.task}, {self._endpoint.place}",
-            remedy="see that url and headers are right, and start the job again; redirections are "
-            "not followed",
+            remedy="check that url and headers are right, and start the job again; redirections "
+            "are not followed",
         )
 
     def _in_conflict(self, request: _Request, told: str, retry_after: float) -> ClonosError:
@@ -302,7 +302,7 @@ class HttpWriter:
             raise kind(
                 f"dead letters cannot be written: {error}",
                 where=uri,
-                remedy="see that every executor reaches the folder and may write to it",
+                remedy="check that every executor reaches the folder and may write to it",
             ) from error
 
     def _away(self, what: str, after_s: float = 0.0) -> StoreAway:

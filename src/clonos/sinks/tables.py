@@ -337,7 +337,7 @@ class Table:
         return UnreadableTable(
             f"a table cannot be read: {error}",
             where=self.path,
-            remedy="see that everybody reaches the folder; restore a damaged file from a copy",
+            remedy="check that all processes reach the folder; restore a damaged file from a copy",
         )
 
 

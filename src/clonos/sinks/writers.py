@@ -327,7 +327,7 @@ def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
         raise kind(
             f"cannot write: {error}",
             where=path,
-            remedy="see that every executor reaches the folder and may write to it",
+            remedy="check that every executor reaches the folder and may write to it",
         ) from error
 
 

@@ -169,6 +169,6 @@ class Session:
         return SourceError(
             what,
             where=self._mqtt.place,
-            remedy="see that the driver reaches the broker, that it speaks MQTT 5, and that user, "
-            "password and topics are right",
+            remedy="check that the driver reaches the broker, that it speaks MQTT 5, and that "
+            "user, password and topics are right",
         )

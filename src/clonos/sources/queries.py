@@ -233,7 +233,7 @@ def extent(checkpoint: str, batch: int, durability: Durability, synced: set[Path
         raise SourceError(
             f"what Spark has planned for batch {batch} cannot be read: {error}",
             where=checkpoint,
-            remedy="see that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
+            remedy="check that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
         ) from error
     return hashlib.sha256(planned).hexdigest()
 

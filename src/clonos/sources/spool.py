@@ -572,7 +572,7 @@ class SpoolReader(BaseReader):
         return SourceError(
             f"the spool does not have what it had: {why}",
             where=self._uri,
-            remedy="see that nothing else deletes from the checkpoint_dir; if the journal of the "
+            remedy="check that nothing else deletes from the checkpoint_dir; if the journal of the "
             "job was lost, start it in another checkpoint_dir",
         )
 

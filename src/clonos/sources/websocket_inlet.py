@@ -225,7 +225,7 @@ class Session:
         return SourceError(
             what,
             where=self._websocket.place,
-            remedy="see that the driver reaches the server, and that url and headers are right",
+            remedy="check that the driver reaches the server, and that url and headers are right",
         )
 
 

@@ -144,7 +144,7 @@ class LayerStore:
                 raise kind(
                     f"the store cannot be used: {error}",
                     where=f"{self._uri}/{path}".rstrip("/"),
-                    remedy="see that every process reaches it and that it has room",
+                    remedy="check that every process reaches it and that it has room",
                 ) from error
 
         return reach() if self._retry is None else self._retry(reach)

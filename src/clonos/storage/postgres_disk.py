@@ -119,7 +119,7 @@ class PostgresDisk:
             raise UnusableStore(
                 f"the database cannot be used: {error}",
                 where=self.place,
-                remedy="see that the driver reaches the server, and may create tables there",
+                remedy="check that the driver reaches the server, and may create tables there",
             ) from None
 
     @property
