@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from typing import Any, Final
 
 from clonos.core import messages as msg
@@ -42,18 +41,15 @@ def measure(arguments: argparse.Namespace) -> Report:
         report.add("a hop: encoded, framed, decoded", f"{rows:,}", f"{us:,.0f}", f"{many:,.0f}")
         report.data.setdefault("hops", []).append([rows, us, many])
     report.notes.append("source, windows by key, sink; each batch has a watermark behind it")
-    report.notes.append(
-        "a hop of the source's batch with its log entries; system calls not counted"
-    )
+    report.notes.append("a hop: the source's batch and its log entries, without system calls")
     return report
 
 
 def _costs(rows: int, batches: int, meter: bare.Meter) -> tuple[dict[str, float], msg.Data]:
     """Of a step of each task; and the last batch that the source has sent."""
     ran, steps = bare.run(bare.windows(), batches=batches, rows=rows, meter=meter)
-    costs: Counter[str] = ran.cost
     channel = ran.machines[0].spec.outputs[0]
-    return {task: costs[task] / count for task, count in steps.items()}, ran.last[channel]
+    return {task: ran.cost[task] / count for task, count in steps.items()}, ran.last[channel]
 
 
 class Hop:
