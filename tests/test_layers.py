@@ -50,8 +50,8 @@ LAYERS: dict[str, set[str]] = {
     "api": {"core", "columns", "operators", "sinks", "sources", "graph"},
     "simulator": {"blame", "named", "core", "columns", "state", "operators", "transport", "storage",
         "sinks", "sources", "graph", "nodes", "upgrade", "cluster", "api"},
-    "testing": {"blame", "core", "columns", "operators", "storage", "sinks", "sources", "graph",
-        "nodes", "simulator", "replay", "branch"},
+    "testing": {"blame", "named", "core", "columns", "state", "operators", "storage", "sinks",
+        "sources", "graph", "nodes", "simulator", "replay", "branch"},
     "pytest_plugin": {"testing"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "columns", "core", "operators", "storage", "sinks", "sources",
@@ -65,7 +65,7 @@ FACADE = "clonos"
 """The package itself: what users import."""
 
 LAYERS[FACADE] = {"api", "graph", "operators", "core", "sinks", "sources", "branch", "replay"}
-LAYERS["cli"] = {FACADE, "branch", "replay", "simulator", "watch"}
+LAYERS["cli"] = {FACADE, "branch", "replay", "simulator", "testing", "watch"}
 
 PUBLIC = {
     "clonos.causal", "clonos.errors", "clonos.sinks", "clonos.sinks.data_source", "clonos.sources",

@@ -10,8 +10,10 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from linecache import getline
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, extract_stack, extract_tb
+from types import FrameType
 from typing import Final, NamedTuple
 
 from clonos.errors import ClonosError, ProtocolError
@@ -22,6 +24,8 @@ CAUSES_MAX: Final = 4
 """Exceptions reported of a chain of causes; of more, the last."""
 TEXT_MAX: Final = 1000
 """Characters of one exception's message, or of one frame."""
+LINE_MAX: Final = 80
+"""Characters of a line of code that is named."""
 
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _PATHS: Final = sysconfig.get_paths()
@@ -101,6 +105,19 @@ def users_lines(thread: int) -> str:
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to ask
     frames = _without_ours(extract_stack(frame)) if frame is not None else []
     return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
+
+
+def users_line(frame: FrameType | None) -> str:
+    """The line of the innermost frame of the user's; "" if clonos itself is nearer."""
+    while frame is not None:
+        code = frame.f_code
+        if is_users_file(code.co_filename):
+            said = getline(code.co_filename, frame.f_lineno).strip()[:LINE_MAX]
+            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}: {said}"
+        if frame.f_globals.get("__name__", "").startswith("clonos."):
+            return ""
+        frame = frame.f_back
+    return ""
 
 
 def last_of_users(error: BaseException) -> FrameSummary | None:

@@ -38,11 +38,13 @@ def _commands() -> dict[str, Command]:
     from clonos.replay import command as replay
     from clonos.replay import history, rewind
     from clonos.simulator import command as sim
+    from clonos.testing.determinism import command as check
     from clonos.watch import command as watch
 
     return {
         "branch": (branch.SUMMARY, branch.add_arguments, branch.run),
         "bundle": (bundling.SUMMARY, bundling.add_arguments, bundling.run),
+        "check": (check.SUMMARY, check.add_arguments, check.run),
         "history": (history.SUMMARY, history.add_arguments, history.run),
         "replay": (replay.SUMMARY, replay.add_arguments, replay.run),
         "rewind": (rewind.SUMMARY, rewind.add_arguments, rewind.run),

@@ -152,10 +152,15 @@ class Chain:
         return next(named, self.head.name)
 
 
-def compile_graph(graph: LogicalGraph) -> CompiledJob:
+def compile_graph(graph: LogicalGraph, *, is_fused: bool = True) -> CompiledJob:
     """Make chains, tasks and channels.
 
     Only what leads to a sink is run.
+
+    Parameters
+    ----------
+    is_fused
+        False: each operator has tasks of its own, so that it can be looked at alone.
 
     Raises
     ------
@@ -179,7 +184,10 @@ def compile_graph(graph: LogicalGraph) -> CompiledJob:
     groups = slot_groups(vertices)
     if not behind and not feedback:  # of a bad record that is kept all columns are wanted
         vertices = without_unread_columns(vertices)
-    chains = fuse(vertices, groups, behind, feedback)
+    if is_fused:
+        chains = fuse(vertices, groups, behind, feedback)
+    else:
+        chains = [Chain((vertex,)) for vertex in vertices if vertex.id not in feedback]
     return _Wiring(graph, chains, cells(chains, groups), behind, feedback).compile()
 
 

@@ -451,3 +451,17 @@ class ProcessOperator(Operator):
 def _decode_key(encoded: bytes) -> Any:
     key = decode(encoded)
     return key[0] if len(key) == 1 else tuple(key)
+
+
+def described(address: bytes) -> str:
+    """What is kept under an address of a process's store, for error messages.
+
+    Examples
+    --------
+    >>> described(_STATE + encode("total") + encode(["user 1"]))
+    "state 'total' of key 'user 1'"
+    """
+    if address.startswith(_STATE):
+        name, encoded_key = split(address[len(_STATE) :])
+        return f"state {name!r} of key {_decode_key(encoded_key)!r}"
+    return "a timer" if address[:1] in (PROCESSING_TIME, EVENT_TIME) else "what it keeps"

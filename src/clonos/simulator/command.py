@@ -103,6 +103,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_inputs(parser: argparse._ActionsContainer) -> None:
+    """What stands in for the world of a job, for all commands that run one without it."""
+    parser.add_argument(
+        "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
+        help="rows for a source that needs Spark or a network: .jsonl, .csv or .parquet",
+    )  # fmt: skip
+    parser.add_argument(
+        "--service", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
+        help="what stands in for a function; NAME=record: call it for real, once per question",
+    )  # fmt: skip
+    parser.add_argument("--answers", metavar="FILE", help="where recorded answers are kept")
+
+
 def _add_arguments_of_a_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
@@ -111,15 +124,7 @@ def _add_arguments_of_a_job(parser: argparse.ArgumentParser) -> None:
         help="a clonos.Job, or a function that returns one; by default, random jobs",
     )
     own = parser.add_argument_group("your own job")
-    own.add_argument(
-        "--rows", action="append", default=[], metavar="[SOURCE=]FILE",
-        help="rows for a source that needs Spark or a network: .jsonl, .csv or .parquet",
-    )  # fmt: skip
-    own.add_argument(
-        "--service", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
-        help="what stands in for a function; NAME=record: call it for real, once per question",
-    )  # fmt: skip
-    own.add_argument("--answers", metavar="FILE", help="where recorded answers are kept")
+    add_inputs(own)
     own.add_argument(
         "--check",
         metavar="MODULE:FUNCTION",

@@ -15,6 +15,12 @@ Examples
 """
 
 from clonos.simulator.user_job import CannotSimulate, Simulation, SimulationFailed, simulate
+from clonos.testing.determinism import (
+    Checked,
+    Finding,
+    NotDeterministic,
+    check_deterministic,
+)
 from clonos.testing.harness import (
     Answers,
     Batches,
@@ -37,9 +43,12 @@ __all__ = [
     "Answers",
     "Batches",
     "CannotSimulate",
+    "Checked",
     "End",
     "Event",
+    "Finding",
     "InMemoryRun",
+    "NotDeterministic",
     "PastRun",
     "Simulation",
     "SimulationFailed",
@@ -49,6 +58,7 @@ __all__ = [
     "StepOutput",
     "Tick",
     "Watermark",
+    "check_deterministic",
     "check_restore",
     "check_sink",
     "rows",

@@ -64,6 +64,14 @@ class Answers:
     outcomes: tuple[Outcome, ...]
 
 
+Call = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
+"""Answers a function that is called: its arguments and keyword arguments to what it returns."""
+
+
+def _really(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
+
+
 Event = Source | Batches | Watermark | Tick | Answers | End
 
 
@@ -79,6 +87,7 @@ class StepOutput:
     calls: list[Any] = field(default_factory=list)
     asked: list[tuple[CallId, Request]] = field(default_factory=list)
     is_live: bool = True
+    answer: Call = _really
 
     def clock_ms(self) -> int:
         """See :class:`clonos.core.program.Step`."""
@@ -88,7 +97,7 @@ class StepOutput:
         """See :class:`clonos.core.program.Step`."""
         self.calls.append((fn, tuple(args)))
         try:
-            answer = fn(*args, **kwargs)
+            answer = self.answer(fn, args, kwargs)
         except Exception as error:
             raise decode_error(encode_error(error)) from error
         return decode(encode(answer))
@@ -129,6 +138,8 @@ class StepHarness:
         Such as ``job.compile().codes[0].program()``.
     now_ms
         The time at the beginning; only :class:`Tick` moves it.
+    call
+        Who answers what is asked with ``ctx.call``; by default the function itself.
 
     Attributes
     ----------
@@ -136,8 +147,16 @@ class StepHarness:
         False: what is fed now replays what was logged.
     """
 
-    def __init__(self, program: Program, *, position: int = 0, now_ms: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        position: int = 0,
+        now_ms: int = 1_000_000,
+        call: Call = _really,
+    ) -> None:
         self.program = program
+        self._call = call
         self.position = position
         self.now_ms = now_ms
         self.wake_ms: int | None = None
@@ -194,7 +213,7 @@ class StepHarness:
 
     def _step(self) -> StepOutput:
         self.position += 1
-        return StepOutput(self.position, self.now_ms, is_live=self.is_live)
+        return StepOutput(self.position, self.now_ms, is_live=self.is_live, answer=self._call)
 
 
 def outcome_of(call: CallId, request: Request, answer: Any) -> Outcome:

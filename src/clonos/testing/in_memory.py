@@ -8,12 +8,14 @@ killed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from clonos.core.calls import CallId, Request
+from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.plan import HOUSE_KEEPER
 from clonos.graph.compile import CompiledJob
 from clonos.operators.chain import ChainProgram
@@ -30,6 +32,23 @@ from clonos.testing.harness import (
     Watermark,
     answered,
 )
+
+
+class Services:
+    """Who answers the calls of tasks: by default those who are asked."""
+
+    def call(
+        self, task: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a function called with ``ctx.call`` returns or raises."""
+        del task
+        return fn(*args, **kwargs)
+
+    def outcome(self, task: int, call: CallId, request: Request) -> Outcome:
+        """What comes of a call that takes a while."""
+        del task
+        return answered(call, request)
+
 
 CALLS: Final = -1
 """In place of a channel: calls of the task itself."""
@@ -48,6 +67,8 @@ class InMemoryRun:
         The probability that a task is restored from its layers before a step.
     step_ms
         Time passes between steps: this much on average.
+    services
+        Who answers calls.
 
     Examples
     --------
@@ -67,15 +88,22 @@ class InMemoryRun:
         batch_rows: int = 1000,
         restore: float = 0.0,
         step_ms: float = 1.0,
+        services: Services | None = None,
     ) -> None:
         self._compiled = compiled
         self._random = Random(seed)
         self._batch_rows = batch_rows
         self._restore = restore
         self._step_ms = step_ms
+        self._services = services or Services()
         self._now_ms = 1_000_000.0
         self._queues: dict[int, deque[Event]] = {c.id: deque() for c in compiled.plan.channels}
-        self._tasks = {code.task.id: StepHarness(code.program()) for code in compiled.codes}
+        self._tasks = {
+            code.task.id: StepHarness(
+                code.program(), call=partial(self._services.call, code.task.id)
+            )
+            for code in compiled.codes
+        }
         self._layers: dict[int, list[bytes]] = {task: [] for task in self._tasks}
         self._open = {task.id: set(task.inputs) for task in compiled.plan.tasks}
         self._calls: dict[int, dict[CallId, Request]] = {task: {} for task in self._tasks}
@@ -152,7 +180,8 @@ class InMemoryRun:
         """Some of the calls of a task are over, in any order."""
         calls = self._calls[task]
         chosen = self._random.sample(sorted(calls), self._random.randint(1, len(calls)))
-        return Answers(tuple(answered(call, calls[call]) for call in chosen))
+        outcome = self._services.outcome
+        return Answers(tuple(outcome(task, call, calls[call]) for call in chosen))
 
     def _read(self, task: int) -> Event | None:
         try:
@@ -205,7 +234,8 @@ class InMemoryRun:
         assert {c: r.digest for c, r in open_calls.items()} == {
             c: r.digest for c, r in self._calls[task].items()
         }, "other calls are open"
-        harness = StepHarness(program, position=old.position, now_ms=old.now_ms)
+        call = partial(self._services.call, task)
+        harness = StepHarness(program, position=old.position, now_ms=old.now_ms, call=call)
         harness.wake_ms = old.wake_ms
         self._tasks[task] = harness
         return harness

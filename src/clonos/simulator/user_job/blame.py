@@ -6,14 +6,13 @@ task whose two runs differ is to blame, and no task downstream of it.
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from clonos.blame import in_short, is_users_file
+from clonos.blame import in_short, users_line
 from clonos.core.messages import Item
 from clonos.errors import ClonosError, Divergence
 from clonos.simulator.endings import items_of, rerun_task, senders_first
@@ -29,8 +28,6 @@ SUSPECTS: Final = frozenset(
 """Functions in C that give another answer each time."""
 SHOWN: Final = 5
 """How many lines an error names."""
-LINE_MAX: Final = 80
-"""How many characters of each."""
 REMEDY: Final = (
     "take time, random numbers and services from ctx (ctx.clock, ctx.random, ctx.call), and keep "
     "what a function has to remember in ctx.state"
@@ -112,7 +109,7 @@ def _watched(found: dict[str, None]) -> Iterator[None]:
     def look(frame: FrameType, event: str, called: Any) -> None:
         name = getattr(called, "__name__", "")
         if event == "c_call" and name in SUSPECTS:
-            line = _users_line(frame)
+            line = users_line(frame)
             if line:
                 found[line] = None
 
@@ -122,16 +119,3 @@ def _watched(found: dict[str, None]) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
-
-
-def _users_line(frame: FrameType | None) -> str:
-    """The line of the innermost frame of the user's; "" if clonos itself is nearer."""
-    while frame is not None:
-        code = frame.f_code
-        if is_users_file(code.co_filename):
-            said = linecache.getline(code.co_filename, frame.f_lineno).strip()[:LINE_MAX]
-            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}: {said}"
-        if frame.f_globals.get("__name__", "").startswith("clonos."):
-            return ""
-        frame = frame.f_back
-    return ""

@@ -82,10 +82,9 @@ class _Teller:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What :func:`simulate` is told besides job and seeds."""
-    services = dict(_pair(service, "--service") for service in args.service)
     given: dict[str, Any] = {
-        "rows": _rows(args.rows),
-        "services": {n: how if how == RECORD else named(how) for n, how in services.items()},
+        "rows": rows_given(args.rows),
+        "services": services_given(args.service),
         "check": named(args.check, "check") if args.check else None,
         "faults": args.faults.split(",") if args.faults else None,
     }
@@ -93,7 +92,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {**given, **options, "duration": args.duration}
 
 
-def _rows(rows: Sequence[str]) -> Any:
+def services_given(services: Sequence[str]) -> dict[str, Any]:
+    """Who answers for which function, as ``--service`` says it."""
+    pairs = dict(_pair(service, "--service") for service in services)
+    return {name: how if how == RECORD else named(how) for name, how in pairs.items()}
+
+
+def rows_given(rows: Sequence[str]) -> Any:
+    """Rows of sources, as ``--rows`` says it: a file, or files by name."""
     if len(rows) == 1 and "=" not in rows[0]:
         return rows[0]
     return dict(_pair(given, "--rows") for given in rows) or None
@@ -153,7 +159,7 @@ def _write_test(path: Path, args: argparse.Namespace, failed: SimulationFailed) 
 
 def _arguments(path: Path, args: argparse.Namespace) -> Iterable[str]:
     """The settings, as they are written in Python."""
-    rows = _rows(args.rows)
+    rows = rows_given(args.rows)
     if isinstance(rows, str):
         yield _file(rows, path)
     elif rows:

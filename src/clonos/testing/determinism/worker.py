@@ -1,0 +1,203 @@
+"""A process in which tasks run again: each run in a child of it, as in a slot that has just begun.
+
+Its hash seed and time zone are set where it is started. It is asked on its standard input, and
+answers on its standard output.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import cloudpickle  # as Spark ships functions
+
+from clonos.blame import Complaint, complaint_of
+from clonos.graph.compile import CompiledJob
+from clonos.simulator.user_job.answers import Answers, Recording, StandIns
+from clonos.simulator.user_job.errors import Unanswered
+from clonos.testing.determinism import traps
+from clonos.testing.determinism.runs import FirstRun, History, Run, again
+
+FAILED: Final = 3
+"""The exit code of a child that tells why."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What differs between two processes, and must not matter."""
+
+    hash_seed: str
+    time_zone: str
+    ahead_s: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """Run the job for the first time."""
+
+    services: Mapping[Any, Any]
+    answers: str | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Again:
+    """Run one task again; see :func:`~clonos.testing.determinism.runs.again`."""
+
+    task: int
+    history: History
+    layers: tuple[bytes, ...] = ()
+    recut: int | None = None
+    is_watched: bool = False
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A run that has failed: in which task, with what, and with which kind of error."""
+
+    task: int
+    kind: str  # "unanswered", "refused", "died", "error"
+    complaint: Complaint
+
+
+_dumps: Callable[[Any], bytes] = cloudpickle.dumps
+
+
+class Worker:
+    """The other end: starts such a process, and asks it.
+
+    Parameters
+    ----------
+    shipped
+        The job, as Spark would ship it.
+    """
+
+    def __init__(self, shipped: bytes, surroundings: Surroundings) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": surroundings.hash_seed,
+                "TZ": surroundings.time_zone,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
+        )
+        self._send((sys.path, surroundings.ahead_s, shipped))
+
+    def record(self, record: Record) -> dict[int, History] | Broken:
+        """What each task was given, and asked, on the first run."""
+        found: dict[int, History] | Broken = self._ask(record)
+        return found
+
+    def again(self, request: Again) -> Run | Broken:
+        """What a task makes of the same."""
+        found: Run | Broken = self._ask(request)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def _ask(self, request: Any) -> Any:
+        self._send(request)
+        assert self._process.stdout is not None
+        return cloudpickle.load(self._process.stdout)
+
+    def _send(self, what: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(_dumps(what))
+        self._process.stdin.flush()
+
+
+# --- in the process -------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Answer requests until there are no more."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):  # functions may print
+        os.dup2(nowhere, descriptor)
+    sys.path[:], ahead_s, shipped = cloudpickle.load(requests)
+    traps.install(ahead_s)
+    job: CompiledJob | None = None
+    broken = b""
+    try:
+        job = cloudpickle.loads(shipped)
+    except Exception as error:  # noqa: BLE001 - user code: modules are imported here
+        broken = _dumps(Broken(0, "error", complaint_of(error)))
+    pa.array([None, 1])  # Arrow imports pandas, if it is there, when it is first used: here, once
+    gc.freeze()  # children need not look at what is there
+    while True:
+        try:
+            request = cloudpickle.load(requests)
+        except EOFError:
+            return
+        replies.write(_in_child(job, request) if job is not None else broken)
+        replies.flush()
+
+
+def _in_child(job: CompiledJob, request: Record | Again) -> bytes:
+    """What comes of a request, as it is sent."""
+    with tempfile.TemporaryDirectory(prefix="clonos-check-") as folder:
+        file = Path(folder, "reply")
+        child = os.fork()
+        if not child:
+            try:
+                file.write_bytes(_dumps(_handle(job, request)))
+            except BaseException:  # noqa: BLE001 - whatever it is, this child must not go on
+                traceback.print_exc()
+                os._exit(FAILED)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            return file.read_bytes()
+    task = request.task if isinstance(request, Again) else -1
+    code = os.waitstatus_to_exitcode(status)
+    what = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    broken = Broken(task, "died", Complaint("Died", what, "", "", ""))
+    return _dumps(broken)
+
+
+def _handle(job: CompiledJob, request: Record | Again) -> dict[int, History] | Run | Broken:
+    if isinstance(request, Record):
+        return _record(job, request)
+    recut = None if request.recut is None else Random(request.recut)
+    return again(
+        job.codes[request.task],
+        request.history,
+        layers=request.layers,
+        recut=recut,
+        is_watched=request.is_watched,
+    )
+
+
+def _record(job: CompiledJob, request: Record) -> dict[int, History] | Broken:
+    answers = Answers(StandIns(request.services, Recording(request.answers)))
+    run = FirstRun(job, answers, **request.options)
+    try:
+        run.run()
+    except Unanswered as unanswered:
+        complaint = Complaint("Unanswered", str(unanswered), "", "", "")
+        return Broken(run.task, "unanswered", complaint)
+    except traps.Refused as refused:
+        return Broken(run.task, "refused", Complaint("Refused", str(refused), "", "", ""))
+    except Exception as error:  # noqa: BLE001 - user code
+        return Broken(run.task, "error", complaint_of(error))
+    return run.history
