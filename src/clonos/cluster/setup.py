@@ -439,6 +439,7 @@ class DriverSetup:
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
         self._claims.end()
+        self.feeds.complete()
         for operator, sink in self.sinks.items():
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 self.pool.label(f"write the rows of {operator}")

@@ -42,6 +42,7 @@ from clonos.sources.messages import (
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
 from clonos.sources.spec import Feeding, SourceSpec
+from clonos.sources.tables import table
 
 if TYPE_CHECKING:
     from clonos.sources.kafka_reader import Topics
@@ -59,6 +60,7 @@ __all__ = [
     "redis",
     "socket_lines",
     "stream",
+    "table",
     "webhook",
     "websocket",
 ]
