@@ -54,8 +54,8 @@ LAYERS: dict[str, set[str]] = {
         "sources", "graph", "nodes", "simulator", "replay", "branch"},
     "pytest_plugin": {"testing"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
-    "replay": {"blame", "named", "columns", "core", "operators", "storage", "sinks", "sources",
-        "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
+    "replay": {"blame", "named", "columns", "core", "state", "operators", "storage", "sinks",
+        "sources", "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
     "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
         "replay", "runtime"},
 }  # fmt: skip
