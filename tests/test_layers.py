@@ -101,7 +101,7 @@ EVERYBODY = {"errors", "version"}
 CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {f"clonos.api.{one}" for one in ("job", "feedback", "streams", "columns",
-         "keyed", "joins", "placed",
+         "frames", "grouped", "keyed", "joins", "placed",
             "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",

@@ -62,7 +62,7 @@ def job(kit: Any, folder: Any) -> clonos.Job:
 def test_state_and_calls_of_a_checkpoint(kit, spark, tmp_path):
     path = str(tmp_path / "c")
     running = job(kit, tmp_path).start(spark)
-    kit.wait_rows(running, ROWS // 4, sink="counts")
+    kit.wait_for(lambda: running.delivered["counts"] >= ROWS // 4)
     kit.wait_quiet(running)
     calls = spark.read.format("clonos.log").load(path)
     assert calls.where("operator = 'judge'").count() > 0  # while it runs

@@ -107,6 +107,11 @@ def job(folder: Path, name: str, parallelism: int = 2) -> clonos.Job:
     return made
 
 
+def arrived(kit: Any, running: Any, rows: int) -> None:
+    kit.wait_for(lambda: not running.is_running or running.delivered["out"] >= rows)
+    assert running.is_running
+
+
 def found(result: Any) -> list[int]:
     return sorted(result.table().column("n").to_pylist())
 
@@ -119,16 +124,16 @@ def test_every_row_once_in_every_job_whoever_dies(kit, spark, tmp_path):
     kit.wait_for(lambda: list((tmp_path / "t" / "_readers").glob("early*")))
     (tmp_path / "die in write").touch()
     through(spark, tmp_path, attempts=2)
-    kit.wait_rows(early, 3 * ROWS)
+    arrived(kit, early, 3 * ROWS)
     middle = job(tmp_path, "middle", parallelism=1).start(spark)
-    kit.wait_rows(middle, 3 * ROWS)
+    arrived(kit, middle, 3 * ROWS)
     kit.wait_quiet(early)
     kit.kill(early, "clicks[1]")
     kit.wait_recovered(early, 1)
     add_files(tmp_path, range(3, 5))
     (tmp_path / "fail in commit").touch()
     through(spark, tmp_path, attempts=2)
-    kit.wait_rows(middle, 5 * ROWS)
+    arrived(kit, middle, 5 * ROWS)
     middle.stop()
     add_files(tmp_path, range(5, 6))
     through(spark, tmp_path)
@@ -149,15 +154,15 @@ def test_what_every_job_has_passed_is_removed(kit, spark, tmp_path):
     add_files(tmp_path, range(2))
     through(spark, tmp_path, removeRead="true")
     for one in jobs:
-        kit.wait_rows(one, 2 * ROWS)
+        arrived(kit, one, 2 * ROWS)
     kit.wait_for(lambda: all(positions for positions in readers(path).values()))
     kit.wait_for(lambda: remove_read(path) or not Table(path).segments())
     jobs[0].stop()
     add_files(tmp_path, range(2, 4))
     through(spark, tmp_path, removeRead="true")
-    kit.wait_rows(jobs[1], 4 * ROWS)
+    arrived(kit, jobs[1], 4 * ROWS)
     rest = job(tmp_path, "a", parallelism=1).start(spark)
-    kit.wait_rows(rest, 4 * ROWS)
+    arrived(kit, rest, 4 * ROWS)
     end(path)
     for one in (rest, jobs[1]):
         assert found(one.wait(300)) == list(range(4 * ROWS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
 
 Duration = str | timedelta
+_HOWS: Final = frozenset(
+    {"left", "leftouter", "right", "rightouter", "full", "fullouter", "outer", "semi", "leftsemi",
+     "anti", "leftanti", "cross"}
+)  # fmt: skip
+"""What PySpark knows beside "inner"."""
 Both = tuple[Bound, Bound]
 
 
@@ -39,6 +44,20 @@ def check_join(left: KeyedStream, right: KeyedStream, where: str) -> None:
             remedy="map them to the same types first",
         )
     _no_duplicates(left.schema, right.schema.names, where)
+
+
+def check_how(how: str, where: str) -> None:
+    """Raise what kind of join there is not."""
+    if how == "inner":
+        return
+    if how.replace("_", "").lower() not in _HOWS:
+        raise WrongType(f"how={how!r}", where=where, remedy='use "inner"')
+    raise BadGraph(
+        f'a join of streams with how="{how}": tasks give pairs of rows only',
+        where=where,
+        remedy="write a Process for the union of both streams; or let Spark join: "
+        'a.to_dataframe(spark, execution="spark").join(b.to_dataframe(...), on, how)',
+    )
 
 
 def join_bounds(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.api.joins import check_join, join_bounds
+from clonos.api.joins import check_how, check_join, join_bounds
 from clonos.api.streams import Stream
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
@@ -48,6 +48,7 @@ class KeyedStream(Stream):
         keep: str | timedelta | tuple[str | timedelta, str | timedelta] | None = None,
         between: tuple[str, str] | None = None,
         on: str | tuple[str, str] | None = None,
+        how: str = "inner",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> KeyedStream:
@@ -68,6 +69,8 @@ class KeyedStream(Stream):
         on
             The column with the event time, or one for each side; not needed on this side with
             `between`.
+        how
+            Only "inner": rows without a partner are not given.
 
         Examples
         --------
@@ -79,6 +82,7 @@ class KeyedStream(Stream):
         ['id', 'name', 'owner', 'item']
         """
         where = name or "join"
+        check_how(how, where)
         check_join(self, other, where)
         bounds = join_bounds(
             (self.schema, other.schema), window=window, keep=keep, between=between, on=on,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 
 from clonos.api.calls import CallOptions, call_policy
-from clonos.api.columns import ColumnOperations
+from clonos.api.frames import FrameOperations
 from clonos.api.joins import look_up_operation, side_table
+from clonos.api.udfs import typed, user_function
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
@@ -36,7 +37,7 @@ Execution = Literal["tasks", "spark"]
 """What runs a job: Clonos tasks in slots, or Spark's own plans."""
 
 
-class Stream(ColumnOperations):
+class Stream(FrameOperations):
     """Typed rows that flow from an operator.
 
     Every method that adds an operator takes ``name`` (for messages and to find its tasks) and
@@ -80,7 +81,9 @@ class Stream(ColumnOperations):
             Name and type of the new column (``"price long"``), or the name of a column whose type
             stays. It replaces the column of this name, or comes last.
         fn
-            Takes the values of one row, and after them ``ctx``, if it has such a parameter.
+            Takes the values of one row, and after them ``ctx``, if it has such a parameter. It may
+            be one of Spark's ``udf``, ``pandas_udf`` or ``arrow_udf`` objects; then its type need
+            not be repeated.
 
         Examples
         --------
@@ -92,9 +95,15 @@ class Stream(ColumnOperations):
         """
         where = name or "with_column"
         require_columns(self.schema, of, where)
-        takes_context(fn, where, of)
-        field, schema = self._with_field(column, where)
-        operation = op.WithColumn(fn, of, field.name, schema)
+        udf = user_function(fn, where)
+        field, schema = self._with_field(column if udf is None else typed(column, udf), where)
+        if udf is not None and not udf.is_per_row:
+            whole = udf.on_batches(of, self.schema, field, where)
+            operation: op.Operation = op.MapBatches(whole, schema)
+        else:
+            called = fn if udf is None else udf.fn
+            takes_context(called, where, of)
+            operation = op.WithColumn(called, of, field.name, schema)
         vertex = self._add("with_column", name, schema, parallelism, operation)
         return self._with_changed(field, vertex)
 

@@ -52,7 +52,7 @@ class TableReaders:
                 raise SourceError(
                     f"the job cannot say that it reads the table: {error}",
                     where=table.path,
-                    remedy="see that the driver reaches the folder and may write to it: it keeps "
+                    remedy="check that the driver reaches the folder and may write to it: it keeps "
                     "there how far it has read",
                 ) from error
 

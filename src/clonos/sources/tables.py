@@ -184,7 +184,7 @@ class Cut:
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SourceError(
                 f"{len(data)} bytes do not say where in a table they lie: {error}",
-                remedy="see that the source of this name was a table when the job began",
+                remedy="check that the source of this name was a table when the job began",
             ) from error
 
 
@@ -372,7 +372,7 @@ class TableReader(CutReader):
                 raise SourceError(
                     f"the table cannot be read: {cause}",
                     where=self._followed.path,
-                    remedy="see that every executor reaches the folder and may read it",
+                    remedy="check that every executor reaches the folder and may read it",
                 ) from error
 
         return self._retry(reach)
