@@ -162,7 +162,6 @@ def test_what_every_job_has_passed_is_removed(kit, spark, tmp_path):
     through(spark, tmp_path, removeRead="true")
     arrived(kit, jobs[1], 4 * ROWS)
     rest = job(tmp_path, "a", parallelism=1).start(spark)
-    arrived(kit, rest, 4 * ROWS)
     end(path)
     for one in (rest, jobs[1]):
         assert found(one.wait(300)) == list(range(4 * ROWS))
