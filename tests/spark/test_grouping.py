@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -36,25 +36,28 @@ def stream(*, has_watermark: bool = True):
     return rows.withWatermark("time", "4 seconds") if has_watermark else rows
 
 
-AGGREGATES: list[Any] = [
-    F.count("*").alias("n"),
-    F.sum(F.col("price") * 2).alias("twice"),
-    F.avg("price"),
-    F.max("price").alias("dearest"),
-]
-GROUPS: dict[str, list[Any]] = {
-    "tumbling": ["item", F.window("time", "10 seconds")],
-    "sliding": [F.window("time", "10 seconds", "5 seconds").alias("when"), F.col("item")],
-    "session": [F.col("item").alias("what"), F.session_window("time", "2 seconds")],
-    "expression": [F.upper("item").alias("ITEM"), F.window("time", "1 minute")],
-    "all": [F.window("time", "10 seconds")],
+def aggregates() -> list[Any]:
+    return [
+        F.count("*").alias("n"),
+        F.sum(F.col("price") * 2).alias("twice"),
+        F.avg("price"),
+        F.max("price").alias("dearest"),
+    ]
+
+
+GROUPS: dict[str, Callable[[], list[Any]]] = {
+    "tumbling": lambda: ["item", F.window("time", "10 seconds")],
+    "sliding": lambda: [F.window("time", "10 seconds", "5 seconds").alias("when"), F.col("item")],
+    "session": lambda: [F.col("item").alias("what"), F.session_window("time", "2 seconds")],
+    "expression": lambda: [F.upper("item").alias("ITEM"), F.window("time", "1 minute")],
+    "all": lambda: [F.window("time", "10 seconds")],
 }
 
 
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_same_as_spark(spark, kind):
-    frame = spark.createDataFrame(ROWS, SCHEMA).groupBy(*GROUPS[kind]).agg(*AGGREGATES)
-    made = stream().groupBy(*GROUPS[kind]).agg(*AGGREGATES)
+    frame = spark.createDataFrame(ROWS, SCHEMA).groupBy(*GROUPS[kind]()).agg(*aggregates())
+    made = stream().groupBy(*GROUPS[kind]()).agg(*aggregates())
     assert made.columns == frame.columns
     assert made.dtypes == frame.dtypes
     made.sink(clonos.sinks.collect(), name="out")
