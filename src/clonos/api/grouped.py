@@ -188,7 +188,9 @@ class GroupedStream:
         if not one.name:
             raise _nameless(one, "agg")
         (of,) = one.arguments
-        if of == "*" or (one.function == "count" and getattr(of, "value", None) is not None):
+        if not isinstance(of, str) and not is_column(of):  # a constant
+            if one.function != "count" or of.value is None:
+                raise NotInTasks(f"{one.name} of a constant", where="agg", remedy=_AGGREGATES)
             return one.name, Aggregate("count", None)
         if not isinstance(of, str):
             hidden = f"~{one.name}"

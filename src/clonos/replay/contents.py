@@ -67,6 +67,7 @@ _TIMERS: Final = (b"p", b"e")
 _IN_ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "AggregateWindows": (ORDER,),
     "TopOfWindows": (ORDER,),
+    "LatePart": (ORDER,),
     "Last": (ORDER,),
     "Deduplicate": (DUE, ORDER),
 }
@@ -178,7 +179,8 @@ def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) 
     yield from _facts(kept)
     schema = _schema(keeps[0], _IN_ROWS[kind]) if kind in _IN_ROWS else None
     if schema is not None and len(kept.values):
-        yield from _columnar(kept, schema, settings)
+        # Windows whose rows are folded before the shuffle: the setting is the operation.
+        yield from _columnar(kept, schema, settings[0] if kind == "LatePart" else settings)
         return
     for address, value in zip(kept.keys.to_pylist(), kept.values.to_pylist(), strict=True):
         yield _keyed(address, value, is_process=kind == "ProcessRows")

@@ -6,12 +6,10 @@ written. Its parts are known by their class; what is none of these is refused.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from clonos.errors import NotInTasks
 from clonos.spark.session import active, require_driver
-
-STAR: Final = "*"
 
 
 class Asked(NamedTuple):
@@ -24,7 +22,7 @@ class Asked(NamedTuple):
     function
         In lower case; empty: a column, or an expression that is no function.
     arguments
-        Names of columns, :data:`STAR`, constants, and PySpark's columns for other expressions.
+        Names of columns, constants, and PySpark's columns for other expressions. ``*`` is a 1.
     column
         The whole, without the alias.
     """
@@ -80,7 +78,7 @@ def _kind(node: Any) -> str:
 def _argument(node: Any) -> Any:
     kind = _kind(node)
     if kind == "UnresolvedStar":
-        return STAR
+        return Constant(1)
     if kind == "UnresolvedAttribute":
         return str(node.nameParts().mkString("."))
     if kind == "Literal":
@@ -100,6 +98,6 @@ def _spark_name(function: str, arguments: tuple[Any, ...]) -> str:
     if len(arguments) != 1:
         return ""
     (of,) = arguments
-    if of == STAR or isinstance(of, Constant):
-        return f"{function}(1)" if of in (STAR, Constant(1)) else ""
+    if isinstance(of, Constant):
+        return f"{function}({of.value})"
     return f"{function}({of})" if isinstance(of, str) else ""
