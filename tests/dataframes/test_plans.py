@@ -398,7 +398,9 @@ class TestWithSpark:
 
     def test_tables_and_what_spark_writes_have_plans(self, spark, tmp_path):
         table, files = str(tmp_path / "table"), str(tmp_path / "files")
-        some = self.streaming(spark, tmp_path / "in", ROWS).select("k", "n")
+        folder = str(tmp_path / "checkpoint")
+        stream = self.streaming(spark, tmp_path / "in", ROWS, checkpoint_dir=folder)
+        some = stream.select("k", "n")
         some.sink(clonos.sinks.table(table))
         some.sink(clonos.sinks.spark("parquet", files, partition_by="k"))
         some._job.start(spark, execution="spark", available_now=True).wait(100)
