@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import clonos
 from clonos.spark.session import get_or_create
+from tests.deploy.conftest import wait_for
 
 pytestmark = [
     pytest.mark.spark,
@@ -39,8 +40,12 @@ def session(new_jvm: None) -> Iterator[Session]:
     made: list[SparkSession] = []
 
     def make(cluster: Any) -> SparkSession:
-        made.append(get_or_create(cluster.address, "losses", config=SMALL))
-        return made[-1]
+        spark = get_or_create(cluster.address, "losses", config=SMALL)
+        made.append(spark)
+        tracker = spark.sparkContext._jsc.sc().statusTracker()
+        # Both workers' executors, beside the driver.
+        wait_for(lambda: len(tracker.getExecutorInfos()) == 3, "executors are there", 300)
+        return spark
 
     yield make
     for spark in made:
