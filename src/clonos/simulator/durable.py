@@ -245,8 +245,9 @@ class SlotStore:
     """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
     done. What fails is tried again, as in production."""
 
-    def __init__(self, slot: Slot, folder: str) -> None:
+    def __init__(self, slot: Slot, folder: str, opened_bytes: int) -> None:
         self._slot, self._cluster, self._folder = slot, slot.cluster, folder
+        self._opened_bytes = opened_bytes
         self.files = slot.cluster.disks.shared.mount()
         self._store = LayerStore(folder, files=self.files)
 
@@ -258,7 +259,7 @@ class SlotStore:
         if not self._slot.alive:
             return
         try:
-            layers = get_layers(self._store, refs)
+            layers = get_layers(self._store, refs, self._opened_bytes)
         except Died:
             self._cluster.kill(self._slot, "died at a call")
         except StoreAway:
