@@ -49,9 +49,9 @@ def run_by(seed, nbytes):
                 plain.commit()
                 store.commit()
         if random.random() < 0.5:
-            one, other = (encode_delta(["a"], [(0, s.changes())]) for s in (plain, store))
-            assert one == other
-            deltas.append(one)
+            seals = [encode_delta(["a"], [(0, s.changes())]) for s in (plain, store)]
+            assert seals[0] == seals[1]
+            deltas.append(seals[0])
         if random.random() < 0.2:  # it is restored
             if random.random() < 0.5:
                 cut = random.randrange(len(deltas) + 1)

@@ -65,10 +65,13 @@ class Part:
 class Shelved(Protocol):
     """Something that is being written to the local disk."""
 
-    content: Content | None
-    """As soon as it is there."""
-    failed: bool
-    """The disk did not take it."""
+    @property
+    def content(self) -> Content | None:
+        """It, as soon as it is there."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the disk did not take it."""
 
 
 class Shelf(Protocol):

@@ -242,7 +242,8 @@ def decode_layer(data: bytes | Content, *, where: str = "") -> Layer:
         raise _damaged(where, f"its header is a {type(layer).__name__}")
     if layer.carried:
         layer = replace(layer, carried=_with_rows(layer, beginning[rows:], where))
-    return replace(layer, delta=data[delta:end] if isinstance(data, bytes) else rest)
+    is_read = isinstance(data, bytes) or _covered(rest.read(0, UP_TO.size), len(rest)) == len(rest)
+    return replace(layer, delta=rest.read(0, len(rest)) if is_read else rest)
 
 
 def _rows_of(layer: Layer) -> list[Any]:
