@@ -11,6 +11,7 @@ from clonos.errors import UnencodableValue
 from clonos.simulator.shelf import SlowShelf
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta
 from clonos.state.runs import Run
+from clonos.state.stores import Undo
 from clonos.state.values import ValueStore
 
 KEYS = [b"key %d" % n for n in range(60)]
@@ -26,28 +27,27 @@ def same(one, other):
 def run_by(seed, nbytes):
     """Random work on a store with so little memory, and on one with enough."""
     random = Random(seed)
-    plain, store = ValueStore(), ValueStore()
+    undo = Undo()
+    plain, store = ValueStore(undo), ValueStore(undo)
     store.use(SlowShelf(random), nbytes)
     deltas: list[bytes] = []
     for _ in range(random.randrange(5, 60)):
         wanted = random.sample(KEYS, random.randrange(1, 20))
+        store.relieve()
         if random.random() < 0.8:
             store.expect(wanted)
         for key in wanted:
             assert same(store.get(key), plain.get(key)), (seed, key)
             assert (key in store) is (key in plain)
-            plain.begin()
-            store.begin()
+            undo.begin()
             for _ in range(random.randrange(3)):
                 value = None if random.random() < 0.2 else random.choice(ODD)
                 for one in (plain, store):
                     one.put(key, 3, value)
             if random.random() < 0.2:
-                plain.roll_back()
-                store.roll_back()
+                undo.roll_back()
             else:
-                plain.commit()
-                store.commit()
+                undo.commit()
         if random.random() < 0.5:
             seals = [encode_delta(["a"], [(0, s.changes())]) for s in (plain, store)]
             assert seals[0] == seals[1]
@@ -58,7 +58,7 @@ def run_by(seed, nbytes):
                 deltas = [merge_deltas(deltas[:cut], is_base=True), *deltas[cut:]]
             deltas.append(encode_delta(["a"], [(0, plain.changes())]))
             store.changes()
-            store = ValueStore()
+            store = ValueStore(undo)
             store.use(SlowShelf(random), nbytes)
             for delta in deltas:
                 for _, run in open_delta(delta).runs:
@@ -78,6 +78,7 @@ def test_what_has_no_room_is_not_in_memory():
     store.use(SlowShelf(Random(1)), 300_000)
     for start in range(0, 20_000, 100):
         keys = [b"%d" % n for n in range(start, start + 100)]
+        store.relieve()
         store.expect(keys)
         for key in keys:
             store.put(key, 0, [key, "x" * 50])
@@ -131,11 +132,10 @@ def test_damage_ends_the_step_even_if_somebody_catches_it():
     store = ValueStore()
     store.use(SlowShelf(Random(1)), 1000)
     store.restore(Run(run.index, Rotten()))
-    store.begin()
     with pytest.raises(UnreadableLayer, match="checksum"):
         store.get(b"5")
     with pytest.raises(UnreadableLayer, match="checksum"):
-        store.commit()
+        store.require_sound()
 
 
 def test_what_cannot_be_encoded_is_refused_at_once():

@@ -9,7 +9,7 @@ from xxhash import xxh3_64
 
 
 class Content(Protocol):
-    """Bytes that never change, perhaps on a disk."""
+    """Bytes that never change, perhaps on a disk. ``str()`` says where they are."""
 
     def __len__(self) -> int: ...
 
@@ -35,6 +35,9 @@ class Held:
     def __init__(self, content: bytes) -> None:
         self._content = content
 
+    def __str__(self) -> str:
+        return "memory"
+
     def __len__(self) -> int:
         return len(self._content)
 
@@ -54,6 +57,9 @@ class Part:
 
     def __init__(self, whole: Content, start: int, end: int) -> None:
         self._whole, self._start, self._end = whole, start, end
+
+    def __str__(self) -> str:
+        return str(self._whole)
 
     def __len__(self) -> int:
         return self._end - self._start

@@ -34,7 +34,7 @@ from clonos.operators.shares import (
     shared_out,
 )
 from clonos.state.deltas import Frozen, both
-from clonos.state.stores import KeyedStore, kept_as
+from clonos.state.stores import KeyedStore, Undo, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
 from clonos.state.values import ValueStore
 
@@ -248,9 +248,10 @@ class ProcessOperator(Operator):
         self._keys = tuple(keys)
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext
-        self.values = ValueStore()
+        self._undo = Undo()
+        self.values = ValueStore(self._undo)
         self._prefixes: list[bytes] = []  # of the values that it may look up
-        self.store = KeyedStore()
+        self.store = KeyedStore(self._undo)
         self.timers = TimerTable(self.store, self.facts)
         self._calls = CallTable(self.store, in_flight)
         self._asks: list[bytes] = []  # of the callback that runs
@@ -283,7 +284,9 @@ class ProcessOperator(Operator):
 
     def _expect(self, keys: Iterable[bytes]) -> None:
         """Values of these keys will be wanted."""
-        self.values.expect([prefix + key for key in keys for prefix in self._prefixes])
+        self.values.relieve()
+        if self.values.has_levels:
+            self.values.expect([prefix + key for key in keys for prefix in self._prefixes])
 
     @property
     def encoded_key(self) -> bytes:
@@ -307,6 +310,7 @@ class ProcessOperator(Operator):
             self._encoded_key = distinct.encoded[code]
             self._handle(row, results, self._process.on_row, row)
         self._encoded_key = None
+        self.values.require_sound()
         return self._builder.build(results, self.reject)
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
@@ -422,6 +426,7 @@ class ProcessOperator(Operator):
             record = f"the reply of {call.service} for key {self.key!r}"
             self._handle(record, results, then, reply)
         self._encoded_key, self._origin = None, 0
+        self.values.require_sound()
         for number, request in self._calls.due():
             self.services.ask(self, number, request)
         first = self._calls.first
@@ -450,6 +455,7 @@ class ProcessOperator(Operator):
             record = f"timer of key {self.key!r} at {timer.due}"
             self._handle(record, results, self._process.on_timer, self.key, timer.due)
         self._encoded_key = None
+        self.values.require_sound()
         return self._builder.build(results, self.reject)
 
     def _handle(
@@ -461,19 +467,16 @@ class ProcessOperator(Operator):
     ) -> None:
         """Run one callback: its results and state changes appear together or not at all."""
         as_tuple = self._builder.as_tuple
-        self.values.begin()
-        self.store.begin()
+        self._undo.begin()
         try:
             returned = results_of(callback(*args, self._ctx))
             results.extend([as_tuple(result) for result in returned])
         except Exception as error:  # noqa: BLE001 - user code
-            self.values.roll_back()
-            self.store.roll_back()
+            self._undo.roll_back()
             self._asks.clear()
             self.reject(error, record)
         else:
-            self.values.commit()
-            self.store.commit()
+            self._undo.commit()
             if self._asks:
                 self._ask_now()
 

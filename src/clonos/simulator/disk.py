@@ -447,6 +447,9 @@ class _Opened:
     def __init__(self, file: _File) -> None:
         self._file = file
 
+    def __str__(self) -> str:
+        return "a simulated file"
+
     def __len__(self) -> int:
         return len(self._file.data)
 

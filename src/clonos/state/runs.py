@@ -154,10 +154,17 @@ class Run:
         try:
             block = self.blocks.read(start, end)
         except OSError as error:
-            raise _damaged(number, str(error)) from error
+            raise self._damaged(number, str(error)) from error
         if xxh3_64_intdigest(block) != int(self.index.digests[number]):
-            raise _damaged(number, "its checksum is wrong")
+            raise self._damaged(number, "its checksum is wrong")
         return block
+
+    def _damaged(self, block: int, why: str) -> UnreadableLayer:
+        return UnreadableLayer(
+            f"block {block} of a run of values cannot be read: {why}",
+            where=str(self.blocks),
+            remedy="recover from a copy of the checkpoint_dir; check the disk it lies on",
+        )
 
 
 class RunWriter:
@@ -370,10 +377,3 @@ def _are_in(words: UInt64, hashes: UInt64) -> Mask:
     places, bits = _filter_bits(hashes, len(words))
     result: Mask = (words[places] & bits) == bits
     return result
-
-
-def _damaged(block: int, why: str) -> UnreadableLayer:
-    return UnreadableLayer(
-        f"block {block} of a run of values cannot be read: {why}",
-        remedy="recover from a copy of the checkpoint_dir; check the disk it lies on",
-    )

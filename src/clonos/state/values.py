@@ -21,7 +21,7 @@ from clonos.core.content import Shelf, Shelved, Writable
 from clonos.core.layer import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
 from clonos.state.runs import Index, Run, RunWriter, hashes_of, merge_runs, run_of
-from clonos.state.stores import PLAIN, kept_as
+from clonos.state.stores import PLAIN, Undo, kept_as
 
 LOADED_BYTES: Final = 4 * 1024 * 1024
 """A smaller run is loaded as a whole when it is restored."""
@@ -64,10 +64,10 @@ class _Merge:
 class ValueStore:
     """Values by encoded key, with a record of what changed since the last delta."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
         self._kept: dict[bytes, Any] = {}  # what no level has; bytes: encoded; None: gone
         self._dirty: dict[bytes, tuple[int, Any]] = {}
-        self._undo: list[tuple[bytes, int, Any]] | None = None
+        self._undo = undo or Undo()
         self._shelf: Shelf | None = None
         self._limit = 0
         self._bytes = 0  # of what is kept, without what each key costs
@@ -97,7 +97,9 @@ class ValueStore:
 
     def get(self, key: bytes) -> Any:
         """The value of `key`; None if it has none."""
-        kept = self._now(key)
+        kept = self._kept.get(key)
+        if kept is None and self._levels:
+            kept = self._now(key)
         if type(kept) is not bytes:
             return kept
         value = decode(kept)
@@ -107,36 +109,30 @@ class ValueStore:
 
     def put_kept(self, key: bytes, group: int, kept: Any) -> None:
         """Set a value that :func:`~clonos.state.stores.kept_as` has made; None removes it."""
-        if self._undo is not None:
-            self._undo.append((key, group, self._now(key)))
+        before = self._kept.get(key)
+        if (puts := self._undo.puts) is not None:
+            puts.append((self, key, group, self._now(key) if before is None else before))
         self._dirty[key] = group, kept
-        self._keep(key, kept)
+        if kept is None:
+            self._keep(key, kept)
+            return
+        self._kept[key] = kept
+        kind = type(before)
+        if kind is bytes or kind is str:
+            self._bytes -= len(before)  # type: ignore[arg-type]
+        kind = type(kept)
+        if kind is bytes or kind is str:
+            self._bytes += len(kept)
 
     def put(self, key: bytes, group: int, value: Any) -> None:
         """Set a value; None removes it. Raises `UnencodableValue`."""
         self.put_kept(key, group, kept_as(value))
 
-    def begin(self) -> None:
-        """From here on, be able to :meth:`roll_back`."""
-        self._undo = []
-
-    def commit(self) -> None:
-        """Keep what was put since :meth:`begin`.
-
-        Raises
-        ------
-        UnreadableLayer
-            A value could not be read, and whoever wanted it has gone on all the same.
-        """
-        self._undo = None
+    def require_sound(self) -> None:
+        """Raise `UnreadableLayer` if a value could not be read, and whoever wanted it has gone on
+        all the same."""
         if self._damage is not None:
             raise self._damage
-
-    def roll_back(self) -> None:
-        """Forget what was put since :meth:`begin`."""
-        undo, self._undo = self._undo or [], None
-        for key, group, kept in reversed(undo):
-            self.put_kept(key, group, kept)
 
     def changes(self) -> Frozen:
         """What changed since the last call."""
@@ -162,11 +158,7 @@ class ValueStore:
     # --- memory -----------------------------------------------------------------------------------
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """These will be wanted: look for them together, which is much faster. Between two steps
-        or before the first row of one."""
-        self.relieve()
-        if not self._levels:
-            return
+        """These will be wanted: look for them together, which is much faster."""
         kept, cache, older = self._kept, self._cache, self._older
         wanted = [key for key in keys if key not in kept and key not in cache]
         if older:
@@ -176,6 +168,11 @@ class ValueStore:
             wanted = [key for key in wanted if key not in cache]
         if wanted:
             self._look_up(wanted)
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether there are values that are not in memory."""
+        return bool(self._levels)
 
     def relieve(self) -> None:
         """Make room, if there is too little. Not while something may be rolled back."""

@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from clonos.core.content import Content, pieces_of
 from clonos.errors import ClonosError
-from clonos.storage.opened import OpenFile
+from clonos.storage.opened import open_file
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives the machine. ``"process"``: survives the death of the process only."""
@@ -144,7 +144,7 @@ class LocalFiles:
             return source.read_buffer()
 
     def open(self, path: str) -> Content | None:
-        return OpenFile.of(path)
+        return open_file(path)
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

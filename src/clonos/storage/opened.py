@@ -14,14 +14,13 @@ import weakref
 class OpenFile:
     """A local file, until nobody has it any more."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._path = path
         self._fd, self._nbytes = descriptor, os.fstat(descriptor).st_size
         weakref.finalize(self, os.close, descriptor)
 
-    @classmethod
-    def of(cls, path: str) -> OpenFile:
-        """The file of this name."""
-        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    def __str__(self) -> str:
+        return self._path
 
     def __len__(self) -> int:
         return self._nbytes
@@ -53,7 +52,7 @@ class ScratchFile(OpenFile):
         folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
         descriptor, name = tempfile.mkstemp(prefix="clonos-", dir=folder)
         os.unlink(name)  # noqa: PTH108 - it was never more than a name
-        super().__init__(descriptor)
+        super().__init__(descriptor, f"a file without a name in {folder}")
         self._waiting = bytearray()
 
     def write(self, content: bytes) -> None:
@@ -80,3 +79,8 @@ class ScratchFile(OpenFile):
         if self._waiting:
             self.finish()
         return super().read(start, end)
+
+
+def open_file(path: str) -> OpenFile:
+    """The file of this name."""
+    return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
