@@ -15,7 +15,15 @@ from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.simulator.shelf import MemoryFile
 from clonos.state.deltas import Values, encode_delta, merge_deltas, merge_into, open_delta
-from clonos.state.runs import BLOCK_BYTES, Index, Run, RunWriter, hashes_of, merge_runs, run_of
+from clonos.state.runs import (
+    BLOCK_BYTES,
+    Index,
+    Run,
+    RunWriter,
+    hashes_of,
+    merge_runs,
+    write_values,
+)
 
 some_values = st.dictionaries(
     st.integers(0, 40).map(lambda n: b"key %d" % n),
@@ -25,9 +33,8 @@ some_values = st.dictionaries(
 
 def written(values):
     file = MemoryFile()
-    writer = RunWriter(len(values), file.write)
-    writer.add(run_of(values, [n % 128 for n in range(len(values))]))
-    return Run(Index.decode(writer.index().encode()), file)
+    index = write_values(values, [n % 128 for n in range(len(values))], file.write)
+    return Run(Index.decode(index.encode()), file)
 
 
 def found(run, keys):

@@ -1,7 +1,7 @@
 """Values by key that have no room in memory: what a kill costs, by how much of them there is.
 
-The job is that of ``clonos-bench failures``, with one partition. Its state is filled first; then
-rows come for random keys, and the process with the state is killed again and again. Every size has
+The job is that of ``clonos-bench failures``, with one partition. Its state is filled first, and
+stored; then rows come for random keys, and the process with the state is killed again and again. Every size has
 the same memory for values (``--state-memory``). Measured:
 
 gap
@@ -115,6 +115,9 @@ def _measured(
         ):
             filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
             run.until(started, watch, filled, 3 * run.FILL_S, "the state is filled")
+            floor = started.observer.look().floor
+            stored = lambda: started.observer.look().floor > floor + 1  # noqa: E731
+            run.until(started, watch, stored, 3 * run.FILL_S, "the state is in a checkpoint")
             blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
             kills = kill_repeatedly(started, watch, blows, arguments.pause)
             sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)

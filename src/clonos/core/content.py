@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from xxhash import xxh3_64
 
@@ -21,6 +21,13 @@ class Writable(Content, Protocol):
     """Content that grows at its end until somebody reads it."""
 
     def write(self, content: bytes) -> object: ...
+
+
+@runtime_checkable
+class Encodable(Protocol):
+    """What is encoded only when it is stored."""
+
+    def encoded(self) -> Chunks: ...
 
 
 class Held:

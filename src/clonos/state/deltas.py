@@ -25,7 +25,7 @@ import pyarrow as pa
 from clonos.core.content import Chunks, Content, Part, Writable, content_of
 from clonos.core.layer import CHECKS_ITSELF, UP_TO
 from clonos.errors import StateMismatch
-from clonos.state.runs import Index, Run, RunWriter, merge_runs, run_of
+from clonos.state.runs import Index, Run, RunWriter, merge_runs, write_values
 
 FACTS = -1
 """In place of a key group: this row is one of the operator's :class:`Facts`."""
@@ -86,11 +86,19 @@ class Delta:
         self._changes = list(changes)
 
     def __bytes__(self) -> bytes:
-        return encode_delta(self._names, self._changes)
+        return bytes(self.encoded())
+
+    def encoded(self) -> Chunks:
+        """As :func:`encode_delta`, not yet put together."""
+        return _encode(self._names, self._changes)
 
 
 def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
+    return bytes(_encode(names, changes))
+
+
+def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> Chunks:
     table: list[tuple[int, Changes]] = []
     blocks: list[bytes] = []
     runs: list[tuple[int, Index]] = []
@@ -99,13 +107,9 @@ def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Fr
             if isinstance(changed, Changes):
                 table.append((operator, changed))
             elif changed.values:
-                writer = RunWriter(len(changed.values), blocks.append)
-                writer.add(run_of(changed.values, changed.groups))
-                runs.append((operator, writer.index()))
+                runs.append((operator, write_values(changed.values, changed.groups, blocks.append)))
     encoded = _encode_table(names, table)
-    if not runs:
-        return encoded
-    return b"".join((_head(names, encoded, runs), *blocks))
+    return Chunks([_head(names, encoded, runs), *blocks] if runs else [encoded])
 
 
 def _encode_table(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:

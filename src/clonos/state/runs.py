@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +30,8 @@ BLOCK_BYTES: Final = 16 * 1024
 """A larger value has a block of its own."""
 MERGED_BYTES: Final = 32 * 1024 * 1024
 """Runs are merged in ranges of hashes of about this size."""
+WRITTEN_ROWS: Final = 2048
+"""So many values are put into blocks at once."""
 
 _BITS: Final = 10
 """Of the filter, per key: of keys that are not there, about 3 % seem to be."""
@@ -209,13 +211,29 @@ class RunWriter:
         return Index(self._rows, firsts, ends, digests, self._filter)
 
 
-def run_of(values: Mapping[bytes, bytes | None], groups: Iterable[int] | None = None) -> Rows:
-    """Values by key, with the group of each, as the rows of a run."""
-    keys = pa.array(list(values), pa.large_binary())
-    hashes = hashes_of(list(values))
-    numbers = np.zeros(len(keys), np.int64) if groups is None else np.fromiter(groups, np.int64)
-    rows = Rows(hashes, numbers, keys, pa.array(list(values.values()), pa.large_binary()))
-    return rows.chosen(np.argsort(hashes))
+def write_values(
+    values: Mapping[bytes, bytes | None], groups: Sequence[int], write: Callable[[bytes], object]
+) -> Index:
+    """Write values by key as a run; `groups` has the key group of each, or is empty."""
+    keys, contents = list(values), list(values.values())
+    hashes = hashes_of(keys)
+    numbers = np.array(groups, np.int64) if len(groups) else np.zeros(len(keys), np.int64)
+    writer = RunWriter(len(keys), write)
+    order = np.argsort(hashes)
+    start = 0
+    while start < len(order):
+        # A few at a time: to make an array of all of them would keep other threads waiting.
+        end = min(start + WRITTEN_ROWS, len(order))
+        while end < len(order) and hashes[order[end]] == hashes[order[end - 1]]:
+            end += 1
+        chosen = order[start:end]
+        places = chosen.tolist()
+        columns = (
+            pa.array([some[i] for i in places], pa.large_binary()) for some in (keys, contents)
+        )
+        writer.add(Rows(hashes[chosen], numbers[chosen], *columns))
+        start = end
+    return writer.index()
 
 
 def hashes_of(keys: Sequence[bytes]) -> UInt64:

@@ -20,7 +20,7 @@ from clonos.core.canonical import decode, encode
 from clonos.core.content import Shelf, Shelved, Writable
 from clonos.core.layer import UnreadableLayer
 from clonos.state.deltas import Frozen, Values
-from clonos.state.runs import Index, Run, RunWriter, hashes_of, merge_runs, run_of
+from clonos.state.runs import Index, Run, RunWriter, hashes_of, merge_runs, write_values
 from clonos.state.stores import PLAIN, Undo, kept_as
 
 LOADED_BYTES: Final = 4 * 1024 * 1024
@@ -43,9 +43,7 @@ class _Memory:
 
     def fill(self, file: Writable) -> None:
         encoded = {key: _encoded(kept) for key, kept in self.values.items()}
-        writer = RunWriter(len(encoded), file.write)
-        writer.add(run_of(encoded))
-        self.index = writer.index()
+        self.index = write_values(encoded, (), file.write)
 
 
 class _Merge:

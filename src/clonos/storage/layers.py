@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from pyarrow import ArrowException
 
-from clonos.core.content import Chunks, Content, Part
+from clonos.core.content import Chunks, Content, Encodable, Part
 from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
 from clonos.core.layer import UnreadableLayer, layer_chunks, layer_path, open_layer, refer_to
@@ -188,7 +188,9 @@ class LayerStore:
 
 def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
     """Store a sealed layer, which is encoded only now."""
-    return put_whole(store, replace(sealed.layer, delta=bytes(sealed.delta)))
+    delta = sealed.delta
+    encoded = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
+    return put_whole(store, replace(sealed.layer, delta=encoded))
 
 
 def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:
