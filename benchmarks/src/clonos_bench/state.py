@@ -1,8 +1,8 @@
 """Values by key that have no room in memory: what a kill costs, by how much of them there is.
 
 The job is that of ``clonos-bench failures``, with one partition. Its state is filled first, and
-stored; then rows come for random keys, and the process with the state is killed again and again. Every size has
-the same memory for values (``--state-memory``). Measured:
+stored; then rows come for random keys, and the process with the state is killed again and again.
+Every size has the same memory for values (``--state-memory``). Measured:
 
 gap
     The longest pause in the output after a kill, less the usual pause, in ms.
