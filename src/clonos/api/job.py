@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from clonos.api.feedback import Feedback
-from clonos.api.settings import SAID_RARELY, keep_of, name_of, number_of, one_of, size_of
+from clonos.api.settings import MORE_ROOM, SAID_RARELY, keep_of, name_of, number_of, one_of, size_of
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
@@ -76,6 +76,9 @@ class Job:
     log_bytes
         How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
         begins at once, whatever the interval; above all of it sources wait for checkpoints.
+    state_memory
+        How much memory a slot gives to values by key, 1 MiB or more. What has not been wanted
+        lately is on its local disk beyond that, or where the checkpoint is.
     seed
         Of ``ctx.random``.
     lineage
@@ -114,6 +117,7 @@ class Job:
         inflight: Literal["spill", "memory"] = "spill",
         inflight_bytes: str | int = "256 MiB",
         log_bytes: str | int = "256 MiB",
+        state_memory: str | int = "512 MiB",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
@@ -161,6 +165,7 @@ class Job:
                 inflight=inflight,
                 inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
                 log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
+                state_memory=size_of("state_memory", state_memory, MORE_ROOM),
             ),
         )
 

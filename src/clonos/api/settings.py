@@ -26,6 +26,7 @@ def keep_of(
     return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
+MORE_ROOM: Final = "give more: the rows of a batch are handled with all of their values in memory"
 SAID_RARELY: Final = (
     "give more: receivers report only every 256 KiB what they have processed, and until then it "
     "stays in memory"

@@ -108,6 +108,8 @@ def _reader_of(annotation: Any) -> Reader:
     if annotation in (int, bool, str, bytes):
         return _exactly(annotation)
     if origin in (Union, _UNION):
+        if bytes in arguments:  # what is not in memory goes into no message
+            return _exactly(bytes)
         (inner,) = [a for a in arguments if a is not type(None)]
         return _optional(_reader_of(inner))
     if origin is tuple and arguments[-1] is Ellipsis:

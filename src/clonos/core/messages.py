@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from clonos.core.content import Content
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 
@@ -574,7 +575,7 @@ class Layer:
     wake_ms: int | None
     source_rows: int
     source_ended: bool
-    delta: bytes
+    delta: bytes | Content
     end_is_out: bool = False
     generation: int = 0
     source_cut: bytes = b""

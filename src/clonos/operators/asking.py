@@ -209,6 +209,11 @@ class CallTable:
         self._store.put_kept(_ADDRESS.pack(_OPEN, outcome.number), call.group, None)
         return call
 
+    def keys_of(self, outcomes: Sequence[Outcome]) -> list[bytes]:
+        """To which keys these calls belong."""
+        known = (self._open.get(outcome.number) for outcome in outcomes)
+        return list(dict.fromkeys(call.encoded_key for call in known if call is not None))
+
     def requests(self) -> dict[int, Request]:
         """Of those that are open, in their order."""
         found: dict[int, Request] = {}

@@ -54,7 +54,7 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.lanes import Lanes
 from clonos.simulator import mistakes as wrong
-from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order
+from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order, wrong_values
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
@@ -86,6 +86,7 @@ from clonos.simulator.mutation import (
 from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
+from clonos.state.values import ValueStore
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
 from clonos.upgrade import flow as flow_module
@@ -552,6 +553,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
+    ),
+    "an older level hides what newer ones say of a key": mutation(
+        "equivalence", (ValueStore, "_look_up", wrong_values.oldest_first), kind=ARROW
     ),
     **wire.MUTATIONS,
     "a forgiven loss is forgotten at the floor": mutation(

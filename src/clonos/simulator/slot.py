@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.content import STATE_MEMORY
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -21,6 +22,7 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
+from clonos.operators.chain import ChainProgram
 from clonos.simulator.calls import SlotCalls
 from clonos.simulator.durable import SlotStore
 from clonos.simulator.invariants import (
@@ -30,8 +32,10 @@ from clonos.simulator.invariants import (
 )
 from clonos.simulator.network import Stream
 from clonos.simulator.scratch import SlotScratch
+from clonos.simulator.shelf import SlowShelf
 from clonos.simulator.watched import WatchedMachine
 from clonos.simulator.world import EPOCH_MS, Poisoned, TaskWorld
+from clonos.storage.layers import OPENED_BYTES
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
@@ -106,7 +110,11 @@ class Slot:
         self._busy_until = 0.0
         # By task: what is awaited, since when, and how long it should take.
         self._timers: dict[int, tuple[tuple[Incarnation, int | None], float, int]] = {}
-        self.store, self.track = SlotStore(self, layers), SlotTrack(self)
+        # Drawn by itself: all else in a seed is as it was.
+        drawn = Random(cluster.random.getstate()[1][number % 100])
+        self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
+        opened_bytes = drawn.choice((0, OPENED_BYTES))
+        self.store, self.track = SlotStore(self, layers, opened_bytes), SlotTrack(self)
         self.node = WatchedNode(
             cluster.job.plan,
             SlotPorts(
@@ -224,7 +232,10 @@ class Slot:
     # --- small ports -----------------------------------------------------------------------------
 
     def _program(self, task: int) -> Program:
-        return self.cluster.job.program(task)
+        program = self.cluster.job.program(task)
+        if isinstance(program, ChainProgram):
+            program.use(self._shelf, self._state_memory)
+        return program
 
     def _world(self, task: int, incarnation: Incarnation) -> TaskWorld:
         cluster = self.cluster
