@@ -277,6 +277,11 @@ class Coordinator:
         return has_floor and self.keeper.is_settled and self.checkpoints.nothing_goes_round
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether it has settled, and no call is open, either."""
+        return self.has_settled and self.checkpoints.no_call_is_open
+
+    @property
     def wants_floor(self) -> bool:
         """Whether layers should be sealed at once: logs are long, or a cell is about to move."""
         return self.throttle.wants_floor or self.moves.wants_floor

@@ -431,7 +431,8 @@ class LayerAck:
 
     Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced (of
     feedback, the last with rows; at most what the receiver's floor has, if there is none beyond);
-    ``dep``, what its state depends on. ``generation``: that the task knew of then.
+    ``dep``, what its state depends on. ``generation``: that the task knew of then. ``open_calls``:
+    how many calls had no answer.
     """
 
     task: int
@@ -441,6 +442,7 @@ class LayerAck:
     outs: dict[int, int]
     dep: Dependencies
     generation: int = 0
+    open_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

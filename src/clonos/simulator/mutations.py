@@ -515,6 +515,11 @@ MUTATIONS: dict[str, Mutation] = {
     "who does not settle goes on without its sources": mutation(
         "liveness", (Coordinator, "go_on", constant(None)), kind=LIVE
     ),
+    "a job has settled though calls are open": mutation(
+        "settled calls",
+        (Checkpoints, "no_call_is_open", upgrades.all_are_answered),
+        kind=LIVE,
+    ),
     "slots that leave while they wait are counted on": mutation(
         "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
     ),

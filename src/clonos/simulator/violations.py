@@ -31,6 +31,7 @@ INVARIANTS = {
     "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
     "rewind": "who goes back gives nothing a name that there was",
     "calls": "no call is made again whose answer was used",
+    "settled calls": "who has settled in time waits for no answer",
     "planned moves": "who moves without a failure asks nothing again",
     "effects": "an effect is made once, and by a history that stays",
     "monotonic clock": "the time that a task sees never goes back",
