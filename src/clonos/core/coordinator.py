@@ -123,6 +123,7 @@ class Coordinator:
             msg.Unreachable: self.reach.complained,
             msg.Unreadable: self.recoveries.unreadable,
             msg.Yielded: self.moves.yielded,
+            msg.Claim: self._on_claim,
         }
 
     @property
@@ -331,6 +332,11 @@ class Coordinator:
             self.done = True
             self.keeper.finish()
             self.roster.do(Done())
+
+    def _on_claim(self, slot: int, report: msg.Claim) -> None:
+        if report.incarnation == self.tasks[report.task].incarnation:
+            self.keeper.claim(report)
+            self.roster.command(report.task, msg.Granted(report.position))
 
     def _on_last_words(self, slot: int, report: msg.LastWords) -> None:
         if report.incarnation == self.tasks[report.task].incarnation:
