@@ -162,7 +162,8 @@ class Blame:
 
     def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
         """How many steps the next life of a task announces, and what it has to try first."""
-        if self._roster.plan.leaves_gaps:  # nobody meets the same rows again
+        plan = self._roster.plan
+        if plan.leaves_gaps and plan.tasks[task].inputs:  # it never meets the same rows again
             return 0, ()
         case = self._cases[task]
         case.within = None  # of a life that was fenced in its slot
