@@ -37,7 +37,10 @@ def delivered(kit: Any, spark: Any, folder: Path, guarantee: Any) -> Counter[int
                 time.sleep(1)
         return (row.n,)
 
-    settings = {"standbys": 0, "checkpoint_interval": "1 hour"}  # all before the kill comes again
+    settings: dict[str, Any] = {
+        "standbys": 0,
+        "checkpoint_interval": "1 hour",
+    }  # all before the kill comes again
     job = clonos.Job("guarantees", guarantee=guarantee, **settings)
     rows = job.source(kit.until_tapped(folder, hold=HELD), name="numbers", rows_per_second=250)
     passed = rows.slot_group("passed").map(pass_on, "n long", name="passed")

@@ -29,7 +29,7 @@ def forgotten(_: Any) -> Any:
 
 def one_row_less(original: Any) -> Any:
     def due(self: Claims, position: int, intake: Intake) -> msg.Claim | None:
-        claim = original(self, position, intake)
+        claim: msg.Claim | None = original(self, position, intake)
         if claim is None or not claim.rows:
             return claim
         return msg.Claim(claim.task, claim.incarnation, claim.position, claim.rows - 1, claim.cut)
