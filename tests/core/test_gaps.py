@@ -51,7 +51,9 @@ class World:
 
 
 def source(activate: msg.Activate) -> TaskMachine:
-    machine = TaskMachine(PLAN, activate, PassOn(), (), World())
+    program: Any = PassOn()
+    world: Any = World()
+    machine = TaskMachine(PLAN, activate, program, (), world)
     machine.start()
     return machine
 

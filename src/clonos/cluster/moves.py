@@ -172,4 +172,4 @@ class Decommissions:
             scheduler = self._spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001
             if scheduler.getExecutorDecommissionState(executor).isDefined():
                 self._known.add(executor)
-                self._inbox.put(Leaving(executor))
+                self._inbox.put(Leaving(executor, ends=True))

@@ -233,8 +233,8 @@ class Coordinator:
                 self.checkpoints.compacted(event)
             case MoveAsked(task=task):
                 self.moves.ask(task)
-            case Leaving(group=group):
-                self.moves.leaving(group)
+            case Leaving(group=group, ends=ends):
+                self.moves.leaving(group, ends=ends)
 
     def tick(self, now_ms: int) -> list[Action]:
         """Time passes: a holder that does not answer a fence is itself declared failed, and so is
@@ -244,7 +244,7 @@ class Coordinator:
             return []
         for slot in self.recoveries.overdue():
             self._expel(slot)
-        for slot in self.reach.due():
+        for slot in (*self.reach.due(), *self.moves.emptied()):
             self._expel(slot)
         self.checkpoints.tick()
         self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
