@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_each_fault_is_found(spark, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_struck_while_nothing_runs(kind):
     """All executors were killed: what is drawn from them is drawn from nobody."""
-    job = SimpleNamespace(slots=list, tasks=lambda: [SimpleNamespace(name="count[0]")])
+    job: Any = SimpleNamespace(slots=list, tasks=lambda: [SimpleNamespace(name="count[0]")])
     told = []
     faults = Faults(job, 1, 1e-9, [kind], lambda *fault: told.append(fault))
     for now_s in range(1, 5):
