@@ -52,7 +52,8 @@ class Job:
     checkpoint_dir
         Where to keep checkpoints and the driver's journal; a temporary folder by default.
     guarantee
-        "at_least_once" runs without causal logs, for comparison.
+        "at_least_once" runs without logs: after a failure, rows since the last checkpoint come
+        again. "at_most_once" also without checkpoints: what died is lost, nothing comes twice.
     on_orphan
         What tasks do if logs that they depend on are lost: go back to just before they took
         what is lost ("consistency"), or continue and risk duplicates ("availability").
@@ -108,7 +109,7 @@ class Job:
         checkpoints: Literal["marked", "uncoordinated"] = "marked",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
-        guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
+        guarantee: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
         on_bad_record: OnBadRecord = "fail",
         history: str | timedelta | None = None,
@@ -121,16 +122,16 @@ class Job:
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
-        one_of("guarantee", guarantee, "exactly_once", "at_least_once")
+        one_of("guarantee", guarantee, "exactly_once", "at_least_once", "at_most_once")
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
-        if checkpoints == "uncoordinated" and guarantee == "at_least_once":
+        if checkpoints == "uncoordinated" and guarantee != "exactly_once":
             raise WrongType(
                 f"checkpoints={checkpoints!r} with guarantee={guarantee!r}",
                 remedy="without logs only marked checkpoints fit together: use one or the other",
             )
         one_of("on_orphan", on_orphan, "consistency", "availability")
         keep = keep_of(history, history_bytes, history_interval)
-        if keep is not None and guarantee == "at_least_once":
+        if keep is not None and guarantee != "exactly_once":
             raise WrongType(
                 f"history={history!r} with guarantee={guarantee!r}",
                 remedy="without logs the past cannot be replayed: use one or the other",

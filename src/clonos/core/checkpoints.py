@@ -70,6 +70,8 @@ class Checkpoints:
 
         Without markers, tasks seal by themselves, but for a `hurry`: only floors make logs shorter.
         """
+        if self._roster.plan.leaves_gaps:
+            return
         if self.markers is not None:
             self.markers.begin()
             return

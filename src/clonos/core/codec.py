@@ -431,6 +431,8 @@ CODEC: Final = Codec(
         43: m.LastWords,
         44: m.Unreadable,
         45: m.Yielded,
+        46: m.Claim,
+        47: m.Granted,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -100,6 +100,7 @@ class Moves:
         self._wanted: dict[Cell, int] = {}  # since when
         self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
         self._leaving: set[str] = set()
+        self._ending: set[str] = set()
         self._cell: Cell = ()
         self.target = -1
         self._epoch = 0
@@ -112,15 +113,28 @@ class Moves:
         """The cell of `task` is to live in another slot."""
         self._wanted.setdefault(self._roster.plan.cell_of[task], self._roster.now_ms)
 
-    def leaving(self, group: str) -> None:
-        """The slots of an executor are about to go, those too that it has yet to offer."""
+    def leaving(self, group: str, *, ends: bool = False) -> None:
+        """The slots of an executor are about to go, those too that it has yet to offer. It `ends`:
+        once nothing lives there, it need not wait for what is empty."""
         self._leaving.add(group)
+        if ends:
+            self._ending.add(group)
         for slot in self._roster.slots.values():
             self.joined(slot)
 
     def joined(self, slot: Slot) -> None:
         """A slot is there: perhaps its executor is about to go."""
         slot.leaves = slot.leaves or slot.group in self._leaving
+
+    def emptied(self) -> list[int]:
+        """Slots without tasks in executors that end; while anything recovers they may be needed."""
+        if not self._ending or self.machine.state is not MovePhase.IDLE:
+            return []
+        if not self._roster.all_run:
+            return []
+        running = {task.slot for task in self._roster.tasks.values()}
+        slots = self._roster.slots.values()
+        return [s.id for s in slots if s.group in self._ending and s.id not in running]
 
     def tick(self) -> None:
         """Time passes."""

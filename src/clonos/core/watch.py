@@ -25,10 +25,11 @@ from clonos.core.determinants import (
 )
 from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
-from clonos.core.messages import CALLS, MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program
 from clonos.core.step import RunningStep, job_of
+from clonos.core.suspects import CALLS, MARKER, SOURCE_ROWS, TIMER, Rows, Suspect
 from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4

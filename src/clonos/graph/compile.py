@@ -492,6 +492,7 @@ class _Wiring:
             causal_log=graph.options.guarantee == "exactly_once",
             job_seed=graph.seed,
             has_markers=graph.options.checkpoints == "marked",
+            leaves_gaps=graph.options.guarantee == "at_most_once",
         )
 
     def _with_house_keeper(self, plan: Plan) -> Plan:

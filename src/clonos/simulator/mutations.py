@@ -84,6 +84,7 @@ from clonos.simulator.mutation import (
     mutation,
 )
 from clonos.simulator.programs import Job, Toy, Waiting
+from clonos.simulator.wrong_gaps import WRONG_GAPS
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
 from clonos.state.values import ValueStore
@@ -568,4 +569,5 @@ MUTATIONS: dict[str, Mutation] = {
         (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),
         kind=FORGIVING_EDGE,
     ),
+    **WRONG_GAPS,
 }

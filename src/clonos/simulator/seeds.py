@@ -72,6 +72,7 @@ class Kind(NamedTuple):
     moves: bool = False
     rewind: bool = False
     wire: bool = False
+    gaps: bool = False
     arrow: bool | None = None
 
     def flags(self) -> str:
@@ -226,6 +227,7 @@ def simulate(
     moves: bool = False,
     rewind: bool = False,
     wire: bool = False,
+    gaps: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -248,6 +250,7 @@ def simulate(
     are without faults.
     `rewind`: a job goes back to points of its past, and on from there.
     `wire`: channels are bytes on simulated sockets, between the planes of production.
+    `gaps`: the job promises at most once.
     `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
@@ -264,7 +267,7 @@ def simulate(
     if logs:
         return _simulate_logs(seed, **judged)
     if arrow is None:
-        arrow = seed % 50 == 49 and not loops
+        arrow = seed % 50 == 49 and not (loops or gaps)
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
@@ -272,6 +275,8 @@ def simulate(
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, seed, loops=loops)
+        if gaps:
+            job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
         job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
             plan = job.plan

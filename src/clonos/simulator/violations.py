@@ -27,6 +27,7 @@ INVARIANTS = {
     "divergence": "a task that does something else on replay is found out",
     "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
     "conservation": "rows in are rows out",
+    "at most once": "without logs, a row is lost only by a failure, and none comes twice",
     "kept state": "what tasks have kept goes on, once, when there are others",
     "one plan": "the old plan goes on or the new one, whoever dies while it is replaced",
     "rewind": "who goes back gives nothing a name that there was",

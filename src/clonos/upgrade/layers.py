@@ -101,6 +101,12 @@ def require_continuable(
         Operators that an earlier graph had.
     """
     now = describe(compiled)
+    if before.get("leaves_gaps") or compiled.plan.leaves_gaps:
+        raise CannotUpgrade(
+            "with guarantee='at_most_once' nothing is kept that another graph could go on with",
+            where=compiled.name,
+            remedy="start the job afresh in another checkpoint_dir",
+        )
     for what in ("job", "seed", "lineage", "causal_log"):
         if before[what] != now[what]:
             raise CannotUpgrade(
