@@ -25,8 +25,10 @@ from clonos.nodes.events import CallsOver
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
+from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.memory import Memory, question_of
+from clonos.storage.retry_after import asked_to_wait_s
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -48,11 +50,12 @@ class CallRunner:
     Parameters
     ----------
     put
-        Takes :class:`~clonos.nodes.events.CallsOver`; called in the loop's thread.
+        Takes :class:`~clonos.nodes.events.CallsOver`; called in threads of ours.
     """
 
     def __init__(self, put: Callable[[CallsOver], None]) -> None:
         self._put = put
+        self._watch = CallWatch(self._give_up)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lives: dict[int, _Life] = {}  # the loop's own, as is all below
@@ -67,9 +70,11 @@ class CallRunner:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, name="clonos-calls", daemon=True)
             self._thread.start()
+        self._watch.asked(life, calls)
         self._loop.call_soon_threadsafe(self._begin, life, calls)
 
     def withdraw(self, life: int) -> None:
+        self._watch.forget(life)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end, life)
 
@@ -78,12 +83,29 @@ class CallRunner:
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._leave)
             self._thread.join(2 * CLOSE_S)  # user code may hold the loop
+        self._watch.close()
+
+    def _give_up(self, life: int, calls: Sequence[tuple[CallId, Request]], lines: str) -> None:
+        """User code blocks the loop, and the time of these calls is over."""
+        outcomes = []
+        for call, request in calls:
+            policy = request.service
+            said = f"no answer within {policy.timeout_s:g} s: a coroutine blocks the event loop"
+            error: Exception = by_engine(TimeoutError(said))
+            if request.key:
+                error = unknown(request, policy, f"nobody knows whether it was made: {said}")
+            outcome = _failed(call, request, error, 1, round(1000 * policy.timeout_s))
+            trace = f"Your code, which blocks it:\n{lines}" if policy.tells_trace else ""
+            outcomes.append(outcome._replace(trace=trace))
+        self._put(CallsOver(life, tuple(outcomes)))
 
     # --- in the loop's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
+        self._watch.start()
+        self._loop.call_soon(self._beat, self._loop)
         while not self._is_closed:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task of the user's
                 self._loop.run_forever()
@@ -94,6 +116,10 @@ class CallRunner:
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watch.beat()
+        loop.call_later(BEAT_S, self._beat, loop)
 
     def _leave(self) -> None:
         self._is_closed = True
@@ -107,6 +133,8 @@ class CallRunner:
             ours.begin(self._make(life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
+        if request.key and not self._watch.is_open(life, call):
+            return  # it was given up before it began
         try:
             if (paid := request.service.instead_of) is not None:
                 await ours.asker(paid).quiet()
@@ -126,7 +154,8 @@ class CallRunner:
         """What has come to an end in one turn of the loop is told together."""
         over, self._over = self._over, defaultdict(list)
         for life, outcomes in over.items():
-            self._put(CallsOver(life, tuple(outcomes)))
+            if told := self._watch.over(life, outcomes):
+                self._put(CallsOver(life, told))
 
     def _beating(self) -> Pulse:
         """That of the loop; it begins with the first effect."""
@@ -236,6 +265,7 @@ class _Asker:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._free_s = 0.0  # when the next attempt may begin
+        self._wanted_s = 0.0  # ... because the service wants to be left alone until then
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
@@ -339,8 +369,16 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """An answer within the time there is; `named`: more arguments."""
-        policy, clock = self._policy, asyncio.get_running_loop().time
         await self._turn()
+        try:
+            return await self._in_time(request, named)
+        except Exception as error:
+            if (wait_s := asked_to_wait_s(error)) > 0:
+                self._wanted_s = max(self._wanted_s, self._clock() + wait_s)
+            raise
+
+    async def _in_time(self, request: Request, named: Named) -> Any:
+        policy, clock = self._policy, asyncio.get_running_loop().time
         if policy.hedge_s is None and _timeout is not None:
             return await self._alone(request, named)
         until_s = clock() + policy.timeout_s
@@ -382,6 +420,8 @@ class _Asker:
             self._free_s = begins_s + 1 / self._policy.per_second
             await asyncio.sleep(begins_s - now)
         while True:
+            while (wait_s := self._wanted_s - self._clock()) > 0:  # noqa: ASYNC110 - it may grow
+                await asyncio.sleep(wait_s)
             if self._is_effect:
                 await self._life.pulse().steady()
             if self._threads is None:
