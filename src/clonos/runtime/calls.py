@@ -22,12 +22,14 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
+from clonos.operators.cache import Cache
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.memory import Memory, question_of
+from clonos.runtime.shared_answers import SharedAnswers
 from clonos.storage.retry_after import asked_to_wait_s
 
 ANSWER_BYTES_MAX: Final = 256 << 10
@@ -63,6 +65,7 @@ class CallRunner:
         self._closing: set[asyncio.Future[None]] = set()
         self._pulse: Pulse | None = None
         self._late: Late = {}
+        self._shared: dict[Cache, SharedAnswers] = {}
         self._is_closed = False
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
@@ -109,7 +112,8 @@ class CallRunner:
         while not self._is_closed:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task of the user's
                 self._loop.run_forever()
-        closing = [*self._closing, *(ours.end() for ours in self._lives.values())]
+        lives = (ours.end() for ours in self._lives.values())
+        closing = [*self._closing, *lives, *(shared.close() for shared in self._shared.values())]
         with contextlib.suppress(asyncio.TimeoutError, SystemExit, KeyboardInterrupt):
             self._loop.run_until_complete(asyncio.wait_for(_all(closing), CLOSE_S))
         for task in asyncio.all_tasks(self._loop):
@@ -127,7 +131,7 @@ class CallRunner:
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
-            self._lives[life] = _Life(self._beating, self._late)
+            self._lives[life] = _Life(self._beating, self._late, self._sharing)
         ours = self._lives[life]
         for call, request in calls:
             ours.begin(self._make(life, ours, call, request))
@@ -162,6 +166,12 @@ class CallRunner:
         if self._pulse is None:
             self._pulse = Pulse()
         return self._pulse
+
+    def _sharing(self, cache: Cache) -> SharedAnswers:
+        """All lives have one connection."""
+        if cache not in self._shared:
+            self._shared[cache] = SharedAnswers(cache)
+        return self._shared[cache]
 
     def _end(self, life: int) -> None:
         if (ours := self._lives.pop(life, None)) is not None:
@@ -214,9 +224,14 @@ class _Life:
         What is cancelled now, we have cancelled.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse], late: Late) -> None:
+    def __init__(
+        self,
+        pulse: Callable[[], Pulse],
+        late: Late,
+        sharing: Callable[[Cache], SharedAnswers],
+    ) -> None:
         self.is_over = False
-        self.pulse, self.late = pulse, late
+        self.pulse, self.late, self.sharing = pulse, late, sharing
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
         self._memories: dict[Policy, Memory] = {}
@@ -257,6 +272,7 @@ class _Asker:
         self._policy, self._life = policy, life
         self._is_effect = policy.effect is not None and policy.instead_of is None
         self._memory = life.memory(policy)
+        self._shared = None if policy.cache is None else life.sharing(policy.cache)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
@@ -303,11 +319,22 @@ class _Asker:
         if known is not None:
             return Outcome(*call, request.digest, True, known, attempts=0)
         try:
-            outcome = await self._attempts(call, request)
-            if outcome.ok:
-                self._memory.put(question, outcome.answer)
+            return await self._ask_for_all(call, request, question, self._memory)
         finally:
             self._memory.done(question)
+
+    async def _ask_for_all(
+        self, call: CallId, request: Request, question: bytes, memory: Memory
+    ) -> Outcome:
+        """... and remember the answer, for those who ask the same."""
+        if self._shared is not None and (known := await self._shared.find(question)) is not None:
+            memory.put(question, known.answer, known.left_s)
+            return Outcome(*call, request.digest, True, known.answer, attempts=0)
+        outcome = await self._attempts(call, request)
+        if outcome.ok:
+            memory.put(question, outcome.answer)
+            if self._shared is not None and self._policy.cache_ttl_s is not None:
+                self._shared.keep(question, outcome.answer, self._policy.cache_ttl_s)
         return outcome
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
