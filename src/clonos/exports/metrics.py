@@ -110,6 +110,8 @@ METRICS: Final = (
            _tasks(lambda t: _seconds(t.latency_ms))),
     Metric("task.backlog", "gauge", "bytes", "Output that a task's receivers have not taken yet.",
            _tasks(lambda t: t.backlog_bytes)),
+    Metric("task.lag", "gauge", "", "Messages that a source has not read yet (Kafka).",
+           _tasks(lambda t: t.lag)),
     Metric("task.in_flight", "gauge", "bytes", "Output kept for receivers, in memory.",
            _tasks(lambda t: t.in_flight_bytes)),
     Metric("task.spilled", "gauge", "bytes", "Output kept for receivers, on the local disk.",

@@ -229,6 +229,7 @@ class Chronicle:
             state_bytes=sum(ref.nbytes for ref in self._coordinator.keeper.layers[task]),
             standbys=standbys,
             operators=operators,
+            lag=now.get("lag"),
         )
 
     # --- a view ---------------------------------------------------------------------------------

@@ -100,6 +100,9 @@ class TaskProgress(Told):
         What is stored of it, as of the newest checkpoint.
     standbys
         How many copies are filled.
+    lag
+        Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
+        nothing whose end is known. Only Kafka's is.
     """
 
     name: str
@@ -123,6 +126,7 @@ class TaskProgress(Told):
     state_bytes: int
     standbys: int
     operators: tuple[OperatorProgress, ...]
+    lag: int | None = None
 
 
 @dataclass(frozen=True)
