@@ -13,6 +13,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import BudgetSpent, Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.bad_records import BadRecords
+from clonos.operators.budget import Usage
 from clonos.operators.effects import effect_key
 from clonos.operators.shares import Heir, Join, Share, joined, total
 from clonos.state.deltas import Frozen
@@ -167,10 +168,9 @@ class Operator:
         return {}
 
     @property
-    def spent(self) -> tuple[int, int, int]:
-        """Calls that were answered, what they have cost, in millionths, and how many questions a
-        remembered answer has answered instead."""
-        return 0, 0, 0
+    def spent(self) -> Usage:
+        """What its calls have come to."""
+        return Usage()
 
     @property
     def is_full(self) -> bool:

@@ -112,9 +112,9 @@ class ChainProgram:
             counts[f"{name}: rows_out"] = self._rows[i + 1]
         for operator in self._callers:
             name = self._names[operator.info.number]
-            counts[f"{name}: calls"], counts[f"{name}: micros"], hits = operator.spent
-            if hits:
-                counts[f"{name}: hits"] = hits
+            spent = operator.spent._asdict()
+            optional = ("hits", "tokens")
+            counts |= {f"{name}: {k}": n for k, n in spent.items() if n or k not in optional}
         return counts
 
     @property

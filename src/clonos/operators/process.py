@@ -20,6 +20,7 @@ from clonos.core.canonical import decode, encode, split
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.budget import Usage
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
@@ -229,6 +230,7 @@ class ProcessOperator(Operator):
         "calls": shared_out,
         "hits": shared_out,
         "micros": shared_out,
+        "tokens": shared_out,
     }
 
     def __init__(
@@ -405,7 +407,7 @@ class ProcessOperator(Operator):
         return len(self._calls) >= self._in_flight
 
     @property
-    def spent(self) -> tuple[int, int, int]:
+    def spent(self) -> Usage:
         return self._calls.spent
 
     def open_calls(self) -> dict[int, Request]:

@@ -367,6 +367,10 @@ MUTATIONS: dict[str, Mutation] = {
     "an effect has another name in another life": mutation(
         "effects", (Waiting, "request", wrong_effects.name_of_a_life)
     ),
+    "a row leaves before it is known what has come of its effect": mutation(
+        "effects", (OpenCalls, "begun", wrong_effects.settled_unasked)
+    ),
+    "rows share an effect": mutation("effects", (Waiting, "request", wrong_effects.shared_name)),
     "a full task takes more": mutation(
         "bounded memory", (TaskMachine, "_is_full", wrong.never_full)
     ),

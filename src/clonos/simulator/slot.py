@@ -471,6 +471,10 @@ class SlotPrefetch:
     def is_placed(self) -> bool:
         return self._stand >= 0
 
+    @property
+    def lag(self) -> None:
+        """Nobody knows."""
+
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         self._stand = max(self._stand, rows_consumed)
 
