@@ -81,6 +81,10 @@ BENCHMARKS_ALSO = {
     "clonos.graph",  # the plain loop runs compiled operators without any engine,
     "clonos.testing",  # ... each task in the harness
     "clonos.operators",  # ... and operators with a stopwatch
+    "clonos.simulator.world",  # ... and automata without a world,
+    "clonos.columns.batches",
+    "clonos.transport.events",  # ... whose messages are encoded
+    "clonos.transport.frames",  # ... and framed
     "clonos.sources.readers",
     "clonos.sources.spec",  # sources: paced, gated, generated
     "clonos.storage",  # the journal's commits, timed alone

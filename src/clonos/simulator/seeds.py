@@ -208,6 +208,16 @@ def _in_its_way(job: Job, seed: int) -> Job:
     return replace(job, plan=replace(job.plan, has_markers=has_markers))
 
 
+def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bool) -> Job:
+    """Cells and calls, and how far logs travel, if there are any."""
+    if gaps:
+        job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
+    job = _with_calls(_in_cells(job, seed), seed)
+    if harsh:
+        job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
+    return job
+
+
 def simulate(
     seed: int,
     *,
@@ -275,13 +285,7 @@ def simulate(
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, seed, loops=loops)
-        if gaps:
-            job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
-        job = _with_calls(_in_cells(job, seed), seed)
-        if harsh:
-            plan = job.plan
-            job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
-        job = _in_its_way(job, seed)
+        job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
     options = random_options(random, job)
     has_order = isinstance(job, ArrowJob) and job.has_order
     if is_poisoned or harsh or loops or has_order:
