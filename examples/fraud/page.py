@@ -198,7 +198,8 @@ def _scores(axes: Axes, seen: Seen, rows: Rows, title: str) -> None:
             s=size, color=color, alpha=0.85, linewidths=0, label=label, zorder=2 + is_theft,
         )  # fmt: skip
     axes.axhline(pipeline.SURE, color="#52606d", linewidth=0.8, linestyle="--")
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=16)
+    pad = 30 if rows is seen.rows else 16  # what happened is named above the first
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=pad)
     axes.set_ylim(-0.03, 1.03)
     axes.legend(loc="center right", frameon=True, fontsize=8)
 

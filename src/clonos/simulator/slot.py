@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,8 @@ class WatchedNode(SlotNode):
     simulation. Its tasks have their turns in any order."""
 
     random: Random
+    is_given_up: Callable[[], bool]
+    """Whether the driver has: what it is told to restore may be gone then."""
 
     def _order(self) -> list[Resident]:
         order = super()._order()
@@ -72,6 +74,8 @@ class WatchedNode(SlotNode):
         return resident.task, resident.machine.incarnation
 
     def _failed(self, resident: Resident, error: Exception) -> None:
+        if self.is_given_up():
+            return
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
@@ -138,6 +142,7 @@ class Slot:
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
         )
         self.node.random = cluster.random
+        self.node.is_given_up = lambda: not self.is_controlled
         self.node.join(ControlEnd(self))
 
     @property
@@ -433,7 +438,8 @@ class SlotWriter:
 
     def write(self, life: int, output: ev.Release) -> None:
         cluster = self._slot.cluster
-        self._free_at = max(self._free_at, cluster.scheduler.now) + cluster.store_delay()
+        begins_at = max(self._free_at, cluster.scheduler.now, cluster.store_back_at)
+        self._free_at = begins_at + cluster.about(cluster.options.store_ms)
         cluster.scheduler.at(self._free_at, self._wrote, life, output)
 
     def _wrote(self, life: int, output: ev.Release) -> None:
