@@ -33,7 +33,8 @@ class Deaths:
             task: TaskState(task, LIFE, machine(f"task {task}", TaskPhase.LIVE), slot=5 + task)
             for task in (0, 1)
         }
-        roster: Any = SimpleNamespace(tasks=tasks, now_ms=0)
+        plan = SimpleNamespace(leaves_gaps=False)
+        roster: Any = SimpleNamespace(tasks=tasks, now_ms=0, plan=plan)
         self.roster, self.blame = roster, Blame(roster)
 
     def announces(self, rows: Rows, *, is_cleared: bool = False, life: Incarnation = LIFE) -> None:
