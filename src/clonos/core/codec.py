@@ -108,9 +108,10 @@ def _reader_of(annotation: Any) -> Reader:
     if annotation in (int, bool, str, bytes):
         return _exactly(annotation)
     if origin in (Union, _UNION):
-        if bytes in arguments:  # what is not in memory goes into no message
+        inner, *others = sorted((a for a in arguments if a is not type(None)), key=_bytes_last)
+        if others == [bytes]:  # what is not in memory goes into no message
             return _exactly(bytes)
-        (inner,) = [a for a in arguments if a is not type(None)]
+        assert not others
         return _optional(_reader_of(inner))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _tuple_of(_reader_of(arguments[0]))
@@ -123,6 +124,10 @@ def _reader_of(annotation: Any) -> Reader:
     if is_dataclass(annotation) or hasattr(annotation, "_fields"):
         return _record(annotation, _field_readers(annotation))
     raise TypeError(f"no message has a field of type {annotation!r}")
+
+
+def _bytes_last(kind: Any) -> bool:
+    return kind is bytes
 
 
 def _field_readers(kind: Any) -> tuple[Reader, ...]:
