@@ -173,7 +173,7 @@ def reads(job: Job) -> float:
     return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
 
 
-def _toy_job(random: Random, seed: int, *, loops: bool) -> tuple[Job, bool]:
+def _toy_job(random: Random, seed: int, *, loops: bool, gaps: bool = False) -> tuple[Job, bool]:
     if loops:
         return loop_job(random, Random(f"copies {seed}")), False
     job = random_job(random, with_fused=seed % 5 == 2)
@@ -181,6 +181,8 @@ def _toy_job(random: Random, seed: int, *, loops: bool) -> tuple[Job, bool]:
         plan = job.plan
         job = replace(job, plan=replace(plan, causal_log=False))
     is_poisoned = job.plan.causal_log and random.random() < 0.05
+    if gaps:
+        job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
     return (with_poison(job, random) if is_poisoned else job), is_poisoned
 
 
@@ -274,13 +276,10 @@ def simulate(
     if arrow:
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
-        job, is_poisoned = _toy_job(random, seed, loops=loops)
-        if gaps:
-            job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
+        job, is_poisoned = _toy_job(random, seed, loops=loops, gaps=gaps)
         job = _with_calls(_in_cells(job, seed), seed)
         if harsh:
-            plan = job.plan
-            job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
+            job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
         job = _in_its_way(job, seed)
     options = random_options(random, job)
     has_order = isinstance(job, ArrowJob) and job.has_order
