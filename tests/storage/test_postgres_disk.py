@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -226,3 +233,42 @@ def test_a_process_that_has_died_is_known_by_its_session(postgres, driver, root)
         process.wait()
         patient.lock(f"{root}/lock", "another").close()
         patient.close()
+
+
+@pytest.fixture
+def pool(postgres, tmp_path) -> Iterator[str]:
+    """The address of a PgBouncer before the server, which has a session per transaction."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("PgBouncer is not installed here (Debian's package: pgbouncer)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = urlsplit(postgres)
+    with tempfile.TemporaryDirectory(prefix="pool-") as folder:
+        config = Path(folder, "pgbouncer.ini")
+        config.write_text(
+            f"[databases]\npostgres = host=127.0.0.1 port={server.port} user=postgres\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            "auth_type = any\npool_mode = transaction\n"
+        )
+        prefix = []
+        if os.geteuid() == 0:
+            Path(folder).chmod(0o755)
+            prefix = ["runuser", "-u", "postgres", "--"]
+        with subprocess.Popen([*prefix, program, "-q", str(config)], cwd="/") as process:
+            try:
+                while True:
+                    assert process.poll() is None, "it has not started"
+                    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                        break
+                yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+            finally:
+                process.terminate()
+
+
+def test_a_connection_pool_is_refused(pool):
+    """What one transaction has set would not be in force in the next."""
+    with pytest.raises(UnusableStore, match="connection pool") as caught:
+        PostgresDisk(pool)
+    assert "the server itself" in caught.value.remedy

@@ -86,7 +86,7 @@ class PostgresDisk:
     Raises
     ------
     UnusableStore
-        The server cannot be reached, or refuses.
+        The server cannot be reached, or refuses; or there is a connection pool before it.
 
     Examples
     --------
@@ -146,12 +146,24 @@ class PostgresDisk:
             keepalives_idle=SILENCE_MS // 1000,
         )
         try:
+            self._require_direct(found)
             found.execute("set synchronous_commit = on; set client_min_messages = warning")
             found.execute(_OWN_SETTINGS, (_TIMEOUTS,))
         except BaseException:
             found.close()
             raise
         return found
+
+    def _require_direct(self, connection: Any) -> None:
+        """Our settings decide what is durable, and have to be in force for each of our statements:
+        a pool may give us another session for each transaction, with the settings of others."""
+        (pid,) = connection.execute("select pg_backend_pid()").fetchone()
+        if pid != connection.info.backend_pid:  # who has greeted us is not who answers
+            raise UnusableStore(
+                "there is a connection pool, such as PgBouncer, before the database",
+                where=self.place,
+                remedy="give the address of the server itself: a job needs two connections",
+            )
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:
