@@ -41,8 +41,8 @@ LAYERS: dict[str, set[str]] = {
         "spark"},
     "nodes": {"blame", "core", "transport"},
     "upgrade": {"core", "columns", "state", "operators", "storage", "graph"},
-    "runtime": {"blame", "core", "columns", "operators", "transport", "storage", "sinks", "sources",
-        "nodes"},
+    "runtime": {"blame", "extras", "core", "columns", "operators", "transport", "storage", "sinks",
+        "sources", "nodes"},
     "watch": {"extras", "web", "core", "nodes"},
     "cluster": {"core", "columns", "state", "transport", "storage", "spark", "sinks", "sources",
         "graph", "nodes", "runtime", "upgrade", "watch"},
@@ -54,8 +54,8 @@ LAYERS: dict[str, set[str]] = {
         "sources", "graph", "nodes", "simulator", "replay", "branch"},
     "pytest_plugin": {"testing"},
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
-    "replay": {"blame", "named", "columns", "core", "operators", "storage", "sinks", "sources",
-        "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
+    "replay": {"blame", "named", "columns", "core", "state", "operators", "storage", "sinks",
+        "sources", "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
     "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
         "replay", "runtime"},
 }  # fmt: skip
@@ -81,6 +81,10 @@ BENCHMARKS_ALSO = {
     "clonos.graph",  # the plain loop runs compiled operators without any engine,
     "clonos.testing",  # ... each task in the harness
     "clonos.operators",  # ... and operators with a stopwatch
+    "clonos.simulator.world",  # ... and automata without a world,
+    "clonos.columns.batches",
+    "clonos.transport.events",  # ... whose messages are encoded
+    "clonos.transport.frames",  # ... and framed
     "clonos.sources.readers",
     "clonos.sources.spec",  # sources: paced, gated, generated
     "clonos.storage",  # the journal's commits, timed alone
@@ -101,7 +105,7 @@ EVERYBODY = {"errors", "version"}
 CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {f"clonos.api.{one}" for one in ("job", "feedback", "streams", "columns",
-         "keyed", "joins", "placed",
+         "frames", "grouped", "keyed", "joins", "placed",
             "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",

@@ -23,7 +23,8 @@ CONTENTS = {
     "clonos/simulator", "clonos/sinks", "clonos/sources", "clonos/spark", "clonos/state",
     "clonos/storage", "clonos/testing",
     "clonos/transport", "clonos/upgrade", "clonos/watch",
-    "pyspark_clonos/__init__.py",
+    "pyspark_clonos/__init__.py", "pyspark_clonos_log/__init__.py",
+    "pyspark_clonos_state/__init__.py",
 }  # fmt: skip
 """All that the wheel has, by its uppermost folders."""
 

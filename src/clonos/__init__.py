@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clonos.errors import ClonosError, Fenced
     from clonos.nodes.views import Recovery
     from clonos.operators.budget import Budget
+    from clonos.operators.cache import Cache
     from clonos.operators.context import Context
     from clonos.operators.effects import Effect, EffectCall, Made, NotMade, effect
     from clonos.operators.process import Process, ProcessContext
@@ -38,6 +39,7 @@ __version__ = VERSION
 _HOMES = {
     "Branch": "clonos.branch",
     "Budget": "clonos.operators.budget",
+    "Cache": "clonos.operators.cache",
     "ClonosError": "clonos.errors",
     "Context": "clonos.operators.context",
     "Effect": "clonos.operators.effects",
@@ -78,6 +80,7 @@ _MODULES = {
 __all__ = [
     "Branch",
     "Budget",
+    "Cache",
     "ClonosError",
     "Context",
     "Effect",

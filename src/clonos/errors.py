@@ -67,11 +67,11 @@ class StepTooLarge(ClonosError):
 
 
 class AnswerTooLarge(ClonosError):
-    """A service has answered with more than is kept in logs."""
+    """A service's answer is larger than what is kept in logs."""
 
 
 class WrongLength(ClonosError):
-    """A call for several rows was not answered with as many answers."""
+    """A call for several rows did not return one answer for each of them."""
 
 
 class ProtocolError(ClonosError):
@@ -155,11 +155,11 @@ class CannotReplace(ClonosError):
 
 
 class NotSettled(ClonosError):
-    """A job that was to settle has not done so in time, and goes on as it was."""
+    """A job was asked to settle and has not done so in time; it goes on as it was."""
 
 
 class NeedsSpark(DefinitionError):
-    """A column expression is given, but no session is there that could read it."""
+    """A column expression is given, but there is no Spark session that could read it."""
 
 
 class Unbounded(DefinitionError):
@@ -196,7 +196,7 @@ class SourceError(ClonosError):
 
 
 class StateMismatch(ClonosError):
-    """A layer was written by operators other than those that read it."""
+    """A stored state was written by operators other than those that read it."""
 
 
 class UnencodableValue(ClonosError):
@@ -204,11 +204,11 @@ class UnencodableValue(ClonosError):
 
 
 class EffectUnknown(ClonosError):
-    """An effect was perhaps made, and nobody can tell; or its answer cannot be kept."""
+    """An effect may have been made, and nobody can tell; or its answer cannot be kept."""
 
     usual_remedy = (
-        "find out by its key, or by what it was asked; give check=, a function that does so, or "
-        "idempotent=True if the service deduplicates by key"
+        "find out by its key or its arguments whether it was made; give check=, a function that "
+        "does so, or idempotent=True if the service deduplicates by key"
     )
 
 
@@ -217,7 +217,7 @@ class BudgetSpent(ClonosError):
 
     usual_remedy = (
         "raise budget= and start again: answers in the log are not paid for twice; or give "
-        "on_error=, which makes something of the rows that are left"
+        "on_error=, which returns something in place of the answers that are missing"
     )
 
 
@@ -246,7 +246,7 @@ class TaskFailed(ClonosError):
 
 
 class LoopIsOver(ClonosError):
-    """An operator gives out rows within a loop at its end, when nobody takes them any more."""
+    """An operator in a loop returns rows at the end of its input, when no task takes them."""
 
 
 class PoisonRecord(ClonosError):
@@ -254,7 +254,8 @@ class PoisonRecord(ClonosError):
 
 
 class Fenced(ClonosError):
-    """A later life has taken over: what this one still tried to do was refused; nobody needs it."""
+    """A later life of the task has taken over: what this one still tried to do was refused, and is
+    not needed."""
 
 
 class OrphanedOutput(ClonosError):

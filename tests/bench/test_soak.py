@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from clonos.testing import InMemoryRun
 from clonos_bench import run
 from clonos_bench.soak import service
+from clonos_bench.soak.faults import KINDS, Faults
 from clonos_bench.soak.job import DEAR, build
 from clonos_bench.soak.verdict import FAULTS, answered, judge
 
@@ -110,3 +113,15 @@ def test_each_fault_is_found(spark, tmp_path):
     for name, (answers, bills, count) in SPOILT.items():
         verdict = verdict_on(spark, tmp_path, answers, bills or GOOD_BILLS, [name])
         assert verdict.faults == {name: count}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_struck_while_nothing_runs(kind):
+    """All executors were killed: what is drawn from them is drawn from nobody."""
+    job: Any = SimpleNamespace(slots=list, tasks=lambda: [SimpleNamespace(name="count[0]")])
+    told = []
+    faults = Faults(job, 1, 1e-9, [kind], lambda *fault: told.append(fault))
+    for now_s in range(1, 5):
+        faults.look(float(now_s))
+    faults.end()
+    assert told == []

@@ -148,10 +148,14 @@ class Kit:
     def open_tap(self, folder: Path) -> None:
         (folder / "tap").touch()
 
-    def until_tapped(self, folder: Path) -> Any:
-        """A source of the numbers from 0 on that ends some time after :meth:`open_tap`."""
+    def until_tapped(self, folder: Path, hold: int | None = None) -> Any:
+        """A source of the numbers from 0 on that ends some time after :meth:`open_tap`; those from
+        `hold` on come after :meth:`begin`."""
         source = clonos.sources.from_batches([], "n long")
-        return replace(source, factory=partial(until, folder / "tap"))
+        factory: Any = partial(until, folder / "tap")
+        if hold is not None:
+            factory = partial(gated, factory, hold, folder / "begin")
+        return replace(source, factory=factory)
 
     def dataframe(self, spark: SparkSession, rows: int) -> Any:
         """The same rows, in order, from one partition."""

@@ -125,6 +125,56 @@ def test_a_bill_counts_each_answer_once_and_a_larger_budget_goes_on(kit, spark, 
     assert asked(tmp_path) == {n: 1 + (hangs(n) and n < 60) for n in range(ROWS)}
 
 
+async def ask_together(folder: Path, numbers: list[int]) -> list[int]:
+    """One call about several rows, which may not be those of another call."""
+    with (folder / "together").open("a") as together:
+        together.write(f"{numbers[0]} {numbers[-1]} {len(numbers)}\n")
+    while hangs_together(numbers[0]) and not (folder / "gate").exists():  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.01)
+    found = [random.getrandbits(40) for _ in numbers]
+    with (folder / "answered").open("a") as answered:
+        answered.writelines(f"{n} {answer}\n" for n, answer in zip(numbers, found, strict=True))
+    return found
+
+
+def hangs_together(first: int) -> bool:
+    return first % 12 == 0
+
+
+def test_a_call_about_several_rows_is_made_again_for_the_same_rows(kit, spark, tmp_path):
+    """The log has answered batches, also of rows that came when others hung; the state has who was
+    asked together."""
+    job = clonos.Job("calls", parallelism=1, checkpoint_interval="1 hour", standbys=1)
+    batches = [[(n,) for n in range(at, at + 15)] for at in range(0, ROWS, 15)]
+    rows = job.source(clonos.sources.from_batches(batches, "n long"), name="in")
+    rows = rows.slot_group("asking").start_new_chain()
+    how: dict[str, Any] = {"batch": 4, "batch_within": "1 hour", "in_flight": ROWS}
+    answered = rows.with_column_async(
+        "answer long", partial(ask_together, tmp_path), "n", name="ask", ordered=False, **how
+    )
+    answered.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    calls = [(at, min(at + 4, ROWS)) for at in range(0, ROWS, 4)]  # the end waits for nobody
+    hung = [hangs_together(first) for first, _ in calls]
+    kit.wait_for(lambda: len(together(tmp_path)) == len(calls))
+    done = sum(end - at for (at, end), hang in zip(calls, hung, strict=True) if not hang)
+    kit.wait_for(lambda: running.delivered["out"] == done)
+    kit.kill(running, "ask[0]")
+    kit.wait_recovered(running, 1)
+    kit.wait_for(lambda: sum(together(tmp_path).values()) == len(calls) + sum(hung))
+    (tmp_path / "gate").touch()
+    check(tmp_path, running.wait(kit.WAIT_S).table())
+    made = [(at, end - 1, end - at) for at, end in calls]
+    assert together(tmp_path) == {c: 1 + hang for c, hang in zip(made, hung, strict=True)}
+
+
+def together(folder: Path) -> Counter[tuple[int, int, int]]:
+    """First row, last row and size of each call."""
+    path = folder / "together"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Counter((int(a), int(b), int(n)) for a, b, n in map(str.split, lines))
+
+
 def refuse(n: int) -> int:
     prices: dict[int, int] = {}
     return prices[n]

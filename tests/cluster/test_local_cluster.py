@@ -20,7 +20,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster(new_jvm: None) -> Iterator[SparkSession]:
-    session = get_or_create("local-cluster[2,8,1024]", "cluster tests")
+    speculation = {  # of which slots are no case: each is the only task of its job
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.1",
+    }
+    session = get_or_create("local-cluster[2,8,1024]", "cluster tests", config=speculation)
     yield session
     session.stop()
 

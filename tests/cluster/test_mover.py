@@ -67,7 +67,7 @@ def test_what_cannot_be_asked_for():
         world.mover.drain("9", 60.0)
     world = World("moved", causal_log=False)
     for ask in (lambda: world.mover.move(world.names[1], 60.0), lambda: world.mover.drain("2", 9)):
-        with pytest.raises(CannotMove, match="has no logs"):
+        with pytest.raises(CannotMove, match="without logs"):
             ask()
     assert not world.asked
 
@@ -96,7 +96,7 @@ def test_each_decommissioned_executor_is_told_once():
     watch = Decommissions(spark, lambda: {"1", "2"}, inbox)
     watch.look()
     watch.look()
-    assert told == [Leaving("2")]
+    assert told == [Leaving("2", ends=True)]
     going.add("1")
     watch.look()
-    assert told == [Leaving("2"), Leaving("1")]
+    assert told == [Leaving("2", ends=True), Leaving("1", ends=True)]

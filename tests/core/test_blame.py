@@ -11,11 +11,12 @@ from clonos.core import messages as msg
 from clonos.core.blame import SUSPECTS_MAX, TOGETHER_MS, WATCHED_STEPS, Blame
 from clonos.core.determinants import Order
 from clonos.core.events import Trial
-from clonos.core.messages import CALLS, Item, Kind, Rows, Suspect
+from clonos.core.messages import Item, Kind
 from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
 from clonos.core.roster import RECOVERY, TaskPhase, TaskState
+from clonos.core.suspects import CALLS, Rows, Suspect
 from clonos.core.watch import DEATHS, LIVES, Watch
 from clonos.errors import PoisonRecord
 

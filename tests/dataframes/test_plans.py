@@ -33,6 +33,7 @@ from clonos.errors import (
 )
 from clonos.operators import operations as op
 from clonos.operators.make import make_operator
+from clonos.sinks.data_source import end
 from clonos.sinks.file_buffer import BufferFiles
 from clonos.sources.lines import ParseLines
 from clonos.sources.messages import ParseFields, ParseMessages
@@ -394,6 +395,32 @@ class TestWithSpark:
         assert capsys.readouterr().out.count("{'k': 'a'}") == 2
         with pytest.raises(DefinitionError, match="several sinks"):
             result.table()
+
+    def test_tables_and_what_spark_writes_have_plans(self, spark, tmp_path):
+        table, files = str(tmp_path / "table"), str(tmp_path / "files")
+        folder = str(tmp_path / "checkpoint")
+        stream = self.streaming(spark, tmp_path / "in", ROWS, checkpoint_dir=folder)
+        some = stream.select("k", "n")
+        some.sink(clonos.sinks.table(table))
+        some.sink(clonos.sinks.spark("parquet", files, partition_by="k"))
+        some._job.start(spark, execution="spark", available_now=True).wait(100)
+        again = clonos.Job("again").source(clonos.sources.table(table))
+        again.sink(clonos.sinks.collect())
+        with pytest.raises(Unbounded):
+            again._job.run(spark, execution="spark")
+        end(table)
+        ended = clonos.Job("ended").source(clonos.sources.table(table))
+        ended.sink(clonos.sinks.collect(), name="kept")
+        ended.sink(clonos.sinks.spark("parquet", f"{files}2"))
+        kept = ended._job.run(spark, execution="spark").table("kept")
+        expected = sorted((k, n) for k, n, *_ in ROWS)
+        assert sorted((row["k"], row["n"]) for row in kept.to_pylist()) == expected
+        for path in (files, f"{files}2"):
+            assert sorted((r["k"], r["n"]) for r in spark.read.parquet(path).collect()) == expected
+        now = clonos.Job("now").source(clonos.sources.table(table, available_now=True))
+        now.sink(clonos.sinks.collect())
+        with pytest.raises(NotInSpark, match="when the job was defined"):
+            now._job.run(spark, execution="spark")
 
     def test_nothing_is_written_if_a_sink_is_refused(self, spark, tmp_path):
         stream = self.stream()

@@ -79,6 +79,14 @@ class Standalone:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
 
+    def is_of(self, name: str, pid: int) -> bool:
+        """Whether a process is a worker's."""
+        return os.getpgid(pid) == self._processes[name].pid
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a worker itself."""
+        self._processes[name].send_signal(number)
+
     def stop(self) -> None:
         for name in list(self._processes)[::-1]:
             self.kill(name)

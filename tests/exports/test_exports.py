@@ -21,7 +21,10 @@ ENDED = JobTerminated("fraud", "fraud-1", is_complete=True, error=None)
 def progress(job="fraud", away=None):
     newest = jobs.view(jobs.compiled(name=job), away=away).recent[-1]
     operators = tuple(operator(name) for name in ("score", 'quoted "\n'))
-    return replace(newest, timestamp="2026-01-01T00:00:10.000+00:00", operators=operators)
+    first, *others = newest.tasks
+    tasks = (replace(first, lag=12), *others)
+    at = "2026-01-01T00:00:10.000+00:00"
+    return replace(newest, timestamp=at, operators=operators, tasks=tasks)
 
 
 def operator(name):
@@ -138,6 +141,7 @@ class TestOpenTelemetry:
         assert (rows.unit, rows.data.is_monotonic) == ("{row}", True)
         assert rows.data.data_points[0].attributes == {"job": "fraud", "operator": "score"}
         assert found["clonos.task.latency"].unit == "s"
+        assert [point.value for point in found["clonos.task.lag"].data.data_points] == [12]
         assert found["clonos.task.log"].unit == "By"
         listener.on_terminated(ENDED)
         assert self.metrics(sdk[0])["clonos.job.up"].data.data_points[0].value == 0

@@ -98,11 +98,12 @@ def test_plan_is_consistent():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, "full"])
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
 def test_channels_to_the_house_keeper(depth, guarantee):
     plan = wordcount(sharing_depth=depth, guarantee=guarantee).plan
     assert plan.sharing_depth == (FULL_DEPTH if depth == "full" else depth)
     assert plan.causal_log == (guarantee == "exactly_once")
+    assert plan.leaves_gaps == (guarantee == "at_most_once")
     for task in plan.tasks:
         out = [c for c in task.outputs if plan.channels[c].receiver == HOUSE_KEEPER]
         wanted = task.is_sink or plan.forwarded_logs(ChannelSpec(-1, task.id, HOUSE_KEEPER))

@@ -187,7 +187,7 @@ def test_bad_input_gives_clear_errors():
         rows.map_async(tens, SCHEMA, batch=0)
     with pytest.raises(WrongType, match="batch_within='20 ms'"):
         rows.map_async(tens, SCHEMA, batch_within="20 ms")
-    with pytest.raises(WrongType, match="there are none"):
+    with pytest.raises(WrongType, match="there are no arguments"):
         rows.with_column_async("n int", list, batch=2)
     with pytest.raises(WrongType, match="an effect is about several"):
         rows.map_async(pay, SCHEMA, batch=2, identity="id")

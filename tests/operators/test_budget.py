@@ -175,7 +175,7 @@ def test_only_answers_cost():
 def test_a_price_that_is_none_ends_the_job_and_gives_nothing_back(price):
     facts = Facts()
     purse = Purse(policy_of(double, "double", in_flight=1, cost=lambda _: price), facts, "ask")
-    with pytest.raises(OperatorError, match="no price for an answer"):
+    with pytest.raises(OperatorError, match="no number for an answer"):
         purse.pay([Outcome(0, 1, 0, True, encode(1))])
     assert purse.micros == 0
 
@@ -199,6 +199,8 @@ def test_all_shares_together_are_the_budget(cost, parallelism):
         {"budget": clonos.Budget(calls=float("inf"))},  # type: ignore[arg-type]
         {"budget": clonos.Budget(cost=float("inf")), "cost": 1},
         {"cost": "much"},
+        {"tokens": 1.5},
+        {"budget": clonos.Budget(tokens=5)},
         {"cost": float("inf")},
         {"cost": 4e-7, "budget": clonos.Budget(cost=1e-6)},  # would be counted as nothing
     ],
@@ -238,3 +240,36 @@ def test_each_service_of_a_process_has_its_hits():
     harness.feed(Answers(tuple(outcomes)))
     traffic = known(harness).traffic
     assert [traffic[f"ask: {what}"] for what in ("calls", "hits")] == [0, 4]
+
+
+def test_tokens_are_a_budget_of_their_own_and_degrade_what_is_answered():
+    """`double` takes as many tokens as it answers."""
+    budget = clonos.Budget(tokens=9, cost=100)
+    how = {"tokens": int, "cost": 0.5, "budget": budget, "in_flight": 1, "ordered": False}
+    harness = StepHarness(program(**how, on_error=lambda _, error: -1))
+    asked = harness.source([(3,), (2,), (1,), (4,)], SCHEMA).asked
+    rows = []
+    for refused in (False, False, True, True):
+        assert refusals(asked) == [refused], "6, then 10 of 9"
+        output = answer(harness, asked)
+        rows += made(output)
+        asked = output.asked
+    assert rows == [(3, 6), (2, 4), (1, -1), (4, -1)]
+    traffic = known(harness).traffic
+    assert [traffic[f"ask: {what}"] for what in ("calls", "micros", "tokens")] == [2, 10**6, 10]
+
+
+def test_a_fixed_number_of_tokens_is_never_exceeded():
+    budget = clonos.Budget(tokens=25)
+    harness = StepHarness(program(tokens=10, budget=budget, on_bad_record="drop"))
+    asked = harness.source([(n,) for n in range(4)], SCHEMA).asked
+    assert refusals(asked) == [False, False, True, True]
+    answer(harness, asked)
+    assert known(harness).traffic["ask: tokens"] == 20
+
+
+def test_tokens_that_are_no_number_end_the_job():
+    harness = StepHarness(program(tokens=lambda answer: answer["usage"]))
+    asked = harness.source([(1,)], SCHEMA).asked
+    with pytest.raises(OperatorError, match="tokens= has no number for an answer: TypeError"):
+        answer(harness, asked)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import clonos
 from clonos.errors import OperatorError
+from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Batches,
     End,
@@ -194,3 +196,11 @@ events = st.lists(
 @given(events)
 def test_restored_equals_continued(script):
     check_restore(process_code(drop=True).program, [*script, End(0)])
+
+
+@settings(deadline=None, max_examples=40)
+@given(events, st.sampled_from([0, 300, 3000]), st.booleans())
+def test_it_makes_no_difference_where_values_are(script, state_memory, is_merged):
+    merge = partial(merge_deltas, is_base=True) if is_merged else None
+    program = process_code(drop=True).program
+    check_restore(program, [*script, End(0)], merge=merge, state_memory=state_memory)

@@ -12,8 +12,9 @@ import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import CallError, WrongLength
+from clonos.errors import CallError, EffectUnknown, WrongLength
 from clonos.nodes.events import CallsOver
+from clonos.operators.effects import effect
 from clonos.operators.service import Policy, Service
 from clonos.runtime import call_threads
 from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
@@ -472,3 +473,134 @@ def test_nothing_runs_before_the_first_call():
     runner.withdraw(1)
     runner.close()
     assert threading.active_count() == before
+
+
+# --- what services and functions do ---------------------------------------------------------------
+
+
+def test_a_coroutine_that_blocks_all_calls_is_named_and_nothing_hangs(slot, caplog):
+    gate = threading.Event()
+
+    async def block():
+        gate.wait(LIMIT_S)
+
+    async def quick():
+        return 1
+
+    slot.make(policy(block, timeout_s=0.3), ())
+    blocked = slot.outcomes(1)[0]
+    error = decode_error(blocked.answer)
+    assert isinstance(error, TimeoutError)
+    assert "a coroutine blocks the event loop" in str(error)
+    assert "gate.wait(LIMIT_S)" in blocked.trace
+    told = [record.getMessage() for record in caplog.records if record.name == "clonos"]
+    assert len(told) == 1
+    assert "gate.wait(LIMIT_S)" in told[0]
+    slot.make(policy(quick, timeout_s=0.1), (), life=8)  # it cannot begin
+    assert not slot.outcomes(1, life=8)[0].ok
+    slot.make(policy(quick), (), life=9)
+    gate.set()
+    assert slot.outcomes(1, life=9)[0].ok, "the loop goes on when it may, and says nothing twice"
+
+
+def test_an_effect_behind_code_that_blocks_is_in_doubt(slot):
+    gate = threading.Event()
+
+    async def block():
+        gate.wait(LIMIT_S)
+
+    slot.make(policy(block, timeout_s=LIMIT_S), (), life=8)
+    how = policy(block, timeout_s=0.1, effect=effect(block))
+    slot.runner.make(LIFE, [(CallId(2, 1), Request(how, (), 1, "KEY"))])
+    assert isinstance(decode_error(slot.outcomes(1)[0].answer), EffectUnknown)
+    gate.set()
+    slot.outcomes(1, life=8)
+
+
+def test_a_flood_of_answers_of_100_mb_is_refused_one_by_one(slot):
+    large = "x" * (100 << 20)
+
+    async def ask(n):
+        return [large] if n % 2 else {"answer": large}
+
+    async def quick():
+        return 1
+
+    slot.make(policy(ask, in_flight=40), *((n,) for n in range(4)))
+    for outcome in slot.outcomes(4):
+        assert "at most 262144 are logged" in str(decode_error(outcome.answer))
+        assert len(outcome.answer) < 1000
+    assert decode(slot.one(policy(quick)).answer) == 1
+
+
+def test_a_service_that_is_down_for_a_while_costs_attempts_and_no_row(slot):
+    asked: list[int] = []
+
+    async def ask(n):
+        asked.append(n)
+        if len(asked) <= 60:
+            raise ConnectionRefusedError(111, "nobody listens")
+        return n
+
+    slot.make(policy(ask, attempts=40, backoff_s=(0.001, 0.002)), *((n,) for n in range(10)))
+    outcomes = slot.outcomes(10)
+    assert [decode(outcome.answer) for outcome in outcomes] == list(range(10))
+    assert sum(outcome.attempts for outcome in outcomes) == len(asked) == 70
+
+
+class OfUrllib(Exception):
+    def __init__(self, said):
+        super().__init__("429 Too Many Requests")
+        self.headers = {"Retry-After": said}
+
+
+class OfRequests(Exception):
+    def __init__(self, said):
+        super().__init__("429 Too Many Requests")
+        self.response = OfUrllib(said)
+
+
+class OfAPackage(Exception):
+    def __init__(self, said):
+        super().__init__("slow down")
+        self.retry_after = float(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "is_async"),
+    [(OfUrllib, "1", True), (OfRequests, "1", False), (OfAPackage, "0.3", True)],
+)
+def test_a_service_that_says_when_is_left_alone_until_then(slot, kind, said, is_async):
+    refused: list[float] = []
+    asked: list[float] = []
+
+    def answer(n):
+        if not refused:
+            refused.append(time.monotonic())
+            raise kind(said)
+        asked.append(time.monotonic())
+        return n
+
+    async def ask(n):
+        return answer(n)
+
+    how = policy(ask if is_async else answer, attempts=2)
+    slot.make(how, (0,))
+    while not refused:
+        time.sleep(0.001)
+    time.sleep(0.1)  # the refusal is there: what comes from now on waits, too
+    slot.runner.make(LIFE, [(CallId(2, n), Request(how, (n,), n)) for n in (2, 3)])
+    assert [o.attempts for o in slot.outcomes(3)] == [2, 1, 1]
+    assert min(asked) - refused[0] >= float(said)
+
+
+def test_an_error_whose_headers_are_a_trap_is_an_error(slot):
+    class Trap(Exception):
+        @property
+        def headers(self):
+            raise RuntimeError("closed")
+
+    async def ask():
+        raise Trap("no")
+
+    assert "Trap: no" in str(decode_error(slot.one(policy(ask)).answer))

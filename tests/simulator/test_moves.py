@@ -142,6 +142,20 @@ def test_an_executor_that_leaves_gets_no_task_back():
     nothing_asked_again(play.cluster.service)
 
 
+def test_an_executor_that_ends_is_left_by_empty_slots_too():
+    """Nobody has to kill them, and none of them runs or recovers anything when it goes."""
+    play = Play(slots=6)
+    slot = play.cluster.slot_of(MIDDLE)
+    assert slot is not None
+    old = {s for s in play.cluster.alive() if s.group == slot.group}
+    play.post(co.Leaving(slot.group, ends=True))
+    play.until(lambda: not any(one.alive for one in old))
+    assert play.says("moved")
+    assert not play.says("detected")
+    play.end()
+    nothing_asked_again(play.cluster.service)
+
+
 def test_where_it_moves_to_dies_while_it_rests():
     """It resumes, and stays."""
     play = Play()

@@ -105,6 +105,11 @@ def test_no_seed_violates_an_invariant_where_channels_are_bytes(kind):
     assert main(30, 100, jobs=1, kind=Kind(wire=True, **kind)) == 0
 
 
+@pytest.mark.parametrize("harsh", [False, True])
+def test_no_seed_violates_an_invariant_where_nothing_is_logged_or_kept(harsh):
+    assert main(30, jobs=1, kind=Kind(gaps=True, harsh=harsh)) == 0
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out
@@ -118,6 +123,11 @@ def test_many_more_seeds():
 @pytest.mark.soak
 def test_many_more_seeds_with_channels_of_bytes():
     assert main(3_000, 1_000_000, jobs=2, kind=Kind(wire=True)) == 0
+
+
+@pytest.mark.soak
+def test_many_more_seeds_where_nothing_is_logged_or_kept():
+    assert main(3_000, 1_000_000, jobs=2, kind=Kind(gaps=True)) == 0
 
 
 @pytest.mark.soak

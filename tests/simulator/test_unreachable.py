@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,3 +89,17 @@ def test_who_has_nowhere_else_to_go_is_told_why(monkeypatch: pytest.MonkeyPatch)
     outcome = cluster.run(cluster.scheduler.now + 20_000)
     assert (outcome.state, outcome.error) == ("failed", "CannotConnect")
     assert f"moved {MOVES_MAX} times" in outcome.message
+
+
+def test_outages_that_heal_do_not_add_up() -> None:
+    roster: Any = SimpleNamespace(now_ms=0)
+    reach = Reach(roster)
+    for begins_ms in (0, 60_000, 120_000):
+        for after_ms in (0, 5_000):
+            roster.now_ms = begins_ms + after_ms
+            assert reach._may_move(7)
+    may = []
+    for _ in range(3):
+        roster.now_ms += 5_000
+        may.append(reach._may_move(7))
+    assert may == [True, False, False]

@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegerType, StructType
 from clonos.errors import DefinitionError
 from clonos.sinks import data_source
 from clonos.sinks.data_source import TableSource, TableStream, finish, remove_rows
-from clonos.sinks.tables import NoTable, OtherTable, RowsRemoved, Table
+from clonos.storage.tables import NoTable, OtherTable, RowsRemoved, Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 ALL = ReadAllAvailable()

@@ -17,9 +17,9 @@ import clonos
 from clonos.errors import WrongType
 from clonos.sinks import http_writer
 from clonos.sinks.errors import NameConflict, RowRefused, SinkFailed
-from clonos.sinks.http_writer import retry_after_s
 from clonos.sinks.lanes import Lane, Output, OutputKey
 from clonos.storage.retry import Retry, StoreAway
+from clonos.storage.retry_after import retry_after_s
 
 LANE = Lane("run", "out / ü", 3, 7)
 

@@ -16,10 +16,10 @@ from clonos.core.coordinator import Note
 from clonos.nodes.views import JobEvent
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputKey
-from clonos.sinks.tables import Table
 from clonos.sinks.writers import Claims, ParquetWriter, TableWriter, writer_of
 from clonos.storage.files import LocalFiles
 from clonos.storage.folder import OtherContent
+from clonos.storage.tables import Table
 
 LANE = Lane("me", "op", 0)
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})

@@ -11,11 +11,14 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.core.events import SourceRows
 from clonos.errors import BadSchema, DefinitionError, OperatorError, SourceError, WrongType
 from clonos.kafka import Cluster
 from clonos.sources import kafka as kafka_source
+from clonos.sources import prefetch
 from clonos.sources.kafka_cut import Cut, Span, task_of
 from clonos.sources.kafka_reader import KafkaReader
+from clonos.sources.prefetch import PrefetchThread
 from clonos.testing.harness import Source, StepHarness
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
@@ -69,6 +72,71 @@ def fill(kafka: Any, topic: str, rows: int = 100, first: int = 0) -> list[bytes]
         kafka.produce(topic, *some, partition=partition)
         made += some
     return made
+
+
+# --- how far it is -------------------------------------------------------------------------------
+
+
+def test_how_much_was_not_read_is_known_also_while_nothing_is_read(kafka, topic):
+    fill(kafka, topic, 100)
+    reader = opened(kafka, topic)
+    assert reader.look(is_idle=False) is None, "it has not begun"
+    reader.read(1000, 0.1)  # where it begins
+    taken = read(reader, 30).num_rows
+    assert reader.look(is_idle=True) == 400 - taken
+    fill(kafka, topic, 5, first=100)
+    assert reader.look(is_idle=True) == 420 - taken
+    batches = read_rows(reader, 420 - taken)
+    assert sum(batch.num_rows for batch in batches) == 420 - taken
+    assert reader.look(is_idle=False) == 0
+    reader.close()
+
+
+def test_offsets_are_committed_for_a_group_and_never_read(kafka, topic):
+    from confluent_kafka import Consumer, TopicPartition
+
+    fill(kafka, topic, 10)
+    group = f"tools-{topic}"
+
+    def committed() -> list[int]:
+        tool = Consumer({"bootstrap.servers": kafka.servers, "group.id": group})
+        found = tool.committed([TopicPartition(topic, p) for p in range(4)], timeout=30)
+        tool.close()
+        return [one.offset for one in found]
+
+    reader = opened(kafka, topic, group=group)
+    reader.read(1000, 0.1)
+    read_rows(reader, 40)
+    assert all(offset < 0 for offset in committed())
+    reader.look(is_idle=False)
+    until = time.monotonic() + 30
+    while committed() != [10] * 4:
+        assert time.monotonic() < until
+    reader.close()
+    fresh = opened(kafka, topic, group=group)
+    fresh.read(1000, 0.1)
+    assert len(values(*read_rows(fresh, 40))) == 40, "a job that is new begins where it says"
+    fresh.close()
+
+
+def test_a_task_that_takes_nothing_still_hears_how_far_behind_it_is(kafka, topic, monkeypatch):
+    monkeypatch.setattr(prefetch, "LOOK_S", 0.05)
+    fill(kafka, topic, 20)
+    thread = PrefetchThread(
+        reader_of(kafka, topic), lambda: None, batch_rows_max=10, linger_s=0.01, digests=False
+    )
+    thread.advance(0)
+    taken = 0
+    until = time.monotonic() + 30
+    while not taken:  # and no more than what is ready
+        assert time.monotonic() < until
+        rows = thread.take()
+        taken += rows.batch.rows if isinstance(rows, SourceRows) else 0
+    kafka.produce(topic, *[b"more"] * 1000)
+    while (thread.lag or 0) < 1000:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    thread.close()
 
 
 # --- what is read --------------------------------------------------------------------------------

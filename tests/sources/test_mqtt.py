@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +123,7 @@ def test_a_message_of_an_earlier_connection_is_not_acknowledged_by_its_number():
     session: Any = Session(
         clonos.sources.mqtt("h", "t", client_id="c", value="text").inlet,  # type: ignore[arg-type]
         lambda *_: True,
+        print,
     )
     acknowledged: list[int] = []
     session._client = SimpleNamespace(ack=lambda mid, _: acknowledged.append(mid))
@@ -184,6 +190,84 @@ def test_what_is_said_of_brokers_that_are_away_or_refuse(bench):
     with pytest.raises(SourceError, match="cannot be reached") as caught:
         away.open(lambda *_: True, print)
     assert "secret" not in str(caught.value) + repr(bench.source(password="secret"))
+
+
+class Broker:
+    """One of a test's own, which starts again with other rules."""
+
+    def __init__(self, binary: str, folder: Any) -> None:
+        self._binary, self._folder = binary, folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self._process: Any = None
+
+    def start(self, rule: str) -> None:
+        self.stop()
+        config = self._folder / "conf"
+        config.write_text(f"listener {self.port} 127.0.0.1\nlog_dest stderr\n{rule}\n")
+        if os.geteuid() == 0:
+            for path in (self._folder, config):
+                shutil.chown(path, "mosquitto")
+        command = [self._binary, "-c", str(config)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert any(line.rstrip().endswith(" running") for line in self._process.stderr)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture
+def broker(mqtt_port):
+    binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert binary is not None, f"and yet one listens at {mqtt_port}"
+    with tempfile.TemporaryDirectory(prefix="broker-") as folder:  # pytest's is root's alone
+        made = Broker(binary, Path(folder))
+        yield made
+        made.stop()
+
+
+def test_a_broker_that_refuses_who_connects_again_ends_the_job(broker, tmp_path, caplog):
+    broker.start("allow_anonymous true")
+    bench = Bench(broker.port, tmp_path)
+    feed = bench.feed()
+    broker.start("allow_anonymous false")
+    until = time.monotonic() + 60
+    while not bench.errors:
+        assert time.monotonic() < until, "it is refused for ever, and nobody hears of it"
+        time.sleep(0.01)
+    feed.close()
+    (error,) = bench.errors
+    assert isinstance(error, SourceError)
+    assert "refuses the connection: Not authorized" in str(error)
+    assert error.remedy
+    assert any("the connection has ended" in record.getMessage() for record in caplog.records)
+    bench.close()
+
+
+def test_a_topic_that_is_refused_to_who_connects_again_ends_the_job_once(bench):
+    feed = bench.feed()
+    session: Any = feed._listener
+    refused = SimpleNamespace(is_failure=True, value=0x87)
+    for _ in range(2):  # Mosquitto refuses no topics
+        session._on_subscribe(session._client, None, 1, [refused], None)
+    feed.close()
+    (error,) = bench.errors
+    assert "refuses a topic" in str(error)
+
+
+def test_a_broker_that_is_busy_is_asked_again(bench, caplog):
+    feed = bench.feed()
+    session: Any = feed._listener
+    busy = SimpleNamespace(is_failure=True, value=0x89)
+    session._on_connect(session._client, None, None, busy, None)
+    bench.publish(1)
+    assert bench.rows(1)
+    feed.close()
+    assert not bench.errors
+    assert any("refuses the connection" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("options", [{"topics": []}, {"topics": [""]}, {"client_id": ""}])

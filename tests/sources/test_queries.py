@@ -15,12 +15,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 
 from clonos.errors import ClonosError, SourceError
-from clonos.sources import queries
 from clonos.sources.errors import FeedFailed
-from clonos.sources.queries import FeedingQuery, extent
+from clonos.sources.queries import FeedingQuery
 from clonos.sources.spec import Feeding
-from clonos.sources.spool import OtherQuery, Part, Spool
+from clonos.sources.spool import Part, Spool
 from clonos.spark.errors import JobCancelled, SparkStopped
+from clonos.storage import planned
+from clonos.storage.planned import extent
+from clonos.storage.table_batches import OtherQuery
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -176,7 +178,7 @@ def test_all_that_a_source_has_noted_is_durable_before_its_rows_are(tmp_path, mo
     synced: list[str] = []
     for name in ("sync_file", "sync_directory"):
         monkeypatch.setattr(
-            queries, name, lambda path: synced.append(str(Path(path).relative_to(tmp_path)))
+            planned, name, lambda path: synced.append(str(Path(path).relative_to(tmp_path)))
         )
 
     def plan(batch, *notes):

@@ -25,7 +25,6 @@ from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import EndOfInput
 from clonos.sources.spool import (
     Manifest,
-    OtherQuery,
     Part,
     Spool,
     SpoolClosed,
@@ -36,6 +35,7 @@ from clonos.storage import retry as retry_module
 from clonos.storage.files import LocalFiles
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
+from clonos.storage.table_batches import OtherQuery
 from clonos.storage.terms import Superseded
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -237,6 +238,36 @@ def test_a_server_that_is_busy_is_asked_again_unless_the_job_is_just_starting(be
     bench.server.send("2")
     assert values(bench.rows(2)) == [b"1", b"2"]
     feed.close()
+    assert not bench.errors
+
+
+def test_a_server_that_dies_while_it_is_asked_is_asked_again(bench, monkeypatch):
+    """The library then says `ConnectionClosed`, which is no refusal, and no error of a socket."""
+    feed = bench.feed()
+    bench.server.send("1")
+    bench.rows(1)
+    connect = socket.create_connection
+    resets: list[socket.socket] = []
+
+    def reset(*where: Any) -> Any:
+        """A connection that the other end has given up before anything was sent."""
+        if len(resets) == 3:
+            return connect(*where)
+        with socket.create_server(("127.0.0.1", 0)) as dying:
+            ours = connect(dying.getsockname())
+            theirs, _ = dying.accept()
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()  # a reset, as when a process is killed
+        resets.append(ours)
+        return ours
+
+    monkeypatch.setattr(socket, "create_connection", reset)
+    bench.server.hang_up()
+    bench.server.send("2")
+    assert values(bench.rows(2)) == [b"1", b"2"]
+    feed.close()
+    assert len(resets) == 3
+    assert all(ours.fileno() == -1 for ours in resets), "they were closed"
     assert not bench.errors
 
 

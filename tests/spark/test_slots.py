@@ -235,9 +235,17 @@ def test_slots_that_have_just_ended_are_waited_for(
     assert not counted
 
 
-def test_speculation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlotLauncher, "_setting", lambda *_: "true")
-    with pytest.raises(SparkSetup, match="speculation"):
+def test_speculation_by_duration_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise Spark does not copy the only task of a job."""
+    settings = {"spark.speculation": "true"}
+    monkeypatch.setattr(
+        SlotLauncher, "_setting", lambda _, key, default: settings.get(key, default)
+    )
+    SlotLauncher(spark, "job", print)
+    settings["spark.speculation.task.duration.threshold"] = "10s"
+    with pytest.raises(SparkSetup, match="second copies of slots"):
         SlotLauncher(spark, "job", print)
 
 

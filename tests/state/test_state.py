@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from clonos.core.canonical import encode
 from clonos.errors import StateMismatch
 from clonos.state.deltas import Changes, decode_delta, encode_delta, merge_deltas
-from clonos.state.stores import Facts, KeyedStore
+from clonos.state.stores import Facts, KeyedStore, Undo
 
 NAMES = ["a", "b"]
 changes = st.lists(
@@ -75,12 +75,13 @@ def test_facts_and_stores_report_what_changed_only():
     assert facts.changes().keys == [b"a"]
     facts.set("a", 1)
     assert not facts.changes().keys
-    store = KeyedStore()
+    undo = Undo()
+    store = KeyedStore(undo)
     store.put(b"k", 3, b"1")
-    store.begin()
+    undo.begin()
     store.put(b"k", 3, b"2")
     store.put(b"l", 3, b"2")
-    store.roll_back()
+    undo.roll_back()
     assert (store.get(b"k"), store.get(b"l")) == (b"1", None)
     assert b"l" not in store
     assert dict(zip(*changed(store)[1:], strict=True)) == {b"k": encode(b"1"), b"l": None}

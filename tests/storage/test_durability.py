@@ -23,12 +23,12 @@ from clonos.simulator.disk import Died, Disk, SimulatedFiles, Tail
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey
-from clonos.sinks.tables import Table
 from clonos.sinks.writers import ParquetWriter
 from clonos.storage.folder import Folder
 from clonos.storage.journal import Journal, JournalBroken, UnreadableJournal
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
+from clonos.storage.tables import Table
 
 SEEDS = 6
 """Of what is lost, for each crash point."""
@@ -199,6 +199,32 @@ class Segments(FilesScript):
         return {segment.position.seq // 200 for segment in segments}
 
 
+class Batches(FilesScript):
+    """Batches of a query. Each attempt stages other files; one that was cut off is there or not."""
+
+    def open(self, files: SimulatedFiles) -> Table:
+        return Table("/out", "fsync", files)
+
+    def write(self, store: Table, number: int) -> None:
+        store.create(batch(0).schema, "query q")
+        files = [
+            *store.stage(number, 0, [batch(number)], batch(0).schema),
+            *store.stage(number, 1, [batch(number)], batch(0).schema),
+        ]
+        if any(segment.position.generation > number for segment in store.segments()):
+            store.discard(number, files)  # Spark would not offer it
+        else:
+            store.take(number, files, f"planned {number}")
+
+    def found(self, store: Table) -> set[int]:
+        segments = store.segments()
+        numbers = {segment.position.generation for segment in segments}
+        assert [s.position for s in segments] == [(n, i) for n in sorted(numbers) for i in (0, 1)]
+        for segment in segments:
+            assert list(store.read(segment.path)) == [batch(segment.position.generation)]
+        return numbers
+
+
 class Parquet(FilesScript):
     def open(self, files: SimulatedFiles) -> ParquetWriter:
         self.files = files
@@ -220,7 +246,7 @@ class Parquet(FilesScript):
 
 
 Script = Callable[[Random], Any]
-SCRIPTS: list[Script] = [JournalScript, Layers, Created, Delivered, Segments, Parquet]
+SCRIPTS: list[Script] = [JournalScript, Layers, Created, Delivered, Segments, Batches, Parquet]
 
 
 def scenarios(script: Script, seed: int) -> Iterator[tuple[Disk, Any, int | None]]:

@@ -16,7 +16,7 @@ from clonos.replay import NothingToReplay
 from clonos.simulator.command import main
 from clonos.simulator.seeds import Kind
 from clonos.sinks.delivered import DeliveredStore
-from clonos.sinks.tables import Table
+from clonos.storage.tables import Table
 
 INFO = OperatorInfo("job", 3, "pay[1]", "pay", 0, 1, 2)
 

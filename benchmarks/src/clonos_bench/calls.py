@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import clonos
-from clonos_bench import jobs, run
+from clonos_bench import call_steps, jobs, run
 from clonos_bench.kills import kill_repeatedly, kill_workers
 from clonos_bench.report import PERCENTILES, Aim, Report
 from clonos_bench.run import FILL_S
@@ -35,6 +35,8 @@ LATE: Final = {"p50": Aim(8.0), "p99": Aim(25.0)}
 """Milliseconds beyond the call."""
 REPEATED: Final = Aim(2.0)
 """Percent of the calls that were open: answered ones that are asked again."""
+FENCE: Final = Aim(20.0)
+"""Milliseconds until everybody has answered, while all calls hang."""
 CHECKPOINT: Final = Aim(200.0)
 """Milliseconds beyond the interval, while all calls hang."""
 RUN_S: Final = 600.0
@@ -46,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``clonos-bench calls``."""
     run.common_arguments(parser)
     add = parser.add_argument
-    names = ("cost", "latency", "kills", "hanging")
+    names = ("steps", "cost", "latency", "kills", "effects", "hanging")
     add("--parts", nargs="+", choices=names, default=names, help="all by default")
+    add("--step-calls", type=int, default=2000, help="in each round beside a step per call")
     add("--rows", type=int, default=200_000, help="per run, where the cost is measured")
     add("--pairs", type=int, default=5, help="runs of each kind there")
     add("--rate", type=float, default=1000.0, help="rows per second, where latency is measured")
@@ -60,7 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Report:
     """Cost, latency, kills, and a service that hangs."""
     report = Report("calls", "calls that take a while", PERCENTILES)
-    parts = {"cost": _cost, "latency": _latency, "kills": _kills, "hanging": _hanging}
+    parts = {
+        "steps": call_steps.measure,
+        "cost": _cost,
+        "latency": _latency,
+        "kills": _kills,
+        "effects": _effects,
+        "hanging": _hanging,
+    }
     report.parts = [parts[name](arguments) for name in arguments.parts]
     return report
 
@@ -249,7 +259,8 @@ def _kills(arguments: argparse.Namespace) -> Report:
         f"{REPEATED} %: {REPEATED.judge(share)}",
     )
     report.add("until the task was live again (ms)", ", ".join(f"{gap:.0f}" for gap in gaps), "")
-    report.notes.append(f"{len(done)} kills; every row delivered once")
+    report.add("rows lost, or delivered twice", "0", "")  # else the report would have ended here
+    report.notes.append(f"{len(done)} kills; the outputs are checked row by row")
     report.data = {"asked": asked, "unanswered": unanswered, "again": again, "live_ms": gaps}
     return report
 
@@ -264,6 +275,53 @@ def _repeated(events: dict[int, np.ndarray[Any, Any]], killed: list[int]) -> tup
     keys, answered = of_all["key"], of_all["answered"]
     again = (keys[1:] == keys[:-1]) & answered[:-1] & ~answered[1:]
     return int((~answered).sum()), unanswered, int(again.sum())
+
+
+def _effects(arguments: argparse.Namespace) -> Report:
+    """A service that does not deduplicate, and can be asked what it has done."""
+    columns = ("", "value", "aim")
+    report = Report("effects", f"kill -9 at {arguments.rate:,.0f} effects/s", columns)
+    with run.paced(arguments.rate) as schedule:
+        folder = schedule.folder
+        pay = clonos.effect(
+            partial(slow, folder, arguments.call_ms / 1000), check=partial(was_made, folder)
+        )
+        how: dict[str, Any] = {"in_flight": 1000, "ordered": False, "timeout": "2 seconds"}
+        job = _job(arguments, jobs.paced(schedule), pay, **how)
+        with (
+            run.session(f"local[{job.cores()}]") as spark,
+            run.running(job, spark) as (started, watch),
+        ):
+            begun = lambda: watch.ledger.rows >= 2 * arguments.rate  # noqa: E731
+            run.until(started, watch, begun, FILL_S, "two seconds of rows are through")
+            asks = next(task.name for task in started.plan.tasks if task.has_effects)
+            blows = [partial(kill_workers, started, [asks])] * 2
+            kill_repeatedly(started, watch, blows, 5.0)
+            schedule.stop.touch()
+            started.wait(120)
+            watch.drain()
+        watch.require_right(arguments.parallelism)
+        events = _events(folder)
+        of_all = np.concatenate(list(events.values()))
+        keys, times = np.unique(of_all["key"][of_all["answered"]], return_counts=True)
+        checked = sum(len(path.read_bytes()) for path in Path(folder).glob("*.checks"))
+    twice = int((times > 1).sum())
+    report.add("effects made", f"{len(keys):,}", "")
+    report.add("... twice", f"{twice:,}", f"<= 0: {'met' if not twice else 'missed'}")
+    report.add("questions what had been done", f"{checked:,}", "")
+    report.notes.append("2 kills; the outputs are checked row by row")
+    report.ok = not twice
+    report.data = {"made": len(keys), "twice": twice, "checked": checked}
+    return report
+
+
+async def was_made(folder: str, key: int) -> Any:
+    """The service looks into its books; each question is written down, too."""
+    checks = os.open(f"{folder}/{os.getpid()}.checks", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(checks, b"?")
+    os.close(checks)
+    found = any(((e["key"] == key) & e["answered"]).any() for e in _events(folder).values())
+    return clonos.Made(1) if found else clonos.NotMade()
 
 
 def _hanging(arguments: argparse.Namespace) -> Report:
@@ -287,13 +345,12 @@ def _hanging(arguments: argparse.Namespace) -> Report:
                     floor = started.observer.floors
                     times.append(time.monotonic())
                 time.sleep(0.005)
-            before = len(started.observer.recoveries)
-            pid = next(slot.pid for slot in started.slots() if "source[0]" in slot.runs)
-            os.kill(pid, 9)
-            live = lambda: any(r.finished for r in started.observer.recoveries[before:])  # noqa: E731
-            run.until(started, watch, live, 60.0, "a neighbour is live again")
-            news = [r for r in started.observer.recoveries[before:] if r.finished]
-            live_ms = news[0].milliseconds()["live"]
+            blows = [partial(kill_workers, started, ["source[0]"])] * arguments.kills
+            kill_repeatedly(started, watch, blows, 1.0)
+            done = [r for r in started.observer.recoveries if r.finished]
+            live_ms = [r.milliseconds()["live"] for r in done]
+            fences = (r.parts()["fence"] for r in done)
+            fence_ms = [1000 * (end - begin) for begin, end in fences]
             started.stop()  # it would take long to answer all that has come meanwhile
     beyond = 1000 * np.diff(times)[1:] - 500
     worst = float(beyond.max())
@@ -303,6 +360,12 @@ def _hanging(arguments: argparse.Namespace) -> Report:
         f"{worst:.0f}",
         f"{CHECKPOINT}: {CHECKPOINT.judge(worst)}",
     )
-    report.add("a neighbour killed: live again after (ms)", f"{live_ms:.0f}", "")
-    report.data = {"beyond_ms": beyond.tolist(), "live_ms": live_ms}
+    worst = max(fence_ms)
+    told = ", ".join(f"{ms:.0f}" for ms in fence_ms)
+    report.add(
+        "a neighbour killed: fences answered after (ms)", told, f"{FENCE}: {FENCE.judge(worst)}"
+    )
+    told = ", ".join(f"{ms:.0f}" for ms in live_ms)
+    report.add("... and it is live again after (ms)", told, "")
+    report.data = {"beyond_ms": beyond.tolist(), "fence_ms": fence_ms, "live_ms": live_ms}
     return report

@@ -28,6 +28,8 @@ from clonos_bench import (
     seals,
     shuffle,
     spark,
+    state,
+    steps,
     takeover,
 )
 from clonos_bench.nexmark import measurement as nexmark
@@ -40,6 +42,8 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "latency": (latency, "how late rows are when nothing fails"),
     "overhead": (overhead, "what protection costs"),
     "seals": (seals, "what layers cost that hold a few changes of much state"),
+    "state": (state, "what a kill costs, by the size of a state that has no room in memory"),
+    "steps": (steps, "what a step and a hop cost: CPU of one thread, Python calls"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "takeover": (takeover, "a driver is killed, and another one goes on"),
     "rescale": (rescale, "a running job gets more tasks, and fewer: how long its rows wait"),

@@ -60,18 +60,18 @@ def call_policy(
     Parameters
     ----------
     in_flight
-        So many calls are open at most, in each task; then its input waits.
+        How many calls of a task may be open; when there are so many, its input waits.
     ordered
-        Rows go on in the order in which they came. Else each goes on as soon as it has its answer,
-        but a watermark never overtakes a row. With ``"key"``, rows of one key of a keyed stream go
-        on in their order, and wait for no others.
+        With True, rows go on in the order in which they came. With False, each goes on as soon as
+        it has its answer, but a watermark never overtakes a row. With ``"key"``, rows of one key of
+        a keyed stream go on in their order, and wait for no others.
     per_key
-        So many calls of one key are open at most, in a keyed stream; with 1, a call is made when
-        that of the key's row before is over. Rows of other keys pass by; if as many rows wait for
-        others of their key as `in_flight` says, the input waits.
+        How many calls of one key may be open, in a keyed stream; with 1, a key's next call is made
+        when the one before is over. Rows of other keys overtake those that are held back; if as
+        many rows are held back as `in_flight` says, the input waits.
     on_error
-        ``on_error(row, error)`` (or ``on_error(value, ..., error)``) makes what the call should
-        have answered. By default an error is that of a bad record: the job fails, or with
+        ``on_error(row, error)`` (or ``on_error(value, ..., error)``) returns what takes the place
+        of the answer. By default the row is then a bad record: the job fails, or with
         ``on_bad_record="drop"`` the row is dropped and counted.
     identity
         Of an idempotent effect: the columns that name what it is about, such as the number of an
@@ -79,19 +79,19 @@ def call_policy(
         ``Job(lineage=...)``. A row with a NULL there is a bad record. By default each row has an
         effect of its own, in each run.
     batch
-        One call is about up to so many rows: the function gets lists instead of values, and returns
+        How many rows one call may be about: the function gets lists instead of values, and returns
         a list with one answer for each row. What it raises is the error of each of them. All other
         options, such as `in_flight`, `attempts` and `cost`, are about calls, not rows.
     batch_within
-        So long do rows wait for others, if they are fewer than `batch`. By default those go
-        together that wait at the same time.
+        How long rows wait for others, if there are fewer than `batch`. By default rows that wait
+        at the same time go together.
     how
         See :func:`clonos.operators.service.policy_of`.
 
     Raises
     ------
     WrongType
-        Something cannot be meant so.
+        The options contradict each other, or one has a value that it cannot have.
     """
     fn, how = undeclared(fn, how)
     policy = policy_of(fn, where, in_flight=in_flight, **how)
@@ -101,7 +101,7 @@ def call_policy(
     names = (identity,) if isinstance(identity, str) else tuple(identity or ())
     if names and policy.effect is None:
         raise WrongType(
-            "identity= names effects, and this function is none",
+            "identity= names effects, and this function is not an effect",
             where=where,
             remedy="declare it with @clonos.effect",
         )
@@ -109,8 +109,8 @@ def call_policy(
         raise WrongType(
             "identity= makes rows share an effect, and this one would be made for each of them",
             where=where,
-            remedy="say idempotent=True if the service deduplicates by call.key; or put what the "
-            "row is about among the arguments, for the check to find",
+            remedy="say idempotent=True if the service deduplicates by call.key; or pass what the "
+            "row is about as an argument, so that the check can look for it",
         )
     require_columns(columns, names, where)
     policy = _batched(policy, values, names, batch, batch_within)
@@ -122,7 +122,7 @@ def call_policy(
 def _require_lanes(
     policy: Policy, keys: Sequence[str], ordered: bool | Literal["key"], per_key: int | None
 ) -> None:
-    """Raise `WrongType` if what is said of the rows of one key cannot be meant so."""
+    """Raise `WrongType` if the options for rows of one key do not fit the stream or each other."""
     where = policy.name
     if ordered not in (True, False, "key"):
         raise WrongType(f"ordered={ordered!r}", where=where, remedy='give True, False or "key"')
@@ -135,13 +135,13 @@ def _require_lanes(
     said = 'ordered="key"' if per_key is None else f"per_key={per_key}"
     if not keys:
         raise WrongType(
-            f"{said}, and rows of this stream have no key",
+            f"{said} is given, but rows of this stream have no key",
             where=where,
             remedy="write key_by(...) before it",
         )
     if policy.batch is not None:
         raise WrongType(
-            f"{said}, and with batch= a call is about rows of several keys",
+            f"{said} is given, but with batch= a call is about rows of several keys",
             where=where,
             remedy="leave one of the two out",
         )
@@ -159,7 +159,7 @@ def _batched(
     if batch is None:
         if within is not None:
             raise WrongType(
-                f"batch_within={within!r}, and each row has a call of its own",
+                f"batch_within={within!r} is given, but without batch= each row has its own call",
                 where=where,
                 remedy="say with batch= how many rows a call is about, at most",
             )
@@ -168,19 +168,19 @@ def _batched(
         raise WrongType(f"batch={batch!r}", where=where, remedy="give a number from 1 on, or None")
     if not values:
         raise WrongType(
-            "batch= makes lists of the arguments, and there are none",
+            "batch= makes lists of the arguments, but there are no arguments",
             where=where,
             remedy="name the columns that the function gets, or leave batch= out",
         )
     if identity:
         raise WrongType(
-            "identity= names what a row is about, and with batch= an effect is about several",
+            "identity= names what a row is about, but with batch= an effect is about several",
             where=where,
             remedy="leave one of the two out",
         )
     if policy.cache_ttl_s is not None:
         raise WrongType(
-            "cache_ttl= remembers what a row asks, and with batch= several ask together",
+            "cache_ttl= remembers what a row asks, but with batch= several ask together",
             where=where,
             remedy="leave one of the two out",
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ColumnOperations(Placed):
-    """What a stream does with columns. An expression is one of PySpark's columns, or SQL."""
+    """What a stream does with columns. An expression is a PySpark ``Column``, or SQL."""
 
     if TYPE_CHECKING:
 
@@ -130,9 +130,9 @@ class ColumnOperations(Placed):
     ) -> Stream:
         """Only these columns, in this order: names, ``"*"``, or expressions with an alias.
 
-        A keyed stream stays one if its keys are among them. Columns that nobody looks at behind it
-        are not computed, and behind a source of Parquet files or of a DataFrame those that it needs
-        for none are not even read.
+        A keyed stream stays one if its keys are among them. Columns that no later operator reads
+        are not computed; after a source of Parquet files or of a DataFrame, they are not even
+        read.
 
         Raises
         ------
@@ -180,9 +180,9 @@ class ColumnOperations(Placed):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A column computed of others; it replaces the one of this name, or comes last.
+        """A column computed from others; it replaces the one of this name, or comes last.
 
-        The expression is one of PySpark's columns; :meth:`with_column` takes a function.
+        The expression is a PySpark ``Column``; :meth:`with_column` takes a function.
 
         Examples
         --------
@@ -199,7 +199,7 @@ class ColumnOperations(Placed):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Several columns, each computed of those before this operator.
+        """Several columns, each computed from the columns before this operator.
 
         Examples
         --------
@@ -244,7 +244,7 @@ class ColumnOperations(Placed):
     def drop(
         self, *columns: Any, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """All columns but these; names that there are not say nothing, as in PySpark.
+        """All columns but these; unknown names are ignored, as in PySpark.
 
         Examples
         --------

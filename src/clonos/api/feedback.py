@@ -13,25 +13,27 @@ class Feedback(Stream):
     """
 
     def feed(self, stream: Stream) -> None:
-        """Let the rows of `stream` come out here. They have to come of this stream's own rows."""
+        """Let the rows of `stream` come out here. It has to be made from this stream's rows."""
         name, fed = self._vertex.name, self._job._graph.feedback  # noqa: SLF001 - its own job
         if stream._job is not self._job:  # noqa: SLF001 - of the same class
             raise BadGraph("a stream of another job cannot be fed back", where=name)
         if fed[self._vertex.id] is not None:
             raise BadGraph(
-                "it is fed already", where=name, remedy="unite the streams first: a.union(b)"
+                "this feedback is fed already",
+                where=name,
+                remedy="unite the streams first: a.union(b)",
             )
         if not stream.schema.equals(self.schema):
             raise WrongType(
                 f"rows of ({', '.join(stream.schema.names)}) are fed back where "
-                f"({', '.join(self.schema.names)}) are declared",
+                f"({', '.join(self.schema.names)}) is declared",
                 where=name,
                 remedy="map them to the declared columns and types first",
             )
         if isinstance(stream, Feedback):
             raise BadGraph(
-                "a feedback is fed with a feedback",
+                "a feedback is fed with another feedback",
                 where=name,
-                remedy="feed it with what is made of its rows",
+                remedy="feed it with a stream that operators make from its rows",
             )
         fed[self._vertex.id] = stream._edge  # noqa: SLF001 - of the same class

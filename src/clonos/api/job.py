@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from clonos.api.feedback import Feedback
 from clonos.api.settings import (
+    MORE_ROOM,
     SAID_RARELY,
     keep_of,
     name_of,
@@ -48,22 +49,23 @@ class Job:
         Warm standbys per task.
     sharing_depth
         How many hops logs travel downstream: 0, 1, ..., or "full". With fewer hops than the job
-        is deep, tasks in the middle send what travels no further to the house-keeper: messages of
-        their own, where "full" needs none. Fewer hops save bytes when parallelism is high.
+        is deep, tasks in the middle send logs that travel no further to the driver, in messages
+        that "full" does not need. Fewer hops save bytes when parallelism is high.
     checkpoint_interval
         Time between checkpoints.
     checkpoints
-        "marked": markers flow with the rows, every task seals its state when it has them on all
-        inputs, and all restore the same instant. "uncoordinated": every task seals when it likes,
-        and the newest layers that fit together are found out; no input waits for another. Needs
-        "exactly_once".
+        "marked": markers flow with the rows, every task saves its state when it has them on all
+        inputs, and all restore the same instant. "uncoordinated": every task saves its state by
+        its own timer, and the driver finds the newest states that fit together; no input waits
+        for another. Needs "exactly_once".
     checkpoint_dir
-        Where to keep checkpoints and the house-keeper's journal; a temporary folder by default.
+        Where to keep checkpoints and the driver's journal; a temporary folder by default.
     guarantee
-        "at_least_once" runs without causal logs, for comparison.
+        "at_least_once" runs without logs: after a failure, rows since the last checkpoint come
+        again. "at_most_once" also without checkpoints: what died is lost, nothing comes twice.
     on_orphan
-        What to do if a failure took logs that others depend on: go back to a checkpoint
-        ("consistency"), or continue and risk duplicates ("availability").
+        What tasks do if logs that they depend on are lost: go back to just before they took
+        what is lost ("consistency"), or continue and risk duplicates ("availability").
     on_bad_record
         A record that a function cannot handle fails the job, is dropped and counted ("drop"), or
         counted and kept in a stream of its own ("keep"), :attr:`bad_records`.
@@ -76,23 +78,26 @@ class Job:
     history_interval
         Time between two points of the history.
     inflight
-        Tasks keep their output until the receivers' checkpoints have passed it. "spill": what is
-        too much for the memory of a slot goes to its local disk; "memory": nothing does.
+        Tasks keep their output until the receivers' checkpoints have passed it. "spill": what a
+        slot cannot keep in memory goes to its local disk; "memory": nothing does.
     inflight_bytes
-        How much of it a slot keeps in memory, 1 MiB or more, such as ``"1 GB"``. At twice as much,
-        because the disk is full or nothing is spilled, sources wait.
+        How much output a slot keeps in memory, 1 MiB or more, such as ``"1 GB"``. At twice as
+        much, because the disk is full or nothing is spilled, sources wait.
     log_bytes
-        How much a slot may hold of logs, 1 MiB or more. With half of it the next checkpoint is made
-        at once, whatever the interval; with all of it sources wait for that.
+        How many bytes of logs a slot may hold, 1 MiB or more. Above half of it the next checkpoint
+        begins at once, whatever the interval; above all of it sources wait for checkpoints.
+    state_memory
+        How much memory a slot gives to values by key, 1 MiB or more. What has not been wanted
+        lately is on its local disk beyond that, or where the checkpoint is.
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.
     seed
         Of ``ctx.random``.
     lineage
-        What this run continues, for ``ctx.idempotency_key``: runs of one lineage give the same keys
-        for the same identities. By default a run shares its lineage only with the restarts from
-        its checkpoint.
+        The name from which ``ctx.idempotency_key`` makes keys: runs with the same lineage give the
+        same keys for the same identities. By default a run shares its lineage only with the
+        restarts from its checkpoint.
 
     Examples
     --------
@@ -116,7 +121,7 @@ class Job:
         checkpoints: Literal["marked", "uncoordinated"] = "marked",
         checkpoint_interval: str | timedelta = "1 second",
         checkpoint_dir: str | None = None,
-        guarantee: Literal["exactly_once", "at_least_once"] = "exactly_once",
+        guarantee: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once",
         on_orphan: Literal["consistency", "availability"] = "consistency",
         on_bad_record: OnBadRecord = "fail",
         history: str | timedelta | None = None,
@@ -126,10 +131,11 @@ class Job:
         inflight_bytes: str | int = "256 MiB",
         log_bytes: str | int = "256 MiB",
         speculation: bool = False,
+        state_memory: str | int = "512 MiB",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
-        one_of("guarantee", guarantee, "exactly_once", "at_least_once")
+        one_of("guarantee", guarantee, "exactly_once", "at_least_once", "at_most_once")
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
         if checkpoints == "uncoordinated":
             what = "only marked checkpoints fit together"
@@ -171,6 +177,7 @@ class Job:
                 inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
                 log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
                 speculation=speculation,
+                state_memory=size_of("state_memory", state_memory, MORE_ROOM),
             ),
         )
 
@@ -190,10 +197,11 @@ class Job:
         Parameters
         ----------
         rows_per_second
-            Most rows admitted per second, over all tasks of the source.
+            How many rows are admitted per second at most, over all tasks of the source.
         materialize
             Have Spark write the DataFrame to Parquet files under the checkpoint directory first,
-            and read those: for a DataFrame that comes in another order when it is computed again.
+            and read those: for a DataFrame whose rows may come in another order when it is
+            computed again.
         """
         if not isinstance(source, SourceSpec):
             if not hasattr(source, "mapInArrow"):
@@ -217,7 +225,7 @@ class Job:
             raise BadGraph(
                 f"a {source.kind} source cannot be shared out to {parallelism} tasks",
                 where=name or source.kind,
-                remedy=f"use parallelism={limit} and rebalance() behind it",
+                remedy=f"use parallelism={limit} and rebalance() after it",
             )
         if parallelism is None:
             parallelism = min(self.parallelism, limit or self.parallelism)
@@ -238,8 +246,8 @@ class Job:
 
         Close it with :meth:`Feedback.feed`. The job ends when its sources have ended, nothing goes
         round any more, and no timer or call in the loop is open. Rows that come round have no event
-        time: watermarks are those of what comes from outside, so windows and joins belong before or
-        behind the loop.
+        time: watermarks are those of rows from outside, so windows and joins belong before or
+        after the loop.
 
         Examples
         --------
@@ -275,7 +283,7 @@ class Job:
         edges: tuple[Edge, ...] = (),
         **known: Any,
     ) -> Vertex:
-        """Add an operator to the graph, with what else is known of it; used by streams."""
+        """Add an operator to the graph; used by streams. `known`: other fields of its vertex."""
         vertices = self._graph.vertices
         taken = {vertex.name for vertex in vertices}
         if name is not None and name in taken:
@@ -303,23 +311,23 @@ class Job:
     def bad_records(self) -> Stream:
         """The records that no function could handle, of a job with ``on_bad_record="keep"``.
 
-        Send them to a sink of their own: elsewhere, that is a dead letter queue. They are output
+        Send them to a sink of their own (elsewhere called a dead letter queue). They are output
         like any other: each once, whatever dies. Their columns:
 
         ``time timestamp``
-            When it was handled, by the job's logged clock.
+            When the operator tried to handle it, by the job's logged clock.
         ``operator string``
-            Which operator could not.
+            The operator that could not handle it.
         ``record string``
-            The row as JSON; a line of a file as it is; a timer or a reply by its key. Of a batch
-            that ``map_batches`` could not handle, each row. A result that does not fit the declared
-            columns is the record itself.
+            The row as JSON; a line of a file as it is; a timer or a reply by its key. If
+            ``map_batches`` could not handle a batch, there is a record for each of its rows. If a
+            result does not fit the declared columns, it is the result.
         ``error string``
             Class and message of the exception.
         ``raised_at string``
             The innermost of your own lines, if one has raised: ``"score.py:12, in score"``.
 
-        What fails behind this stream fails the job.
+        Errors in operators that read this stream fail the job.
 
         Examples
         --------
@@ -374,8 +382,8 @@ class Job:
     def start(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
         """Start the job in a Spark session and return at once.
 
-        With a ``checkpoint_dir``, a job that was stopped, or whose driver died, is started again by
-        the same call and goes on where it was; one that is complete has the same result at once.
+        With a ``checkpoint_dir``, the same call continues a job that was stopped, or whose driver
+        died, where it was; if the job is complete, it has the same result at once.
 
         Parameters
         ----------
@@ -399,7 +407,7 @@ class Job:
         Raises
         ------
         NotInSpark
-            With "spark": something has no plan that gives the rows that tasks give.
+            With "spark": Spark has no plan for an operation that gives the rows that tasks give.
         """
         if is_spark(execution):
             from clonos.dataframes.execution import start_plans
@@ -418,7 +426,7 @@ class Job:
             "tasks", or "spark": Spark's batch plans, one per sink (``docs/executions.md``).
         spark, options
             As for :meth:`start`; also ``timeout_s``, after which the job is stopped and
-            `TimeoutError` raised. With "spark" there are none.
+            `TimeoutError` raised. With "spark" there are no options.
 
         Returns
         -------
@@ -429,7 +437,7 @@ class Job:
         Raises
         ------
         NotInSpark
-            With "spark": something has no plan that gives the rows that tasks give.
+            With "spark": Spark has no plan for an operation that gives the rows that tasks give.
         """
         if is_spark(execution):
             from clonos.dataframes.execution import run_plans
@@ -440,12 +448,12 @@ class Job:
         return run_job(self.compile(), spark, **options)
 
     def explain(self, spark: Any = None) -> str:
-        """Where each operation runs, in tasks and as Spark's plan, or why it has none.
+        """Where each operation runs: in tasks and as Spark's plan, or why it has no plan.
 
         Parameters
         ----------
         spark
-            A session; the active one by default. Without one Spark's side is missing.
+            A session; the active one by default. Without one, Spark's plans are not shown.
 
         Examples
         --------
@@ -491,12 +499,12 @@ class Job:
         ----------
         at, until
             Where the branch begins and ends: the number of a point of the past, ``"oldest"``, or a
-            time; then the newest point at or before it. By default it ends with the log.
+            time, which means the newest point at or before it. By default it ends with the log.
         replace
             A dict from operators' names to the functions (or ``Process``) that they have in the
             branch; or a whole :class:`clonos.Job` with the same tasks and channels.
         how
-            ``calls``: who answers when the log has no answer. ``"stub"``: ``stand_in(fn, *args)``;
+            ``calls``: what answers when the log has no answer. ``"stub"``: ``stand_in(fn, *args)``;
             without it the branch ends with ``Unanswered``. ``"live"``: the function itself, if
             ``ask`` names it; a :class:`clonos.Budget` limits how often. Effects are never made.
 
@@ -532,24 +540,25 @@ class Job:
         """Take this job back to a point of its past; its next start goes on from there.
 
         The job must not run, and must have kept its past (``history=``). State, timers, open calls
-        and the positions of sources are those of the point. What was delivered since stays where it
-        is; what comes now is of a new generation, and no name of an output or of an effect comes
-        again. The points of the past stay, too: one can go back, or forward, once more.
+        and the positions of sources are those of the point. Output that was delivered since stays
+        where it is. New output belongs to a new generation, and no name of an output or of an
+        effect is used again. The points of the past stay, too: one can go back, or forward, again.
 
         Parameters
         ----------
         at
-            The number of a point, ``"oldest"``, or a time; then the newest point at or before it.
+            The number of a point, ``"oldest"``, or a time, which means the newest point at or
+            before it.
         how
             ``outputs="supersede"``: what ``collect`` and ``table`` sinks have delivered since is
             deleted; refused if there are others. ``dry_run=True``: only say what would happen.
-            ``checkpoint_dir``, ``journal``: where the job is. ``sole_driver=True``: where the file
-            system cannot tell, you see to it that nobody runs the job.
+            ``checkpoint_dir``, ``journal``: where the job is. ``sole_driver=True``: you make sure
+            that nobody runs the job, where the file system cannot tell.
 
         Returns
         -------
         Rewound
-            Which point that is, and what each sink has delivered since; print it.
+            Which point it is, and what each sink has delivered since; print it.
 
         Raises
         ------
@@ -577,7 +586,7 @@ class Job:
         for vertex in self._graph.vertices:
             if vertex.source is not None and not vertex.source.ends:
                 raise Unbounded(
-                    "this source need not end, and a DataFrame has all rows",
+                    "this source may never end, and a DataFrame has all rows",
                     where=vertex.name,
                     remedy="sink the stream with clonos.sinks.table(path) and read that with "
                     'spark.readStream.format("clonos").load(path)',

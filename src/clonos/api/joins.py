@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
 
 Duration = str | timedelta
+_HOWS: Final = frozenset(
+    {"left", "leftouter", "right", "rightouter", "full", "fullouter", "outer", "semi", "leftsemi",
+     "anti", "leftanti", "cross"}
+)  # fmt: skip
+"""What PySpark knows beside "inner"."""
 Both = tuple[Bound, Bound]
 
 
@@ -39,6 +44,20 @@ def check_join(left: KeyedStream, right: KeyedStream, where: str) -> None:
             remedy="map them to the same types first",
         )
     _no_duplicates(left.schema, right.schema.names, where)
+
+
+def check_how(how: str, where: str) -> None:
+    """Raise what kind of join there is not."""
+    if how == "inner":
+        return
+    if how.replace("_", "").lower() not in _HOWS:
+        raise WrongType(f"how={how!r}", where=where, remedy='use "inner"')
+    raise BadGraph(
+        f'a join of streams with how="{how}": tasks give pairs of rows only',
+        where=where,
+        remedy="write a Process for the union of both streams; or let Spark join: "
+        'a.to_dataframe(spark, execution="spark").join(b.to_dataframe(...), on, how)',
+    )
 
 
 def join_bounds(
@@ -62,7 +81,11 @@ def join_bounds(
         )
     if between is not None:
         if on is None:
-            raise WrongType("a join between, but of which time?", where=where, remedy="give on=")
+            raise WrongType(
+                "a join with between= needs the column that has the time of the other side",
+                where=where,
+                remedy="give on=",
+            )
         time = on if isinstance(on, str) else on[1]
         _require(schemas[0], between, where)
         _require(schemas[1], (time,), where)
@@ -71,7 +94,7 @@ def join_bounds(
         on = window.event_time
     if on is None:
         raise WrongType(
-            "a join in event time, but of which column?", where=where, remedy="give on="
+            "a join in event time needs the column that has it", where=where, remedy="give on="
         )
     times = (on, on) if isinstance(on, str) else on
     for schema, time in zip(schemas, times, strict=True):
@@ -82,7 +105,7 @@ def join_bounds(
         return Keep(times[0], left), Keep(times[1], right)
     if not isinstance(window, Fixed) or not window.is_tumbling:
         raise WrongType(
-            f"{window!r} is no window to join in",
+            f"rows cannot be joined in {window!r}",
             where=where,
             remedy='use clonos.tumbling("5 seconds"), or keep',
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from clonos.api.joins import check_join, join_bounds
+from clonos.api.joins import check_how, check_join, join_bounds
 from clonos.api.streams import Stream
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
@@ -48,6 +48,7 @@ class KeyedStream(Stream):
         keep: str | timedelta | tuple[str | timedelta, str | timedelta] | None = None,
         between: tuple[str, str] | None = None,
         on: str | tuple[str, str] | None = None,
+        how: str = "inner",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> KeyedStream:
@@ -68,6 +69,8 @@ class KeyedStream(Stream):
         on
             The column with the event time, or one for each side; not needed on this side with
             `between`.
+        how
+            Only "inner": rows without a partner are not given.
 
         Examples
         --------
@@ -79,6 +82,7 @@ class KeyedStream(Stream):
         ['id', 'name', 'owner', 'item']
         """
         where = name or "join"
+        check_how(how, where)
         check_join(self, other, where)
         bounds = join_bounds(
             (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
@@ -115,8 +119,8 @@ class KeyedStream(Stream):
         Parameters
         ----------
         within, on
-            Forget a key when event time is so far past the time of its row, in column `on`; by
-            default keys are remembered for ever.
+            Forget a key when event time is more than `within` past the time of its row, in column
+            `on`; by default keys are remembered for ever.
 
         Examples
         --------
@@ -126,8 +130,8 @@ class KeyedStream(Stream):
         within_ms = 0
         if (within is None) != (on is None):
             raise WrongType(
-                "deduplicate within a time, but of which column?" if on is None
-                else "deduplicate on a time, but within which?",
+                "deduplicate has a duration, but no column with the event time" if on is None
+                else "deduplicate has a column with the event time, but no duration",
                 where=where,
                 remedy='write deduplicate("1 hour", on="time")',
             )  # fmt: skip
@@ -148,7 +152,7 @@ class KeyedStream(Stream):
         time
             The column with the event time.
         ties
-            Columns that decide between rows of one time.
+            Columns that decide the order of rows with the same time.
 
         Examples
         --------
@@ -174,7 +178,7 @@ class KeyedStream(Stream):
         parallelism: int | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> KeyedStream:
-        """To each row, aggregates of the last `number` rows of its key, itself among them.
+        """Add to each row aggregates of the last `number` rows of its key, itself included.
 
         Examples
         --------
@@ -204,8 +208,8 @@ class KeyedStream(Stream):
     ) -> Stream:
         """Run your own logic, with state and timers per key; see :class:`clonos.Process`.
 
-        ``in_flight``: so many calls of its services are open in a task at most; what is asked
-        beyond that waits, and so does its input. ``effects``: some of its services are effects
+        ``in_flight``: how many calls of its services may be open in a task; calls beyond that
+        wait, and so does the task's input. ``effects``: some of its services are effects
         (:func:`clonos.effect`).
         """
         if not isinstance(process, Process):
@@ -228,6 +232,6 @@ class KeyedStream(Stream):
                 raise UnknownColumn(
                     f"the key {key!r} is lost",
                     where=vertex.name,
-                    remedy="keep the key's columns, or key_by afterwards",
+                    remedy="keep the key's columns, or use key_by afterwards",
                 )
         return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))

@@ -23,16 +23,16 @@ class Placed:
         self._edge = edge or Edge(vertex)
 
     def start_new_chain(self) -> Self:
-        """Run what follows in tasks of its own, beside those before it: in the same slots, unless
-        these are of another :meth:`slot_group`."""
+        """Run the operators after it in tasks of their own. These share the slots of the tasks
+        before them, unless they are in another :meth:`slot_group`."""
         return type(self)(self._job, self._vertex, replace(self._edge, is_chained=False))
 
     def slot_group(self, name: str) -> Self:
-        """Run what follows in other slots, those of the group `name`: on other cores, and it lives
-        on when the slots before it die.
+        """Run the operators after it in other slots, those of the group `name`: on other cores, and
+        they live on when the slots before them die.
 
-        Tasks of a group share slots: slot i runs task i of each operator. What follows an operator
-        is in its group, unless it also reads from another one: then it is in the group
+        Tasks of a group share slots: slot i runs task i of each operator. An operator is in the
+        group of the one it reads from. If it reads from several groups, it is in the group
         ``"default"``, where sources are, too.
 
         Examples

@@ -14,7 +14,7 @@ from clonos.errors import WrongType
 def keep_of(
     history: str | timedelta | None, nbytes: str | int | None, interval: str | timedelta
 ) -> Keep | None:
-    """How much of its past a job keeps; None: nothing."""
+    """How much of its past a job keeps; None if it keeps nothing."""
     if history is None:
         if nbytes is not None:
             raise WrongType(
@@ -26,14 +26,15 @@ def keep_of(
     return Keep(parse_duration(history), limit, parse_duration(interval))
 
 
+MORE_ROOM: Final = "give more: the rows of a batch are handled with all of their values in memory"
 SAID_RARELY: Final = (
-    "give more: receivers only say every 256 KiB what they have processed, and until then it stays "
-    "in memory"
+    "give more: receivers report only every 256 KiB what they have processed, and until then it "
+    "stays in memory"
 )
 
 
 def size_of(name: str, size: str | int, remedy: str) -> int:
-    """A number of bytes, a MiB at least."""
+    """A number of bytes, 1 MiB at least."""
     nbytes = parse_size(size)
     if nbytes < 1 << 20:
         raise WrongType(f"{name}={size!r} is less than 1 MiB", remedy=remedy)
@@ -41,7 +42,7 @@ def size_of(name: str, size: str | int, remedy: str) -> int:
 
 
 def one_of(name: str, value: str, *allowed: str) -> None:
-    """See that a word is one of those."""
+    """Raise `WrongType` unless `value` is one of those that are allowed."""
     if value not in allowed:
         raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
 

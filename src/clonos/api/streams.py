@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 
 from clonos.api.calls import CallOptions, call_policy
-from clonos.api.columns import ColumnOperations
+from clonos.api.frames import FrameOperations
 from clonos.api.joins import look_up_operation, side_table
+from clonos.api.udfs import typed, user_function
 from clonos.api.windowed import WindowedStream, require_time
 from clonos.columns.durations import parse_duration
 from clonos.columns.schema import parse_schema, require_columns
@@ -36,7 +37,7 @@ Execution = Literal["tasks", "spark"]
 """What runs a job: Clonos tasks in slots, or Spark's own plans."""
 
 
-class Stream(ColumnOperations):
+class Stream(FrameOperations):
     """Typed rows that flow from an operator.
 
     Every method that adds an operator takes ``name`` (for messages and to find its tasks) and
@@ -47,7 +48,7 @@ class Stream(ColumnOperations):
     def map(
         self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """``fn(row)`` makes one row of each: a tuple, a dict, or the value of the only column."""
+        """``fn(row)`` returns one row: a tuple, a dict, or the value of the only column."""
         takes_context(fn, name or "map")
         parsed = parse_schema(schema)
         return Stream(self._job, self._add("map", name, parsed, parallelism, op.Map(fn, parsed)))
@@ -69,18 +70,20 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(value, ...)`` of the columns `of` makes a column; the others pass as they are.
+        """``fn(value, ...)`` makes a column from the columns `of`; the others stay as they are.
 
-        Only the values that the function asks for become Python's, and what it returns: of rows
-        with many columns this is several times as fast as :meth:`map`.
+        Only the values that the function gets, and those that it returns, become Python objects:
+        for rows with many columns this is several times as fast as :meth:`map`.
 
         Parameters
         ----------
         column
-            Name and type of what is made (``"price long"``), or the name of a column whose type
+            Name and type of the new column (``"price long"``), or the name of a column whose type
             stays. It replaces the column of this name, or comes last.
         fn
-            Takes the values of one row, and ``ctx`` behind them if it wants it.
+            Takes the values of one row, and after them ``ctx``, if it has such a parameter. It may
+            be one of Spark's ``udf``, ``pandas_udf`` or ``arrow_udf`` objects; then its type need
+            not be repeated.
 
         Examples
         --------
@@ -92,9 +95,15 @@ class Stream(ColumnOperations):
         """
         where = name or "with_column"
         require_columns(self.schema, of, where)
-        takes_context(fn, where, of)
-        field, schema = self._with_field(column, where)
-        operation = op.WithColumn(fn, of, field.name, schema)
+        udf = user_function(fn, where)
+        field, schema = self._with_field(column if udf is None else typed(column, udf), where)
+        if udf is not None and not udf.is_per_row:
+            whole = udf.on_batches(of, self.schema, field, where)
+            operation: op.Operation = op.MapBatches(whole, schema)
+        else:
+            called = fn if udf is None else udf.fn
+            takes_context(called, where, of)
+            operation = op.WithColumn(called, of, field.name, schema)
         vertex = self._add("with_column", name, schema, parallelism, operation)
         return self._with_changed(field, vertex)
 
@@ -121,11 +130,11 @@ class Stream(ColumnOperations):
         parallelism: int | None = None,
         **how: Unpack[CallOptions],
     ) -> Stream:
-        """``fn(row)`` asks a service and makes one row, for many rows at a time.
+        """``fn(row)`` asks a service and returns one row; many calls are open at a time.
 
         Steps, checkpoints and recoveries wait for no call. What `fn` returns or raises is logged
-        when it comes, and never asked for again; after a failure only those calls are made again
-        whose outcome was in no log.
+        when it comes, and never asked for again. After a failure, only calls whose outcome was in
+        no log are made again.
 
         Parameters
         ----------
@@ -150,7 +159,7 @@ class Stream(ColumnOperations):
         >>> rows.map_async(judge, "id long, verdict string", in_flight=500).schema.names
         ['id', 'verdict']
 
-        One call of a user after the other, and other users do not wait:
+        The calls of one user come one after the other, and other users do not wait:
 
         >>> by_id = rows.key_by("id")
         >>> by_id.map_async(judge, "id long, verdict string", ordered="key", per_key=1).schema.names
@@ -181,9 +190,9 @@ class Stream(ColumnOperations):
         parallelism: int | None = None,
         **how: Unpack[CallOptions],
     ) -> Stream:
-        """:meth:`with_column` of a service: see :meth:`map_async`.
+        """:meth:`with_column` with a service that is asked as in :meth:`map_async`.
 
-        Only the arguments and the answers are Python's, and only the answers are logged.
+        Only the arguments and the answers become Python objects; only the answers are logged.
 
         Examples
         --------
@@ -245,9 +254,9 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """``fn(batch)`` makes an Arrow batch or table (or None) of an Arrow batch.
+        """``fn(batch)`` takes an Arrow batch and returns an Arrow batch or table, or None.
 
-        Without `schema` that of this stream is kept.
+        Without `schema`, the result has the columns of this stream.
         """
         takes_context(fn, name or "map_batches")
         parsed = self.schema if schema is None else parse_schema(schema)
@@ -263,13 +272,13 @@ class Stream(ColumnOperations):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Event time is in `column`, and no row comes more than `delay` behind the newest.
+        """Event time is in `column`, and no row is more than `delay` older than the newest.
 
         Parameters
         ----------
         idle_after
-            A task that has had rows and gets no more for so long (processing time) does not hold
-            back the event time of those behind it, until it gets rows again. By default they wait.
+            A task that has had rows and gets no more for this time (processing time) does not hold
+            back the event time of later operators until it gets rows again. By default they wait.
         """
         require_columns(self.schema, [column], name or "with_watermark")
         require_time(self.schema, column, name or "with_watermark")
@@ -302,10 +311,10 @@ class Stream(ColumnOperations):
         how
             "inner" drops rows without a match, "left" fills them up with nulls.
         refresh
-            Read it again so often, such as "30 seconds". Rows see the versions in the order in
-            which they came to their task, in a replay the same ones. Where Spark remembers what a
-            DataFrame is to read (a list of files), give a function: ``lambda:
-            spark.read.parquet(path)``.
+            How often to read the table again, such as "30 seconds". The rows of a task see the
+            versions in the order in which these came; in a replay, each row sees the same version.
+            If files are replaced, give a function, because a DataFrame remembers which files to
+            read: ``lambda: spark.read.parquet(path)``.
 
         Examples
         --------
@@ -384,7 +393,7 @@ class Stream(ColumnOperations):
         return Stream(self._job, vertex)
 
     def rebalance(self) -> Stream:
-        """Share out batches evenly among the tasks of the next operator."""
+        """Distribute batches evenly over the tasks of the next operator."""
         return Stream(self._job, self._vertex, self._routed(Routing.ROUND_ROBIN))
 
     def broadcast(self) -> Stream:
@@ -397,7 +406,7 @@ class Stream(ColumnOperations):
     def sink(
         self, sink: SinkSpec, *, name: str | None = None, parallelism: int | None = None
     ) -> None:
-        """End the stream in one of ``clonos.sinks``, which takes rows where they are made."""
+        """End the stream in one of ``clonos.sinks``; its tasks are those that make the rows."""
         if not isinstance(sink, SinkSpec):
             raise WrongType(
                 f"{type(sink).__name__} is not a sink",
@@ -415,10 +424,10 @@ class Stream(ColumnOperations):
         execution: Execution = "tasks",
         **options: Any,
     ) -> Any:
-        """Run the job and give what this stream had as a Spark DataFrame.
+        """Run the job and return the rows of this stream as a Spark DataFrame.
 
-        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then asked of
-        the DataFrame; its rows are read by Spark's own tasks. Other sinks get theirs, too.
+        The job runs now, to its end, as with ``DataFrame.checkpoint()``, whatever is then done with
+        the DataFrame; its rows are read by Spark's own tasks. Other sinks get their rows, too.
 
         With a ``checkpoint_dir``, the same call, also in another process, gives the same rows at
         once; without one it runs the job again, and rows are kept until this process ends. The
@@ -432,7 +441,7 @@ class Stream(ColumnOperations):
         name
             Of the sink that is added.
         execution
-            "spark": nothing runs, the DataFrame is the plan itself: of Spark's own operators, with
+            "spark": nothing runs yet. The DataFrame is a plan of Spark's own operators, with your
             functions in Spark's Python workers. It streams if the sources do. See
             ``docs/executions.md``.
         options
@@ -441,7 +450,7 @@ class Stream(ColumnOperations):
         Raises
         ------
         Unbounded
-            A source need not end.
+            A source may never end.
         NotInSpark
             With "spark": some operation has no plan that gives the rows that tasks give.
 

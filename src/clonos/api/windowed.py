@@ -97,7 +97,7 @@ class WindowedStream:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """The foremost rows of each key and window, with window_start and window_end.
+        """The highest-ranked rows of each key and window, with window_start and window_end.
 
         Parameters
         ----------
@@ -105,9 +105,9 @@ class WindowedStream:
             How many.
         by
             Columns to rank by, the largest first; ``clonos.asc("column")`` for the smallest. Rows
-            that rank the same stand in order of arrival.
+            that rank the same are in order of arrival.
         ties
-            Also give those that rank the same as the last one.
+            Also return the rows that rank the same as the last one.
 
         Examples
         --------
@@ -146,7 +146,7 @@ class WindowedStream:
         stream, window, where = self._stream, self._window, name or "rows"
         if isinstance(window, Given) or not window.is_tumbling or not self._keys:
             raise BadGraph(
-                "rows only come with the bounds of windows that do not overlap, by key",
+                "rows() needs a keyed stream, and windows that do not overlap",
                 where=where,
                 remedy="use key_by, and tumbling windows or sessions",
             )
@@ -194,7 +194,7 @@ class WindowedStream:
 def check_aggregates(
     aggregates: dict[str, Aggregate], schema: pa.Schema, taken: Sequence[str], where: str
 ) -> None:
-    """Raise what is wrong with aggregates of columns of `schema`; `taken` are no names for them."""
+    """Raise what is wrong with aggregates of columns of `schema`; names in `taken` are refused."""
     if not aggregates:
         raise WrongType("agg without aggregates", where=where, remedy="agg(n=clonos.count())")
     for column, aggregate in aggregates.items():
@@ -227,7 +227,7 @@ def require_time(schema: pa.Schema, column: str, where: str) -> None:
 
 
 def has_watermark(vertex: Vertex) -> bool:
-    """Whether event time advances behind this operator."""
+    """Whether event time advances after this operator."""
     if isinstance(vertex.operation, op.WithWatermark):
         return True
     return bool(vertex.edges) and all(has_watermark(edge.vertex) for edge in vertex.edges)

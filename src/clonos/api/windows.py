@@ -19,7 +19,7 @@ def tumbling(size: str | timedelta, on: str | None = None) -> Fixed:
         Such as ``"5 seconds"``.
     on
         A timestamp or date column: windows in event time, which need ``with_watermark`` before.
-        Without it a row belongs to the window in which it arrives.
+        Without `on`, a row belongs to the window in which it arrives (processing time).
 
     Examples
     --------

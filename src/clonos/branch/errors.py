@@ -6,4 +6,4 @@ from clonos.errors import ClonosError
 
 
 class Unanswered(ClonosError):
-    """A function of a branch asks something that neither the log nor anybody else answers."""
+    """A function of a branch asks something that neither the log nor a stand-in answers."""

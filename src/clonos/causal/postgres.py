@@ -197,13 +197,13 @@ class PostgresHolder:
                 self.close()
                 raise errors.LogUnreachable(
                     f"the database of the log does not answer: {str(error)[:300]}",
-                    remedy="see that it runs and that executors reach it; the task can be tried "
+                    remedy="check that it runs and that executors reach it; the task can be tried "
                     "again, nothing is lost",
                 ) from error
             except psycopg.Error as error:
                 raise errors.LogBroken(
                     f"the database of the log refuses: {str(error)[:300]}",
-                    remedy="see that the role may create and change the tables clonos_*",
+                    remedy="check that the role may create and change the tables clonos_*",
                 ) from error
 
     def _connect(self, psycopg: Any) -> Any:

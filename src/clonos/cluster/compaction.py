@@ -20,15 +20,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from clonos.core.codec import CODEC
-from clonos.core.layer import encode_layer, merge_layers, merged_path, refer_to
+from clonos.core.content import Content
+from clonos.core.layer import merge_layers, merged_path
 from clonos.core.messages import LayerRef
 from clonos.errors import ClonosError
-from clonos.state.deltas import merge_deltas
+from clonos.state.deltas import merge_into
 from clonos.storage.files import Durability
-from clonos.storage.layers import LayerStore, get_layers
+from clonos.storage.layers import LayerStore, get_layers, put_whole
+from clonos.storage.opened import ScratchFile
 
 NICENESS: Final = 10
 """Niceness of the process that merges layers."""
+
+
+def merge_on_disk(deltas: Sequence[bytes | Content], *, is_base: bool) -> Content:
+    """As :func:`~clonos.state.deltas.merge_deltas`; values by key need not fit into memory."""
+    return merge_into(ScratchFile(), deltas, is_base=is_base)
 
 
 def merge(
@@ -37,13 +44,11 @@ def merge(
     *,
     is_base: bool,
     term: int,
-    deltas: Callable[..., bytes] = merge_deltas,
+    deltas: Callable[..., bytes | Content] = merge_on_disk,
 ) -> LayerRef:
     """Store the layer that :func:`~clonos.core.layer.merge_layers` makes of those chosen."""
     merged = merge_layers(get_layers(store, chosen), deltas, is_base=is_base)
-    path = merged_path(chosen, term)
-    content = encode_layer(merged)
-    return refer_to(merged, content, path, store.put(path, content))
+    return put_whole(store, merged, merged_path(chosen, term))
 
 
 class Compactor:

@@ -195,7 +195,7 @@ class JobDirectory:
             raise BadDirectory(
                 f"the checkpoint_dir cannot be used: {error}",
                 where=self._base,
-                remedy="see that the driver reaches the folder and may write to it",
+                remedy="check that the driver reaches the folder and may write to it",
             ) from error
 
     def rival(self) -> Term | None:

@@ -325,7 +325,7 @@ class RunningJob:
     def _defined(self) -> LogicalGraph:
         if self.graph is None:
             raise CannotUpgrade(
-                "nobody says what the job was compiled from", remedy="start it with job.start(...)"
+                "this job was started without its definition", remedy="start it with job.start(...)"
             )
         return self.graph
 

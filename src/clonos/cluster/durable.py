@@ -140,6 +140,8 @@ class DeliveredOutputs:
         if output.item.kind is Kind.BATCH and batch is not None and batch.payload is not None:
             self._fresh.setdefault((output.channel, output.generation), []).append(output)
             self.nbytes += batch.nbytes
+            if output.again and self._plan.leaves_gaps:
+                return  # files are written once however often; a consumer would have it twice
         try:
             self._consumers(output)
         except ClonosError as error:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from clonos.cluster.directory import JobDirectory
+from clonos.cluster.table_readers import TableReaders
 from clonos.core.history import Chains
 from clonos.core.layer import open_layer
 from clonos.core.messages import Layer
@@ -88,6 +89,7 @@ class Feeds:
         self._durability = durability
         self._layers = LayerStore(directory.layers_uri, durability)
         self._tables = Tables(directory.spool_uri, durability)
+        self._readers = TableReaders(compiled, directory.checkpoint_id)
         self._spools: dict[str, Spool] = {}
         self._tasks: dict[str, list[TaskCode]] = {}
         self._working: list[Feed] = []
@@ -141,6 +143,7 @@ class Feeds:
         SourceError
             Spark does not start a query, or an inlet does not open.
         """
+        self._readers.register()
         for operator, spool in self._spools.items():
             if not spool.is_ended:
                 feed = self._feed(operator, spool)
@@ -191,7 +194,7 @@ class Feeds:
     def after_floor(self, layers: Chains, kept: Chains) -> None:
         """A floor with these layers is complete: no recovery needs rows below it. Rows below the
         layers `kept` may be deleted."""
-        if not self._spools:
+        if not self._spools and not self._readers:
             return
         with self._lock:
             self._newest = layers, kept
@@ -227,13 +230,14 @@ class Feeds:
                     passed = [floor.source_rows for floor in floors]
                     needed = [floor.source_rows for floor in oldest]  # none: from the first row on
                     spool.truncate(passed, needed or [0] * len(passed))
+            self._readers.look(lambda codes: self._floors(kept, codes))
             self._end_tables(layers)
         except Exception as error:  # noqa: BLE001 - tried again; a thread tells nobody
             LOGGER.warning("what has been read of a spool could not be deleted: %s", error)
             return False
         return True
 
-    def _floors(self, layers: Chains, codes: list[TaskCode]) -> list[Layer]:
+    def _floors(self, layers: Chains, codes: Sequence[TaskCode]) -> list[Layer]:
         """The newest layer of each of these tasks; none if one has none."""
         chains = [layers.get(code.task.id, ()) for code in codes]
         if not all(chains):
@@ -252,6 +256,10 @@ class Feeds:
         if floors and all(floor.source_ended for floor in floors):
             for spool in tables:
                 spool.end()
+
+    def complete(self) -> None:
+        """The job is complete: it needs nothing of what it has read."""
+        self._readers.forget()
 
     def close(self) -> None:
         """Stop feeding. Whatever hangs, this takes no longer than stopping one query."""

@@ -123,7 +123,7 @@ class Mover:
     def _require_logs(self, task: str) -> None:
         if not self._plan.causal_log:
             raise CannotMove(
-                "a job that guarantees at least once has no logs, so a move would repeat rows",
+                "without logs a move would repeat or lose rows",
                 where=task,
                 remedy="move nothing, or run the job with exactly_once",
             )
@@ -172,4 +172,4 @@ class Decommissions:
             scheduler = self._spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001
             if scheduler.getExecutorDecommissionState(executor).isDefined():
                 self._known.add(executor)
-                self._inbox.put(Leaving(executor))
+                self._inbox.put(Leaving(executor, ends=True))

@@ -355,9 +355,9 @@ class DriverSetup:
         announce = partial(directory.announce, compiled, version + 1)
         if not switch.make(store, self._term, announce, file):
             raise JournalBroken(
-                "the journal could not be begun anew, so the graph may be the old one still",
+                "the journal could not be begun anew, so the job may still have its old graph",
                 where=directory.journal_root,
-                remedy="see to the disk, and start the job again in the same way",
+                remedy="check the disk, and start the job again in the same way",
             )
         return file.recover(self.keeper)
 
@@ -440,6 +440,7 @@ class DriverSetup:
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""
         self._claims.end()
+        self.feeds.complete()
         for operator, sink in self.sinks.items():
             if sink.kind == "spark_write" and not self.directory.is_written(operator):
                 self.pool.label(f"write the rows of {operator}")

@@ -66,6 +66,7 @@ def ship(
         seal_ms=compiled.options.checkpoint_interval_ms,
         inflight_bytes=compiled.options.inflight_bytes,
         log_bytes=compiled.options.log_bytes,
+        state_memory=compiled.options.state_memory,
         spills=compiled.options.inflight == "spill",
         **settings,
     )

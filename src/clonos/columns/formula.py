@@ -234,10 +234,19 @@ def _coalesce(arguments: Sequence[Expression], batch: pa.RecordBatch) -> Datum:
     return made
 
 
+def _structure(arguments: Sequence[Expression], batch: pa.RecordBatch) -> Datum:
+    """Name, value, name, value, ...: never null itself."""
+    names = [a.scalar.as_py() for a in arguments[::2] if isinstance(a, Constant)]
+    values = [_column(_evaluate(a, batch), batch.num_rows) for a in arguments[1::2]]
+    fields = [pa.field(n, v.type) for n, v in zip(names, values, strict=True)]
+    return pa.StructArray.from_arrays(values, fields=fields)
+
+
 LAZY: Final[Mapping[str, Callable[[Sequence[Expression], pa.RecordBatch], Any]]] = {
     "And": _and,
     "Or": _or,
     "CaseWhen": _case,
     "Coalesce": _coalesce,
+    "CreateNamedStruct": _structure,
 }
 """What computes its parts only for the rows that need them, by the name of Spark's class."""

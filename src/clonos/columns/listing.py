@@ -30,6 +30,7 @@ LAZY_SQL: Final = {
     "Or": ("a or b", "boolean"),
     "CaseWhen": ("case when a then b else c end", "boolean, and values: all but struct"),
     "Coalesce": ("coalesce(a, b, ...)", "all but struct"),
+    "CreateNamedStruct": ("struct(a, b, ...)", "all but struct"),
 }
 """How what is computed lazily is written, and of what."""
 

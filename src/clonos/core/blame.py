@@ -19,15 +19,15 @@ from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core.machine import Machine, Table
-from clonos.core.messages import Rows, Suspect
 from clonos.core.placement import Slot
 from clonos.core.roster import ACTIVE, Roster, TaskState
+from clonos.core.suspects import Rows, Suspect
 
 WATCHED_STEPS: Final = 64
 """Live steps that are announced after a death of unknown cause: what killed one life is among the
 first things that the next one does."""
 SUSPECTS_MAX: Final = 8
-"""Suspect rows of a task; of more, the newest."""
+"""How many suspect rows of a task are remembered: the newest."""
 TOGETHER_MS: Final = 1000
 """Slots of one executor that die this close to one another have died with it."""
 
@@ -162,6 +162,9 @@ class Blame:
 
     def next_life(self, task: int) -> tuple[int, tuple[Suspect, ...]]:
         """How many steps the next life of a task announces, and what it has to try first."""
+        plan = self._roster.plan
+        if plan.leaves_gaps and plan.tasks[task].inputs:  # it never meets the same rows again
+            return 0, ()
         case = self._cases[task]
         case.within = None  # of a life that was fenced in its slot
         steps = 0 if case.machine.state is Suspicion.CLEAR else WATCHED_STEPS

@@ -113,6 +113,8 @@ class Inbound:
         What was taken depends on (nothing that can be lost, if a layer already contains it).
     queue
         Received (log entries stored), not yet taken.
+    has_gaps
+        At most once: what a life before has missed is not sent again.
     aligned
         A marker was taken, and its epoch is not yet sealed.
     waits_behind
@@ -128,6 +130,7 @@ class Inbound:
     ) -> None:
         self.spec = spec
         self.logs = plan.forwarded_logs(spec)
+        self.has_gaps = plan.leaves_gaps
         name = f"channel {spec.id}, receiving"
         self.link = INBOUND_LINK.machine(f"{name}, stream")
         self.items = INBOUND_ITEMS.machine(f"{name}, items", Items.ENDED if ended else None)

@@ -24,7 +24,8 @@ from clonos.core.standbys import Standbys
 FLOORS_MS: Final = 20
 """Without markers, floors are looked for this often: layers come one by one ..."""
 TASK_MS: Final = 0.5
-"""... and no more often than so much per task: to look costs time, and to tell all of them, too."""
+"""... but at most once per this time times the number of tasks: looking, and telling all of them,
+costs time."""
 
 
 class Checkpoints:
@@ -50,6 +51,7 @@ class Checkpoints:
         self._came = 0  # so many layers
         self._seen = 0, 0  # at the last look: how many had come, and what was stable
         self._sent_back: dict[int, int] = {}  # by feedback channel: rows that floors have sent
+        self._open_calls: dict[int, int] = {}  # by task: of its floor
         self._hurried: set[int] = set()  # tasks that were told to seal, and have yet to
 
     @property
@@ -68,6 +70,8 @@ class Checkpoints:
 
         Without markers, tasks seal by themselves, but for a `hurry`: only floors make logs shorter.
         """
+        if self._roster.plan.leaves_gaps:
+            return
         if self.markers is not None:
             self.markers.begin()
             return
@@ -158,6 +162,7 @@ class Checkpoints:
             self.sealed[task] = self.sealed[task][len(passed) :]
             layers[task] = (*keeper.layers[task], *passed)
             positions[task] = newest.ref.position
+            self._open_calls[task] = newest.open_calls
             needs.update(newest.ins)
             out = {c: n for c, n in newest.outs.items() if channels[c].receiver == HOUSE_KEEPER}
             needs.update(out)  # it was acknowledged when that was settled
@@ -170,6 +175,11 @@ class Checkpoints:
             of_task = {c: needs[c] for c in tasks[active.id].outputs if c in needs}
             roster.command(active.id, msg.Floor(positions, of_task))
         self._standbys.floor(layers)
+
+    @property
+    def no_call_is_open(self) -> bool:
+        """Whether floors have all answers. Of floors of an earlier term nobody knows."""
+        return not any(self._open_calls.values())
 
     @property
     def nothing_goes_round(self) -> bool:

@@ -108,6 +108,8 @@ def _reader_of(annotation: Any) -> Reader:
     if annotation in (int, bool, str, bytes):
         return _exactly(annotation)
     if origin in (Union, _UNION):
+        if bytes in arguments:  # what is not in memory goes into no message
+            return _exactly(bytes)
         (inner,) = [a for a in arguments if a is not type(None)]
         return _optional(_reader_of(inner))
     if origin is tuple and arguments[-1] is Ellipsis:
@@ -386,7 +388,7 @@ def _with_payload(message: Any, payload: Any) -> Any:
 def _malformed(why: str, size: int) -> MalformedMessage:
     return MalformedMessage(
         f"{size} bytes are not a message: {why[:200]}",
-        remedy="see that every process of the job runs the same version of clonos",
+        remedy="check that every process of the job runs the same version of clonos",
     )
 
 
@@ -429,6 +431,8 @@ CODEC: Final = Codec(
         43: m.LastWords,
         44: m.Unreadable,
         45: m.Yielded,
+        46: m.Claim,
+        47: m.Granted,
         # Parts that are also stored by themselves.
         48: m.Item,
         49: m.Run,

@@ -128,6 +128,7 @@ class Coordinator:
             msg.Unreachable: self.reach.complained,
             msg.Unreadable: self.recoveries.unreadable,
             msg.Yielded: self.moves.yielded,
+            msg.Claim: self._on_claim,
         }
 
     @property
@@ -237,8 +238,8 @@ class Coordinator:
                 self.checkpoints.compacted(event)
             case MoveAsked(task=task, overtakes=overtakes):
                 self.moves.ask(task, overtakes=overtakes)
-            case Leaving(group=group):
-                self.moves.leaving(group)
+            case Leaving(group=group, ends=ends):
+                self.moves.leaving(group, ends=ends)
 
     def tick(self, now_ms: int) -> list[Action]:
         """Time passes: a holder that does not answer a fence is itself declared failed, and so is
@@ -248,7 +249,7 @@ class Coordinator:
             return []
         for slot in self.recoveries.overdue():
             self._expel(slot)
-        for slot in self.reach.due():
+        for slot in (*self.reach.due(), *self.moves.emptied()):
             self._expel(slot)
         self.checkpoints.tick()
         self.throttle.hold(is_held=self._settles_at is not None or self.checkpoints.needs_rest)
@@ -280,6 +281,11 @@ class Coordinator:
         epoch = self._settles_at
         has_floor = epoch is not None and self.keeper.epoch >= epoch
         return has_floor and self.keeper.is_settled and self.checkpoints.nothing_goes_round
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has settled, and no call is open, either."""
+        return self.has_settled and self.checkpoints.no_call_is_open
 
     @property
     def wants_floor(self) -> bool:
@@ -340,6 +346,11 @@ class Coordinator:
             self.done = True
             self.keeper.finish()
             self.roster.do(Done())
+
+    def _on_claim(self, slot: int, report: msg.Claim) -> None:
+        if report.incarnation == self.tasks[report.task].incarnation:
+            self.keeper.claim(report)
+            self.roster.command(report.task, msg.Granted(report.position))
 
     def _on_last_words(self, slot: int, report: msg.LastWords) -> None:
         if report.incarnation == self.tasks[report.task].incarnation:

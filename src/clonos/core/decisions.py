@@ -51,9 +51,13 @@ class MoveAsked:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The slots of this executor are about to go: what lives there moves, and nothing comes."""
+    """The slots of this executor are about to go: what lives there moves, and nothing comes.
+
+    ``ends``: it ends when nothing runs there any more, so slots that run nothing are to end.
+    """
 
     group: str
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ such items wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from clonos.core.messages import Dependencies, Dependency
@@ -80,7 +80,8 @@ class Fences:
         if pending is not None and pending[0] <= incarnation:
             del self._pending[task]
         if forgive:
-            self._forgiven.setdefault(task, []).append((incarnation, length))
+            older = [cut for cut in self._forgiven.get(task, ()) if cut[1] < length]
+            self._forgiven[task] = [*older, (incarnation, length)]  # which says what others said
             self._resolved.pop(task, None)
             return
         known = self._resolved.setdefault(task, [])
@@ -139,6 +140,16 @@ def merged(known: Dependencies, dep: Dependencies) -> Dependencies:
     result = dict(known)
     merge(result, dep)
     return result
+
+
+def fields_of(dep: Dependencies) -> dict[int, tuple[int, int, int]]:
+    """Dependencies as plain data."""
+    return {t: (*d.incarnation, d.position) for t, d in dep.items()}
+
+
+def from_fields(fields: Mapping[int, Sequence[int]]) -> Dependencies:
+    """Inverse of :func:`fields_of`."""
+    return {t: Dependency(Incarnation(f[0], f[1]), f[2]) for t, f in fields.items()}
 
 
 def depends_on_lost(task: int, incarnation: Incarnation, length: int, dep: Dependencies) -> bool:

@@ -31,7 +31,8 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError
 
 OPEN_BYTES_MAX: Final = 16 << 20
-"""Log entries that wait in the driver's memory for their segment. Beyond, a point comes early."""
+"""Log entries may take so much of the driver's memory until their segment is stored; above that, a
+point comes early."""
 FOLDER: Final = "history"
 """The folder of segments and pins, beside the layers."""
 RECORDS: Final = ("point", "kept", "archived", "going", "gone")

@@ -25,12 +25,12 @@ from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
-from clonos.core.fences import Trust, depends_on_lost, merged
+from clonos.core.fences import Trust, depends_on_lost, fields_of, from_fields, merged
 from clonos.core.history import RECORDS, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.machine import with_stories
-from clonos.core.messages import Dependencies, Dependency, Item, Kind, Layer, LayerRef
+from clonos.core.messages import Dependencies, Item, Kind, Layer, LayerRef
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.program import Batch
 from clonos.core.version import VERSION
@@ -44,13 +44,14 @@ Chains = Mapping[int, tuple[LayerRef, ...]]
 class Deliver:
     """An output is durable: (generation, task, seq) is its name for ever.
 
-    ``item.batch.payload`` is opaque; ``kind`` END says that this sink task has no more.
-    """
+    ``item.batch.payload`` is opaque; ``kind`` END says that this sink task has no more. ``again``:
+    it was read from the journal, and may have had its effect."""
 
     channel: int
     task: int
     generation: int
     item: Item
+    again: bool = False
 
 
 class HouseKeeper:
@@ -77,6 +78,8 @@ class HouseKeeper:
         That of all floors.
     failed
         Of tasks that could not go on: the step that has failed, and what is known of it.
+    claimed
+        At most once: what sources have taken (see :class:`~clonos.core.messages.Claim`).
     history
         The past that is kept.
     version
@@ -102,6 +105,7 @@ class HouseKeeper:
         self.needs: dict[int, int] = {channel.id: 0 for channel in plan.channels}
         self.complete = False
         self.failed: dict[int, tuple[int, bytes]] = {}
+        self.claimed: dict[int, tuple[int, bytes]] = {}
         self.holder = Holder()
         self.book = self.holder.book
         self.fences = self.holder.fences
@@ -211,14 +215,15 @@ class HouseKeeper:
         for task in self.plan.tasks:
             for run in self.book.runs(task.id, 1):
                 self._write_run(run)
-        for number, step in self.failed.items():
-            self._write("failed", number, *step)
+        for kind, known in ("failed", self.failed), ("claim", self.claimed):
+            for number, fields in known.items():
+                self._write(kind, number, *fields)
         # Before the state that they have led to, which then holds.
         self._records += [
             r for r in unsettled if msgpack.unpackb(r, strict_map_key=False)[0] == "item"
         ]
         for channel, i in self.inputs.items():
-            dep = _dep_fields(i.consumed_dep)
+            dep = fields_of(i.consumed_dep)
             state = (i.consumed, i.consumed_chain, i.ended, i.reset_at)
             self._write("world", channel, *state, dep)
         head, self._records = self._records, pending
@@ -234,7 +239,8 @@ class HouseKeeper:
             "item": self._read_item,
             "world": self._read_world,
             "resolve": self._read_resolve,
-            "failed": self._take_failed,
+            "failed": lambda task, *step: self.failed.update({task: step}),
+            "claim": lambda task, *claim: self.claimed.update({task: claim}),
             **{kind: partial(self.history.take, kind) for kind in RECORDS},
         }
         for record in records:
@@ -269,19 +275,19 @@ class HouseKeeper:
         batch = None
         if Kind(kind) is Kind.BATCH:
             batch = Batch(self._decode(content), rows, len(content), digest)
-        item = Item(seq, Kind(kind), epoch, 0, batch, _dep(dep), chain)
-        known = self.inputs[channel].consumed_dep
+        item = Item(seq, Kind(kind), epoch, 0, batch, from_fields(dep), chain)
+        dep = merged(self.inputs[channel].consumed_dep, item.dep)
         i = self._restore(channel, seq, chain, ended=item.kind is Kind.END)
-        i.consumed_dep = merged(known, item.dep)
+        i.consumed_dep = dep
         self.generation = max(self.generation, generation)
-        self._delivered.append(Deliver(channel, i.spec.sender, generation, item))
+        self._delivered.append(Deliver(channel, i.spec.sender, generation, item, again=True))
 
     def _read_world(self, channel: int, consumed: int, chain: int, *rest: Any) -> None:
         ended, reset_at, dep = rest
         i = self._restore(channel, consumed, chain, ended=ended)
         if reset_at is not None:
             i.start_over(reset_at)
-        i.consumed_dep = _dep(dep)
+        i.consumed_dep = from_fields(dep)
 
     def _restore(self, channel: int, consumed: int, chain: int, *, ended: bool) -> Inbound:
         spec = self.plan.channels[channel]
@@ -374,7 +380,7 @@ class HouseKeeper:
             batch.rows if batch else 0,
             batch.digest if batch else 0,
             item.chain,
-            _dep_fields(dep),
+            fields_of(dep),
             self._encode(batch) if batch else b"",
         )
 
@@ -399,11 +405,13 @@ class HouseKeeper:
             if is_next and not self.book.must_wait(run) and not self.book.refuses(run):
                 self.append([run])
         if not words.runs:
-            self._take_failed(words.task, words.position, words.record)
+            self.failed[words.task] = words.position, words.record
             self._write("failed", words.task, words.position, words.record)
 
-    def _take_failed(self, task: int, position: int, record: bytes) -> None:
-        self.failed[task] = (position, record)
+    def claim(self, claim: msg.Claim) -> None:
+        """A source has taken so much: none of that is ever read again."""
+        self.claimed[claim.task] = claim.rows, claim.cut
+        self._write("claim", claim.task, claim.rows, claim.cut)
 
     def begin_term(self, term: int) -> None:
         """A coordinator starts; whatever an earlier one commanded is void."""
@@ -590,11 +598,3 @@ class HouseKeeper:
             assert newest.get(cut.task, cut.incarnation) <= cut.incarnation
             assert cut.generation <= self.generation
             newest[cut.task] = cut.incarnation
-
-
-def _dep_fields(dep: Dependencies) -> dict[int, tuple[int, int, int]]:
-    return {t: (*d.incarnation, d.position) for t, d in dep.items()}
-
-
-def _dep(fields: dict[int, list[int]]) -> Dependencies:
-    return {t: Dependency(Incarnation(f[0], f[1]), f[2]) for t, f in fields.items()}

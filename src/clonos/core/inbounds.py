@@ -13,6 +13,7 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Link, Verdict
 from clonos.core.determinants import Order
 from clonos.core.fences import Trust, depends_on_lost
+from clonos.core.gaps import MISSED
 from clonos.core.holder import Holder
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import Incarnation, Plan, TaskSpec
@@ -67,14 +68,14 @@ class Inbounds:
     ) -> Inbounds:
         """Those of a task that begins with the layer `floor`."""
         ins, ended = (floor.ins, floor.ended) if floor is not None else ({}, ())
-        return cls(
-            (
-                Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
-                for c in spec.inputs
-            ),
-            holder,
-            do,
-        )
+        ends = [
+            Inbound(plan, plan.channels[c], *ins.get(c, (0, 0)), ended=c in ended)
+            for c in spec.inputs
+        ]
+        for end in ends:
+            if plan.leaves_gaps:
+                end.start_over(MISSED)
+        return cls(ends, holder, do)
 
     def opened(self, event: ev.Opened) -> bool:
         """A sender connects: whether it may. A fenced life may not."""
@@ -233,7 +234,8 @@ class Inbounds:
             return depends_on_lost(cut.task, cut.incarnation, cut.length, mine)
 
         from_lost = end.spec.sender == cut.task
-        if cut.reset and from_lost and lost(end.consumed_dep):
+        # Who has missed items counts them as taken, and depends on none of them.
+        if cut.reset and from_lost and (end.has_gaps or lost(end.consumed_dep)):
             end.start_over(cut.length)
         elif (from_lost or not cut.reset) and end.drop_orphans(lost):
             self.refuse(end)

@@ -175,6 +175,17 @@ class InFlightLog:
                 return item.seq, item.chain
         return self.first - 1, self._base_chain
 
+    @property
+    def sent(self) -> int:
+        """Number of the last item that was sent to anybody; END is sent to everybody anew."""
+        has_end = bool(self._items) and self._items[-1].kind is Kind.END
+        return min(self.cursor - 1, self.last - has_end)
+
+    @property
+    def sent_chain(self) -> int:
+        """The running digest there."""
+        return self.item(self.sent).chain if self.sent >= self.first else self._base_chain
+
     def renumber(self, last: int) -> None:
         """Availability: the receiver continues behind item `last`, whatever it had."""
         self.cursor = last + 1

@@ -33,9 +33,10 @@ class Intake:
         Somebody's memory is full: logs never block a task in mid-graph, so sources wait.
     """
 
-    def __init__(self, floor: msg.Layer | None) -> None:
-        self.taken = floor.source_rows if floor is not None else 0
-        self.cut = floor.source_cut if floor is not None else b""
+    def __init__(self, floor: msg.Layer | None, claimed: tuple[int, bytes] = (0, b"")) -> None:
+        self.taken, self.cut = claimed
+        if floor is not None:
+            self.taken, self.cut = floor.source_rows, floor.source_cut
         self.ended = floor is not None and floor.source_ended
         self.is_closed = False
         self._offered: deque[ev.SourceRows] = deque()

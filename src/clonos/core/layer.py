@@ -8,6 +8,10 @@ The header is the :class:`~clonos.core.messages.Layer` without its delta and the
 that it carries, which stay beside it: a delta may be far larger than any message. The checksum
 covers everything before it: a layer goes through stores and networks that may hand back something
 else than they were given, and a wrong state is worse than none.
+
+A delta may be larger than memory. It then says how much of it the checksum covers, in its first
+bytes: magic ``CHECKS_ITSELF``, bytes u64. Whoever reads the rest, where and when it is needed,
+compares it with digests that are in the part that is covered.
 """
 
 from __future__ import annotations
@@ -18,17 +22,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from xxhash import xxh3_64
+
 from clonos.core.canonical import decode, encode
 from clonos.core.codec import CODEC
-from clonos.core.digest import content_digest
+from clonos.core.content import Chunks, Content, Part, chunks_of, content_of
 from clonos.core.messages import Item, Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.errors import ClonosError, MalformedMessage
 
 _MAGIC: Final = b"CLAY"
-_VERSION: Final = 4
+_VERSION: Final = 5
 _HEAD: Final = struct.Struct("<4sHII")
 _CHECKSUM: Final = struct.Struct("<Q")
+
+CHECKS_ITSELF: Final = b"SELFCHCK"
+UP_TO: Final = struct.Struct("<8sQ")
+"""How a delta begins that is not read as a whole."""
+
 _PATH: Final = re.compile(
     r"(\d+)/\.?(\d{12})-(\d+)-(\d+)(?:-from-\d{12}-by-(\d+))?\.layer(?:\.[0-9a-f]+\.tmp)?"
 )
@@ -117,7 +128,7 @@ def left_behind(
 
 
 def merge_layers(
-    layers: Sequence[Layer], merge_deltas: Callable[..., bytes], *, is_base: bool
+    layers: Sequence[Layer], merge_deltas: Callable[..., bytes | Content], *, is_base: bool
 ) -> Layer:
     """Return one layer with the effect of `layers`; it stands where the last of them stood.
 
@@ -143,6 +154,11 @@ def encode_layer(layer: Layer) -> bytes:
     >>> decode_layer(encode_layer(layer)) == layer
     True
     """
+    return bytes(layer_chunks(layer))
+
+
+def layer_chunks(layer: Layer) -> Chunks:
+    """The same, put together only when it is read."""
     ordered = replace(
         layer,
         ins=dict(sorted(layer.ins.items())),
@@ -153,18 +169,40 @@ def encode_layer(layer: Layer) -> bytes:
     )
     header = CODEC.encode(ordered)
     rows = encode(_rows_of(ordered)) if layer.carried else b""
-    head = _HEAD.pack(_MAGIC, _VERSION, len(header), len(rows))
-    body = b"".join((head, header, rows, layer.delta))
-    return body + _CHECKSUM.pack(content_digest(body))
+    head = b"".join((_HEAD.pack(_MAGIC, _VERSION, len(header), len(rows)), header, rows))
+    delta = chunks_of(layer.delta)
+    return Chunks([head, delta, _CHECKSUM.pack(_checksum(head, delta))])
 
 
-def decode_layer(data: bytes, *, where: str = "") -> Layer:
+def _checksum(head: bytes, delta: Chunks) -> int:
+    state, left = xxh3_64(head), -1
+    for chunk in delta:
+        if left < 0:
+            left = _covered(chunk, len(delta))
+        state.update(chunk[:left])
+        left -= len(chunk)
+        if left <= 0:
+            break
+    checksum: int = state.intdigest()
+    return checksum
+
+
+def _covered(first: bytes, nbytes: int) -> int:
+    """How much of a delta the layer's checksum covers."""
+    if len(first) < UP_TO.size or not first.startswith(CHECKS_ITSELF):
+        return nbytes
+    up_to: int = UP_TO.unpack_from(first)[1]
+    return max(min(up_to, nbytes), UP_TO.size)
+
+
+def decode_layer(data: bytes | Content, *, where: str = "") -> Layer:
     """Return the layer in `data`.
 
     Parameters
     ----------
     data
-        What :func:`encode_layer` returned.
+        What :func:`encode_layer` returned. If it is not in memory, of a delta that checks itself no
+        more is read than the checksum covers.
     where
         Path of the layer, for the error.
 
@@ -173,11 +211,12 @@ def decode_layer(data: bytes, *, where: str = "") -> Layer:
     UnreadableLayer
         `data` is anything else; nothing else is ever raised.
     """
-    view = memoryview(data)
-    end = len(view) - _CHECKSUM.size
+    content = content_of(data)
+    end = len(content) - _CHECKSUM.size
     if end < _HEAD.size:
-        raise _damaged(where, f"{len(view)} bytes are too few for a layer")
-    magic, version, header_bytes, row_bytes = _HEAD.unpack_from(view)
+        raise _damaged(where, f"{len(content)} bytes are too few for a layer")
+    head = content.read(0, _HEAD.size)
+    magic, version, header_bytes, row_bytes = _HEAD.unpack(head)
     if magic != _MAGIC:
         raise _damaged(where, "it is not a layer")
     if version != _VERSION:
@@ -186,21 +225,25 @@ def decode_layer(data: bytes, *, where: str = "") -> Layer:
             where=where,
             remedy="go on with the version of clonos that wrote it, or start the job afresh",
         )
-    if content_digest(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
-        raise _damaged(where, "its checksum is wrong")
     rows = _HEAD.size + header_bytes
     delta = rows + row_bytes
     if delta > end:
         raise _damaged(where, "its header is longer than itself")
+    beginning = content.read(0, delta)
+    rest = Part(content, delta, end)
+    (checksum,) = _CHECKSUM.unpack(content.read(end, len(content)))
+    if _checksum(beginning, Chunks([rest])) != checksum:
+        raise _damaged(where, "its checksum is wrong")
     try:
-        layer = CODEC.decode(view[_HEAD.size : rows])
+        layer = CODEC.decode(memoryview(beginning)[_HEAD.size : rows])
     except MalformedMessage as error:
         raise _damaged(where, error.what) from error
     if not isinstance(layer, Layer):
         raise _damaged(where, f"its header is a {type(layer).__name__}")
     if layer.carried:
-        layer = replace(layer, carried=_with_rows(layer, bytes(view[rows:delta]), where))
-    return replace(layer, delta=bytes(view[delta:end]))
+        layer = replace(layer, carried=_with_rows(layer, beginning[rows:], where))
+    is_read = isinstance(data, bytes) or _covered(rest.read(0, UP_TO.size), len(rest)) == len(rest)
+    return replace(layer, delta=rest.read(0, len(rest)) if is_read else rest)
 
 
 def _rows_of(layer: Layer) -> list[Any]:
@@ -224,7 +267,7 @@ def _with_rows(layer: Layer, rows: bytes, where: str) -> dict[int, tuple[int, tu
         raise _damaged(where, f"its rows are not what was written: {error}") from error
 
 
-def refer_to(layer: Layer, content: bytes, path: str, nbytes: int) -> LayerRef:
+def refer_to(layer: Layer, content: bytes | Content, path: str, nbytes: int) -> LayerRef:
     """Return the reference to `layer`, which is stored as `content` under `path`.
 
     Parameters
@@ -232,12 +275,13 @@ def refer_to(layer: Layer, content: bytes, path: str, nbytes: int) -> LayerRef:
     nbytes
         What it takes in the store.
     """
-    digest = _CHECKSUM.unpack_from(content, len(content) - _CHECKSUM.size)[0]
+    end = len(content)
+    (digest,) = _CHECKSUM.unpack(content_of(content).read(end - _CHECKSUM.size, end))
     name = (layer.task, layer.epoch, layer.incarnation, layer.position)
     return LayerRef(*name, path, nbytes, digest)
 
 
-def open_layer(data: bytes, ref: LayerRef) -> Layer:
+def open_layer(data: bytes | Content, ref: LayerRef) -> Layer:
     """Return the layer in `data`, which was found where `ref` says.
 
     Raises
@@ -252,7 +296,7 @@ def open_layer(data: bytes, ref: LayerRef) -> Layer:
         raise UnreadableLayer(
             f"another layer is in its place: {_described(found)}, not {_described(ref)}",
             where=ref.path,
-            remedy="see that no other job has this checkpoint_dir; recover from a copy of it, or "
+            remedy="check that no other job has this checkpoint_dir; recover from a copy of it, or "
             "start the job afresh in another one",
         )
     return layer

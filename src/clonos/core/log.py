@@ -19,7 +19,7 @@ from clonos.core.plan import Incarnation
 from clonos.errors import ProtocolError
 
 ENTRY_BYTES: Final = 48
-"""About what an entry takes in memory besides its content: most have but a few bytes of that."""
+"""About what an entry takes in memory besides its content, which is mostly a few bytes."""
 
 
 class Log:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from clonos.core.content import Content
 from clonos.core.plan import Incarnation
 from clonos.core.program import Batch
+from clonos.core.suspects import Rows, Suspect
 
 
 class Kind(IntEnum):
@@ -191,51 +193,6 @@ class Resolve:
     reset: bool = False
 
 
-class Rows(NamedTuple):
-    """The rows of a step: items of a channel from `first` to `last`, or what negative numbers of
-    channels stand for."""
-
-    channel: int
-    first: int
-    last: int
-
-    def common(self, other: Rows) -> Rows | None:
-        """The rows that are in both."""
-        first, last = max(self.first, other.first), min(self.last, other.last)
-        do_meet = self.channel == other.channel and first <= last
-        return Rows(self.channel, first, last) if do_meet else None
-
-    def after(self, done: Rows) -> Rows | None:
-        """What is left of these when `done` and all rows before it have been taken."""
-        if done.channel != self.channel or done.last < self.first:
-            return self
-        if self.channel <= CALLS:  # outcomes come in any order
-            return None if done.first <= self.first and self.last <= done.last else self
-        return Rows(self.channel, done.last + 1, self.last) if done.last < self.last else None
-
-
-SOURCE_ROWS: Final = -1
-"""Not items of a channel, but rows of the task's own source."""
-TIMER: Final = -2
-"""... its wake-up, by the time at which it was due."""
-MARKER: Final = -3
-"""... a marker that came from nobody, by its epoch."""
-CALLS: Final = -4
-"""... the outcomes of calls of its operator number 0, by their number; -5 those of number 1, ..."""
-
-
-class Suspect(NamedTuple):
-    """Rows within which a task has died.
-
-    ``deaths``: how often that counts where a trial says nothing; ``lives``: how often it was, also
-    with a whole executor, or although a copy had survived.
-    """
-
-    rows: Rows
-    deaths: int
-    lives: int
-
-
 @dataclass(frozen=True, slots=True)
 class Activate:
     """Become `task`: restore the layers, replay the log, go live.
@@ -246,6 +203,9 @@ class Activate:
     of them refuses the same things.
 
     ``watched_steps``: announce so many live steps; ``suspects``: rows to be tried first.
+
+    ``claimed``: at most once, what earlier lives of a source have taken: rows, and its reader's
+    words for where they end.
     """
 
     task: int
@@ -257,6 +217,7 @@ class Activate:
     generation: int = 0
     watched_steps: int = 0
     suspects: tuple[Suspect, ...] = ()
+    claimed: tuple[int, bytes] = (0, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +257,13 @@ class Floor:
 @dataclass(frozen=True, slots=True)
 class SealNow:
     """Seal a layer without waiting for its time: only floors take log entries away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The journal has a :class:`Claim`: what was made up to the step `position` may go on."""
+
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +308,17 @@ class Throttle:
 
 
 TaskCommand = (
-    Fence | Resolve | Connect | Inject | SealNow | Floor | ReadLog | Throttle | Yield | Resume
+    Fence
+    | Resolve
+    | Connect
+    | Inject
+    | SealNow
+    | Floor
+    | ReadLog
+    | Throttle
+    | Granted
+    | Yield
+    | Resume
 )
 """What a task is told; other commands are the slot's."""
 
@@ -430,7 +408,8 @@ class LayerAck:
 
     Where the task stood: ``ins`` and ``outs``, by channel, the last item consumed or produced (of
     feedback, the last with rows; at most what the receiver's floor has, if there is none beyond);
-    ``dep``, what its state depends on. ``generation``: that the task knew of then.
+    ``dep``, what its state depends on. ``generation``: that the task knew of then. ``open_calls``:
+    how many calls had no answer.
     """
 
     task: int
@@ -440,6 +419,7 @@ class LayerAck:
     outs: dict[int, int]
     dep: Dependencies
     generation: int = 0
+    open_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +491,18 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """At most once: a source has taken `rows` rows in all, up to its step `position`. Whoever takes
+    over goes on behind them, so nothing that came of them goes on before this is durable."""
+
+    task: int
+    incarnation: Incarnation
+    position: int
+    rows: int
+    cut: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Followed:
     """The standby of `task` holds everything up to `epoch`."""
 
@@ -534,6 +526,7 @@ Report = (
     | Unreachable
     | Unreadable
     | Yielded
+    | Claim
 )
 ChannelMessage = Data | Hello | Welcome | Credit
 
@@ -574,7 +567,7 @@ class Layer:
     wake_ms: int | None
     source_rows: int
     source_ended: bool
-    delta: bytes
+    delta: bytes | Content
     end_is_out: bool = False
     generation: int = 0
     source_cut: bytes = b""

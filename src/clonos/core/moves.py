@@ -42,7 +42,7 @@ YIELD_MS: Final = 1_000
 SLOW_MS: Final = 300_000
 """No rival begins for so long where a cell was overtaken."""
 AGAIN_MS: Final = 1_000
-"""When a cell that is in a slot that leaves, and could not move, is tried again."""
+"""How long a cell that could not move away from a slot that leaves waits for the next attempt."""
 
 
 class MovePhase(Enum):
@@ -110,6 +110,7 @@ class Moves:
         self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
         self._slow: set[Cell] = set()  # those that are not asked
         self._leaving: set[str] = set()
+        self._ending: set[str] = set()
         self._cell: Cell = ()
         self.target = -1
         self._epoch = 0
@@ -125,15 +126,28 @@ class Moves:
             self._slow.add(cell)
         self._wanted.setdefault(cell, self._roster.now_ms)
 
-    def leaving(self, group: str) -> None:
-        """The slots of an executor are about to go, those too that it has yet to offer."""
+    def leaving(self, group: str, *, ends: bool = False) -> None:
+        """The slots of an executor are about to go, those too that it has yet to offer. It `ends`:
+        once nothing lives there, it need not wait for what is empty."""
         self._leaving.add(group)
+        if ends:
+            self._ending.add(group)
         for slot in self._roster.slots.values():
             self.joined(slot)
 
     def joined(self, slot: Slot) -> None:
         """A slot is there: perhaps its executor is about to go."""
         slot.leaves = slot.leaves or slot.group in self._leaving
+
+    def emptied(self) -> list[int]:
+        """Slots without tasks in executors that end; while anything recovers they may be needed."""
+        if not self._ending or self.machine.state is not MovePhase.IDLE:
+            return []
+        if not self._roster.all_run:
+            return []
+        running = {task.slot for task in self._roster.tasks.values()}
+        slots = self._roster.slots.values()
+        return [s.id for s in slots if s.group in self._ending and s.id not in running]
 
     def tick(self) -> None:
         """Time passes."""

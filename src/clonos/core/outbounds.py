@@ -9,7 +9,9 @@ from clonos.core import events as ev
 from clonos.core import log as causal_log
 from clonos.core import messages as msg
 from clonos.core.channels import Call, Outbound
+from clonos.core.gaps import MISSED, Claims
 from clonos.core.holder import Holder
+from clonos.core.intake import Intake
 from clonos.core.life import Life
 from clonos.core.messages import Item, Kind
 from clonos.core.plan import HOUSE_KEEPER
@@ -57,6 +59,8 @@ class Outbounds:
         self._do = do
         self._settled = settled
         self._is_gated = life.spec.is_gated and life.plan.causal_log
+        self._leaves_gaps = life.plan.leaves_gaps
+        self._claims = Claims(life) if life.plan.leaves_gaps and life.spec.is_source else None
         tells_all = self._is_gated or life.spec.has_effects
         self._item_ends = [end for end in self.ends.values() if end.carries_items]
         self._log_ends = [
@@ -148,6 +152,8 @@ class Outbounds:
             end.log.acknowledge(message.processed)
         end.relaxed = message.relaxed
         self.settle(end)
+        if self._leaves_gaps:  # nobody asks for it again
+            end.log.truncate(min(end.settled if end.to_world else end.log.processed, end.log.sent))
         if message.stable:
             for other in self.ends.values():
                 self.pump(other)
@@ -161,6 +167,8 @@ class Outbounds:
         if hello is None or hello.reset_at is None or not self._life.is_live:
             return
         last, chain = end.log.made_until(self._life.id, hello.reset_at)
+        if hello.reset_at == MISSED:
+            last, chain = end.log.sent, end.log.sent_chain
         end.welcome(hello, last)
         welcome = msg.Welcome(end.spec.id, self._life.incarnation, last + 1, chain)
         self._do(ev.Send(end.attempt, welcome))
@@ -191,12 +199,13 @@ class Outbounds:
     # --- items on the disk --------------------------------------------------------------------
 
     @property
-    def on_disk(self) -> dict[type[Any], Callable[[Any], None]]:
-        """What it hears about the local disk."""
+    def handlers(self) -> dict[type[Any], Callable[[Any], None]]:
+        """What it hears about the local disk, and about what is claimed."""
         return {
             ev.MakeRoom: lambda _: self._make_room(),
             ev.Spilled: self._spilled,
             ev.ReadBack: self._read_back,
+            msg.Granted: self._granted,
         }
 
     def _make_room(self) -> None:
@@ -260,7 +269,7 @@ class Outbounds:
             log.cursor += 1
             self._send(end, item)
 
-    def flush(self) -> None:
+    def flush(self, intake: Intake) -> None:
         """Logs that go to the house-keeper only go there in one message for many steps.
 
         So do those of a source that cannot be read again: what it has read is put down even if
@@ -271,6 +280,15 @@ class Outbounds:
         else:
             self._share(self._log_ends)
         self._shares_soon = False
+        if self._claims is not None and (claim := self._claims.due(self._made, intake)):
+            self._do(ev.Tell(claim))
+
+    def _granted(self, command: msg.Granted) -> None:
+        """What was taken is in the journal: send on what came of it."""
+        if self._claims is not None:
+            self._claims.granted(command)
+        for end in self._item_ends:
+            self.pump(end)
 
     def share_soon(self) -> None:
         """What was logged is worth more than a message: it goes to all at the end of the turn."""
@@ -309,14 +327,23 @@ class Outbounds:
             elif marker and not is_last:
                 end.log.append(Kind.MARKER, marker, marker, None, dep, born_ms)
 
+    @property
+    def _made(self) -> int:
+        """The newest step."""
+        return self._book.length(self._life.id)
+
     def stepped(self) -> None:
         """A step has ended: send its output, and release effects that are due."""
+        if self._leaves_gaps:  # no log: but its length says what was made when
+            self._book.truncate(self._life.id, self._made - 1)
         for end in self._item_ends:
             self.pump(end)
         if self._sink_end is not None:
             self.settle(self._sink_end)
 
     def _gate_closed(self, end: Outbound, item: Item) -> bool:
+        if self._claims is not None:
+            return not self._claims.allow(item.dep[self._life.id].position)
         # The house-keeper takes an output and the log entries behind it as one.
         if end.to_world or not self._is_gated:
             return False

@@ -91,7 +91,9 @@ class Plan:
     sharing_depth
         DSD: 0 (bodies go to the house-keeper only), 1, ..., :data:`FULL_DEPTH`.
     causal_log
-        False switches the log off: at-least-once, for comparison.
+        False switches the log off: at least once, or at most.
+    leaves_gaps
+        At most once, without a log: who dies begins empty, behind all that may have come of it.
     has_markers
         Layers are sealed at markers, which tasks align on; False: whenever a task likes.
     """
@@ -102,6 +104,7 @@ class Plan:
     causal_log: bool = True
     job_seed: int = 0
     has_markers: bool = True
+    leaves_gaps: bool = False
 
     def __post_init__(self) -> None:
         """Raise `BadGraph` if the plan has loops that cannot be run."""

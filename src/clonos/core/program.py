@@ -110,5 +110,5 @@ class Program(Protocol):
         later steps perhaps, and in another thread: what is to be written must not change any more.
         """
 
-    def apply(self, delta: bytes) -> None:
+    def apply(self, delta: Any) -> None:
         """Put a sealed :meth:`delta` on top of the state. Called in order, oldest first."""

@@ -23,8 +23,10 @@ GATHER_MS: Final = 300
 MOVES_MAX: Final = 3
 """A task that was moved this often in vain is not moved again."""
 FORGET_MS: Final = 600_000
-"""Networks get repaired: after this time executors may be neighbours again, and moves are
-forgotten."""
+"""Networks get repaired: after this time executors may be neighbours again."""
+HELPED: Final = 100
+"""A move has helped if nobody complains for so many times as complaints are gathered (30 s): who
+cannot connect complains again and again."""
 
 
 class Complaint(NamedTuple):
@@ -51,7 +53,7 @@ class Reach:
         self._complaints: list[Complaint] = []
         self._since_ms = 0
         self._apart: dict[frozenset[str], int] = {}  # pairs of executors, and since when
-        self._moves: dict[int, list[int]] = {}  # of each task: when
+        self._moves: dict[int, list[int]] = {}  # of each task: when, in vain but for the last
 
     def complained(self, slot: int, report: msg.Unreachable) -> None:
         """A task cannot connect to a receiver of its output."""
@@ -89,9 +91,11 @@ class Reach:
 
     def _may_move(self, task: int) -> bool:
         now_ms = self._roster.now_ms
-        moves = [at for at in self._moves.get(task, ()) if now_ms - at < FORGET_MS]
-        self._moves[task] = [*moves, now_ms]
-        return len(moves) < MOVES_MAX
+        moves = self._moves.setdefault(task, [])
+        if moves and now_ms - moves[-1] >= HELPED * self._gather_ms:
+            moves.clear()
+        moves.append(now_ms)
+        return len(moves) <= MOVES_MAX
 
     def shunned(self, cell: Cell) -> frozenset[str]:
         """Executors from which a neighbour of `cell` could not be reached."""

@@ -270,7 +270,8 @@ class Recoveries:
             self._begin(orphan)
         if roll_back and self._availability:
             return
-        reset = self._availability and bool(orphans or lost_output)
+        begins_anew = self._plan.leaves_gaps and any(task.incarnation.n for task in ready)
+        reset = self._availability and bool(orphans or lost_output or begins_anew)
         generation = self._keeper.generation + reset
         if reset:
             self._checkpoints.reset()
@@ -388,6 +389,7 @@ class Recoveries:
             tuple(roster.peers_of(task.id)),
             keeper.generation,
             *self._blame.next_life(task.id),
+            claimed=keeper.claimed.get(task.id, (0, b"")),
         )
         self._standbys.activated(slot, task.id)
         for piece in pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from enum import Enum
 from typing import Protocol
 
@@ -62,13 +62,15 @@ class Task(Protocol):
     def inputs(self) -> Mapping[int, Inbound]: ...
     @property
     def outputs(self) -> Mapping[int, Outbound]: ...
+    @property
+    def calls(self) -> Sized: ...
 
 
 class Seal:
     """A layer on its way into the store and from there into a floor."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, open_calls: int) -> None:
+        self.layer, self._open_calls = layer, open_calls
         self._ref: LayerRef | None = None
         self.machine = SEAL.machine(f"seal of epoch {layer.epoch}")
 
@@ -88,7 +90,16 @@ class Seal:
             first = outs[channel] + 1 - len(items)
             rows = (item.seq for item in items if item.kind is Kind.BATCH)
             outs[channel] = max(rows, default=first - 1)
-        return LayerAck(layer.task, layer.incarnation, ref, ins, outs, layer.dep, layer.generation)
+        return LayerAck(
+            layer.task,
+            layer.incarnation,
+            ref,
+            ins,
+            outs,
+            layer.dep,
+            layer.generation,
+            self._open_calls,
+        )
 
 
 class Seals:
@@ -155,7 +166,7 @@ class Seals:
             carried={c: o.log.carried for c, o in task.outputs.items() if o.spec.is_feedback},
             rounds=task.rounds.state if task.rounds is not None else None,
         )
-        self._seals[epoch] = self._open[epoch] = Seal(layer)
+        self._seals[epoch] = self._open[epoch] = Seal(layer, len(task.calls))
         return StoreLayer(layer, task.program.delta())
 
     def stored(self, ref: LayerRef) -> None:

@@ -16,7 +16,7 @@ from clonos.core.messages import Item
 from clonos.core.program import Batch
 
 FILE_BYTES: Final = 16 << 20
-"""A file has no more, unless a single batch has."""
+"""The size of a file, at most, unless a single batch is larger."""
 KEPT_BYTES: Final = 512
 """About what an item takes in memory whose batch is on the disk."""
 

@@ -12,7 +12,7 @@ from clonos.core.plan import Cell
 from clonos.core.roster import Roster
 
 AGAIN_MS: Final = 1000
-"""When a copy that could not be filled is tried again."""
+"""How long a copy that could not be filled waits for the next attempt."""
 
 
 class Standbys:

@@ -29,7 +29,7 @@ from clonos.errors import Divergence, ProtocolError, StepTooLarge, UnencodableVa
 RECORD_BYTES_MAX: Final = 64 << 20
 """Limit on the answers of all calls of one step. They travel as one, and are kept until a floor."""
 BATCH_BYTES_MAX: Final = 1 << 30
-"""A batch travels as one, too."""
+"""Limit on the size of a batch, because it is sent as a whole, too."""
 
 D = TypeVar("D", Clock, Call)
 

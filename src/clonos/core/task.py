@@ -126,7 +126,7 @@ class TaskMachine:
         self.epoch = floor.epoch if floor else 0
         self.clock_ms = floor.clock_ms if floor else 0
         self.wake_ms = floor.wake_ms if floor else None
-        self.intake = Intake(floor)
+        self.intake = Intake(floor, activate.claimed)
         self.book.truncate(self.id, self.position)
         for run in activate.log:
             self.book.append(run)
@@ -157,7 +157,7 @@ class TaskMachine:
             ev.LayerStored: self._on_layer_stored,
             ev.Written: self.outbounds.written,
             ev.CallsOver: lambda event: self.calls.heard(event.outcomes),
-            **self.outbounds.on_disk,
+            **self.outbounds.handlers,
             ev.Tick: lambda _: self.outbounds.tick(),
             msg.Fence: self._on_fence,
             msg.Resolve: self._on_resolve,
@@ -272,7 +272,7 @@ class TaskMachine:
     def flush(self) -> list[ev.Action]:
         """End of a turn: logs that go to the house-keeper only, in one message for all steps."""
         if self.phase is not Phase.FENCED:
-            self.outbounds.flush()
+            self.outbounds.flush(self.intake)
         return self._take_actions()
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:

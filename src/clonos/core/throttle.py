@@ -14,7 +14,7 @@ the oldest of it to its local disk; sources wait while it keeps twice as much.""
 LOG_BYTES: Final = 256 << 20
 """Sources wait while a process holds more of the logs: only a floor takes log entries away."""
 KEEPER_TIMES: Final = 4
-"""The house-keeper, which holds them all, may hold so many times as much."""
+"""The house-keeper, which holds all logs, may hold this many times as much."""
 RELIEVED: Final = 0.5
 """Sources resume once every process is down to this share of its limit; above it a floor is
 requested, whatever the checkpoint interval."""

@@ -25,16 +25,17 @@ from clonos.core.determinants import (
 )
 from clonos.core.events import Trial, World
 from clonos.core.intake import Intake
-from clonos.core.messages import CALLS, MARKER, SOURCE_ROWS, TIMER, Item, Kind, Rows, Suspect
+from clonos.core.messages import Item, Kind
 from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program
 from clonos.core.step import RunningStep, job_of
+from clonos.core.suspects import CALLS, MARKER, SOURCE_ROWS, TIMER, Rows, Suspect
 from clonos.errors import PoisonRecord
 
 DEATHS: Final = 4
-"""So many lives end within the same rows before these are to blame, if trials say nothing."""
+"""Rows are to blame when this many lives have ended within them, if trials prove nothing."""
 LIVES: Final = 16
-"""The same, whatever trials say. Kills from outside are spread over all that a task does."""
+"""The same, whatever trials show: kills from outside would not all hit the same rows."""
 _REMEDY: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
     "an exit); correct the function for this record, or filter the record out before it"

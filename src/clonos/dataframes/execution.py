@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.columns.batches import conform
 from clonos.dataframes.plan import Plans
-from clonos.dataframes.sources import inputs_of
+from clonos.dataframes.sources import inputs_of, streams
 from clonos.errors import (
     DefinitionError,
     NotInSpark,
@@ -26,8 +26,9 @@ from clonos.errors import (
 from clonos.graph.compile import compile_graph
 from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
+from clonos.sinks.data_source import FORMAT, register
 from clonos.sinks.outputs import hand_over, write_with_spark
-from clonos.sinks.spec import SinkSpec
+from clonos.sinks.spec import Query, SinkSpec
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
@@ -226,7 +227,15 @@ def _writer(vertex: Vertex, sink: SinkSpec) -> Callable[[Any], pa.Table | None]:
         return partial(write_with_spark, sink, vertex.name)
     if sink.kind in ("callback", "console"):
         return partial(_handed_over, vertex, sink)
+    if sink.query is not None:
+        return partial(_saved, sink.query)
     raise _no_sink(vertex, sink, "use clonos.sinks.spark_write(fn), which calls fn(df)")
+
+
+def _saved(how: Query, frame: Any) -> None:
+    """Write where Spark writes."""
+    writer = frame.write.format(how.format).options(**how.options).partitionBy(*how.partition_by)
+    writer.mode("append" if how.path is None else "errorifexists").save(how.path)
 
 
 def _written(sink: SinkSpec, frame: Any) -> None:
@@ -242,6 +251,11 @@ def _written(sink: SinkSpec, frame: Any) -> None:
 
 def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
     """The writer of a streaming DataFrame."""
+    if sink.query is not None:
+        return _following(sink.query, frame)
+    if sink.kind == "table":
+        register(frame.sparkSession)
+        return frame.writeStream.format(FORMAT).option("path", sink.path)
     if sink.kind not in ("callback", "console"):
         remedy = 'write stream.to_dataframe(spark, execution="spark").writeStream yourself'
         raise _no_sink(vertex, sink, remedy)
@@ -251,6 +265,18 @@ def _begun(vertex: Vertex, sink: SinkSpec, frame: Any) -> Any:
         _handed_over(vertex, sink, batch)
 
     return frame.writeStream.foreachBatch(hand_over)
+
+
+def _following(how: Query, frame: Any) -> Any:
+    """The writer of a query that writes where Spark does."""
+    writer = frame.writeStream.format(how.format).options(**how.options)
+    if how.path is not None:
+        writer = writer.option("path", how.path)
+    if how.partition_by:
+        writer = writer.partitionBy(*how.partition_by)
+    if how.processing_time is not None:
+        writer = writer.trigger(processingTime=how.processing_time)
+    return writer
 
 
 def _no_sink(vertex: Vertex, sink: SinkSpec, remedy: str) -> NotInSpark:
@@ -284,7 +310,7 @@ def _claim(folder: str, graph: LogicalGraph) -> None:
     inputs = {
         vertex.id: inputs_of(vertex.source)
         for vertex in graph.vertices
-        if vertex.source is not None and vertex.source.kind == "stream"
+        if vertex.source is not None and streams(vertex.source)
     }
     place, now = Folder(files, path, "fsync"), describe_plans(graph, inputs)
     if files.info(f"{path}/{_QUERIES}") is None:  # no query has begun

@@ -14,8 +14,10 @@ from clonos.columns.batches import conform
 from clonos.dataframes.functions import Step, apply
 from clonos.dataframes.rows import Rows, Site, spark_schema
 from clonos.dataframes.stateless import dataframe_of
+from clonos.sinks.data_source import FORMAT, register
 from clonos.sources.readers import EndOfInput
 from clonos.sources.spec import SourceSpec
+from clonos.sources.tables import followed_by
 
 _ROWS: Final = 10_000
 
@@ -32,12 +34,16 @@ _INSTEAD: Final = {
 
 
 def streams(source: SourceSpec) -> bool | None:
-    """Whether the source is a streaming DataFrame; None if it can be mixed with either kind."""
-    return None if source.kind == "versions" else source.kind == "stream"
+    """Whether the source streams in Spark; None if it can be mixed with either kind."""
+    if source.kind == "versions":
+        return None
+    return source.kind == "stream" or (source.kind == "table" and not source.ends)
 
 
 def inputs_of(source: SourceSpec) -> list[str]:
-    """What a streaming DataFrame reads: files with their path, of anything else the kind."""
+    """What a streaming source reads: files with their path, of anything else the kind."""
+    if source.kind == "table":
+        return [followed_by(source).path]
     told = StringIO()
     with redirect_stdout(told):  # the only public way to see a plan
         source.dataframe.explain()
@@ -60,6 +66,8 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
             raise site.refusal(f"its output mode is {feeding.output_mode}", "use append")
         _require_plain(source.dataframe, site)
         return Rows(source.dataframe, source.rows_schema)
+    if source.kind == "table":
+        return Rows(_table(source, site), source.rows_schema)
     if source.kind == "batches":
         reader = source.reader(0, 1)
         reader.open(0)
@@ -73,6 +81,22 @@ def rows_of(source: SourceSpec, site: Site) -> Rows:
     if source.kind == "versions":
         raise site.refusal("only tasks read a table again while the job runs", "leave out refresh=")
     raise site.refusal(f"Spark cannot read a {source.kind} source", _INSTEAD.get(source.kind, ""))
+
+
+def _table(source: SourceSpec, site: Site) -> Any:
+    """A table, read by the format that Spark's own queries use."""
+    followed = followed_by(source)
+    if followed.until is not None:
+        raise site.refusal(
+            "tasks end where the table ended when the job was defined",
+            f'give job.source(...) the DataFrame spark.read.format("{FORMAT}").load(path)',
+        )
+    register(site.spark)
+    reader = site.spark.readStream if site.streams else site.spark.read
+    if site.streams and not followed.fail_on_data_loss:
+        reader = reader.option("failOnDataLoss", "false")
+    frame = reader.format(FORMAT).load(followed.path)
+    return frame.select(*(f"`{name.replace('`', '``')}`" for name in source.rows_schema.names))
 
 
 def _require_plain(frame: Any, site: Site) -> None:

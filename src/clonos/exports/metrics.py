@@ -40,7 +40,7 @@ def _operators(value: Callable[[OperatorProgress], float]) -> Callable[[JobProgr
 
 
 def _spent(value: Callable[[OperatorProgress], float]) -> Callable[[JobProgress], Values]:
-    return lambda p: [({"operator": o.name}, value(o)) for o in p.operators if o.calls]
+    return lambda p: [({"operator": o.name}, value(o)) for o in p.operators if o.calls or o.hits]
 
 
 def _dropped(progress: JobProgress) -> Values:
@@ -97,6 +97,10 @@ METRICS: Final = (
            _spent(lambda o: o.calls)),
     Metric("operator.cost", "counter", "", "What they have cost, in the unit of cost=.",
            _spent(lambda o: o.cost)),
+    Metric("operator.hits", "counter", "", "Questions that a remembered answer has answered.",
+           _spent(lambda o: o.hits)),
+    Metric("operator.tokens", "counter", "", "Tokens that they have taken, as tokens= counts them.",
+           _spent(lambda o: o.tokens)),
     Metric("sink.delivered", "counter", "rows", "Rows delivered in this run of the job.",
            _delivered),
     Metric("task.up", "gauge", "", "1 if a task is live or finished, 0 while it recovers.",
@@ -106,6 +110,8 @@ METRICS: Final = (
            _tasks(lambda t: _seconds(t.latency_ms))),
     Metric("task.backlog", "gauge", "bytes", "Output that a task's receivers have not taken yet.",
            _tasks(lambda t: t.backlog_bytes)),
+    Metric("task.lag", "gauge", "", "Messages that a source has not read yet (Kafka).",
+           _tasks(lambda t: t.lag)),
     Metric("task.in_flight", "gauge", "bytes", "Output kept for receivers, in memory.",
            _tasks(lambda t: t.in_flight_bytes)),
     Metric("task.spilled", "gauge", "bytes", "Output kept for receivers, on the local disk.",

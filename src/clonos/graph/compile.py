@@ -278,7 +278,7 @@ def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[in
     found = next((vertex for vertex in needed if vertex.takes_bad_records), None)
     if found is None:
         raise BadGraph(
-            "bad records are to be kept, and nobody takes them",
+            "bad records are kept, but no sink takes them",
             remedy="end their stream with a sink: job.bad_records.sink(...)",
         )
     reached = {found.id}
@@ -286,7 +286,7 @@ def _behind_bad_records(graph: LogicalGraph, needed: Sequence[Vertex]) -> set[in
         reached |= {vertex.id for edge in vertex.edges if edge.vertex.id in reached}
     if len(reached) == len(needed):
         raise BadGraph(
-            "nothing leads to a sink but bad records, and there is nobody to find any",
+            "only bad records lead to a sink, and no operator can find any",
             remedy="end the other streams with a sink, too",
         )
     return reached
@@ -492,6 +492,7 @@ class _Wiring:
             causal_log=graph.options.guarantee == "exactly_once",
             job_seed=graph.seed,
             has_markers=graph.options.checkpoints == "marked",
+            leaves_gaps=graph.options.guarantee == "at_most_once",
         )
 
     def _with_house_keeper(self, plan: Plan) -> Plan:

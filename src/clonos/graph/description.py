@@ -25,6 +25,7 @@ def describe(compiled: CompiledJob) -> dict[str, Any]:
         "sharing_depth": plan.sharing_depth,
         "causal_log": plan.causal_log,
         "has_markers": plan.has_markers,
+        **({"leaves_gaps": True} if plan.leaves_gaps else {}),
         "seed": plan.job_seed,
         "lineage": compiled.options.lineage,
         "tasks": tasks,

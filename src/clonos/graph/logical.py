@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from clonos.core.content import STATE_MEMORY
 from clonos.core.history import Keep
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
 from clonos.operators.base import OnBadRecord
@@ -77,6 +78,7 @@ class JobOptions:
     inflight_bytes: int = INFLIGHT_BYTES
     log_bytes: int = LOG_BYTES
     speculation: bool = False
+    state_memory: int = STATE_MEMORY
 
 
 @dataclass

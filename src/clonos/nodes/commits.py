@@ -28,9 +28,10 @@ from clonos.nodes.ports import Journal, Outputs
 ROTATE_BYTES: Final = 64 << 20
 """A journal is rewritten at the first floor after it has grown to this size ..."""
 FLOORLESS: Final = 2
-"""... or without one at so many times that: a floor shortens its logs, and may be hours away."""
+"""... or at this many times that size without a floor, which may be hours away. (It is better to
+wait for a floor, because it shortens the logs.)"""
 OUTPUT_BYTES: Final = 256 << 20
-"""While so much that was delivered is in no file (they cannot be written), nothing is let out."""
+"""While this much delivered output is in no file (they cannot be written), nothing is let out."""
 VOUCH_S: Final = 0.1
 """After this much silence, an empty group vouches for the last one."""
 AGAIN_S: Final = 1.0

@@ -157,7 +157,7 @@ class DriverNode:
         self._looked_s = ports.clock.ticks_s()
         self._clock_s = waiting.now_s if waiting else 0.0  # for how long the driver has listened
         self._next_epoch_s = self._until_s = 0.0
-        self._settling = Settling(self.coordinator)
+        self.settling = Settling(self.coordinator)
         self._is_told_broken = self._has_cancelled = self._is_concluded = False
         self._has_news, self._has_rates, self._viewed_s = False, False, 0.0
         self._hear = self._hearing()
@@ -278,7 +278,7 @@ class DriverNode:
             self._begin_epoch(now_s)
         for slot in self._pulses.silent(lambda: self.coordinator.asked, self._known_by):
             self._give_up(slot)
-        if self._settling.is_over(now_s):
+        if self.settling.is_over(now_s):
             self._leave()
         if self._layers.is_due(now_s) and self.may_delete and not self.coordinator.is_restoring:
             self._layers.clean(now_s)  # a task that restores reads what it was told to
@@ -542,7 +542,7 @@ class DriverNode:
     def _on_stop_asked(self, event: events.StopAsked) -> None:
         if event.settle_s is None:
             self._leave()
-        elif self._settling.ask(event, self._clock_s):
+        elif self.settling.ask(event, self._clock_s):
             self._next_epoch_s = 0.0
 
     def _leave(self) -> None:

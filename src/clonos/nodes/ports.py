@@ -111,6 +111,11 @@ class Prefetch(Protocol):
     def is_placed(self) -> bool:
         """Whether the reader has been given a position."""
 
+    @property
+    def lag(self) -> int | None:
+        """Rows that there are and that were not read yet, as of some seconds ago; None: nobody
+        knows."""
+
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Seek past the first `rows_consumed` rows, which end with `cut`; never goes back."""
 

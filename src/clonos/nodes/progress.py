@@ -35,9 +35,10 @@ from clonos.nodes.views import (
 RECENT_MAX: Final = 100
 """Progress reports kept, as by a streaming query."""
 MICROS: Final = 1_000_000
-"""Slots tell costs in millionths."""
+"""Slots report costs in millionths of their unit."""
 REASONS: Final = ("bad_records", "late_rows")
-TRAFFIC: Final = (": rows_in", ": rows_out", ": calls", ": micros", ": hits")
+_SPENT: Final = ("calls", "micros", "hits", "tokens")
+TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
 """Counters of operators of which only the newest value is kept."""
 
 
@@ -228,6 +229,7 @@ class Chronicle:
             state_bytes=sum(ref.nbytes for ref in self._coordinator.keeper.layers[task]),
             standbys=standbys,
             operators=operators,
+            lag=now.get("lag"),
         )
 
     # --- a view ---------------------------------------------------------------------------------
@@ -293,17 +295,16 @@ class Chronicle:
         return JobStatus(f"tasks: {message}", is_running=True, is_recovering=is_recovering)
 
     def _bill(self) -> dict[str, Spent]:
-        found: dict[str, tuple[int, int, int]] = {}
+        found: dict[str, list[int]] = {}
         for task, counted in self._tasks.items():
             for name in self._operators[task]:
-                if (calls := counted.most.get(f"{name}: calls", 0)) > 0:
-                    before = found.get(name, (0, 0, 0))
-                    micros = counted.most.get(f"{name}: micros", 0)
-                    hits = counted.most.get(f"{name}: hits", 0)
-                    found[name] = before[0] + calls, before[1] + micros, before[2] + hits
+                each = [counted.most.get(f"{name}: {what}", 0) for what in _SPENT]
+                if any(each):
+                    before = found.get(name, [0] * len(each))
+                    found[name] = [a + b for a, b in zip(before, each, strict=True)]
         return {
-            name: Spent(calls, micros / MICROS, hits)
-            for name, (calls, micros, hits) in found.items()
+            name: Spent(calls, micros / MICROS, hits, tokens)
+            for name, (calls, micros, hits, tokens) in found.items()
         }
 
     def _dropped(self) -> dict[str, int]:
@@ -330,6 +331,8 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
         {r: count for r in REASONS if (count := counted.most.get(f"{name}: {r}", 0))},
         counted.most.get(f"{name}: calls", 0),
         counted.most.get(f"{name}: micros", 0) / MICROS,
+        counted.most.get(f"{name}: hits", 0),
+        counted.most.get(f"{name}: tokens", 0),
     )
 
 
@@ -360,5 +363,7 @@ def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
                 dropped,
                 sum_.calls + one.calls,
                 round(sum_.cost + one.cost, 6),
+                sum_.hits + one.hits,
+                sum_.tokens + one.tokens,
             )
     return tuple(found.values())

@@ -3,7 +3,7 @@
 Every slot beats ten times a second, whatever it does. What counts as long is learnt: on a machine
 that is busy all beats come late, and nobody is given up for that. It is an accrual failure detector
 (Hayashibara et al., 2004, as in Akka and Cassandra) with the gaps of all slots in one sample, and
-with two levels: who owes a recovery an answer is given up sooner.
+with two levels: a slot that owes a recovery an answer is given up sooner.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from clonos.transport.events import Heartbeat
 HUSH: Final = 0.2
 """Share of `silence_s` after which a silent slot is given up if a recovery awaits its answer."""
 LIMIT_MAX_S: Final = 10.0
-"""Nobody is awaited for longer, unless `silence_s` says so."""
+"""A silent slot is given up after this long at the latest, unless `silence_s` is longer."""
 LOOK_MAX_S: Final = 0.1
 """If two looks are further apart than this, the driver was away, and not the slots silent."""
 REMEMBER_S: Final = 10.0
-"""Gaps between two beats are remembered for so long ..."""
+"""Gaps between two beats are remembered for this long ..."""
 RARE: Final = 3
-"""... and the longest but two counts as what happens: one frozen process teaches nothing."""
+"""... and the third longest counts as usual, because one frozen process must not change it."""
 SLACK: Final = 3.0
-"""A gap this many times as long as what happens is silence."""
+"""A gap is silence if it is this many times as long as the usual one."""
 FORGIVE_S: Final = 300.0
-"""Who was given up has twice the time from then on; for this long, if it is not needed again."""
+"""A slot that was given up has twice the time from then on, for this long; each further time that
+it is given up begins this anew."""
 STUCK_MS: Final = 30_000
 """A step that takes longer is worth a warning."""
 

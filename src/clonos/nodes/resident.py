@@ -385,6 +385,8 @@ class Resident:
             **self._counters,
             "latency_ms": self._latency_ms,
         }
+        if self._source is not None and (lag := self._source.lag) is not None:
+            counters["lag"] = lag
         counters["inflight_bytes"] += self._counters.get("waiting_bytes", 0)
         self._told_logs = counters["log_bytes"]
         self._latency_ms = 0

@@ -1,6 +1,7 @@
 """A job that is to settle before it ends: what its sources have taken goes through, and no more.
 
-If it does not settle in time, it ends all the same, or goes on as if it had not been asked.
+If it does not settle in time, it ends all the same, or goes on as if it had not been asked. Calls
+have this time, too: those that are open at its end are made again by whoever goes on.
 """
 
 from __future__ import annotations
@@ -12,32 +13,38 @@ from clonos.nodes.events import StopAsked
 
 
 class Settling:
-    """Whether the job is to settle, and until when."""
+    """Whether the job is to settle, and until when.
+
+    Attributes
+    ----------
+    until_s
+        How long it has time; None: it was not asked to.
+    """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._until_s: float | None = None
+        self.until_s: float | None = None
         self._otherwise: Callable[[], object] | None = None
 
     def ask(self, event: StopAsked, now_s: float) -> bool:
         """Have it settle; whether that is new."""
-        if event.settle_s is None or self._until_s is not None:
+        if event.settle_s is None or self.until_s is not None:
             return False
-        self._until_s, self._otherwise = now_s + event.settle_s, event.otherwise
+        self.until_s, self._otherwise = now_s + event.settle_s, event.otherwise
         self._coordinator.settle()
         return True
 
     def is_over(self, now_s: float) -> bool:
         """Whether the job is to end now. If it goes on instead, whoever has asked is told."""
-        if self._until_s is None:
+        if self.until_s is None:
             return False
-        if self._coordinator.has_settled:
+        if self._coordinator.is_at_rest:
             return True
-        if now_s < self._until_s:
+        if now_s < self.until_s:
             return False
-        if self._otherwise is None:
+        if self._otherwise is None or self._coordinator.has_settled:
             return True
-        self._until_s = None
+        self.until_s = None
         self._coordinator.go_on()
         self._otherwise()
         return False

@@ -17,7 +17,8 @@ from typing import Any, Final
 from clonos.core.machine import Table
 
 ECHO_S: Final = 10.0
-"""How old the last look for a later term may be. Looks that take longer say nothing."""
+"""How old the last look for a later term may be. A look that takes longer than this proves
+nothing."""
 LOOKS: Final = 3.0
 """How many looks there are in that time. Each is a request to the checkpoint's file system."""
 

@@ -33,7 +33,8 @@ class OperatorProgress(Told):
 
     ``rows_per_s``: rows that went into it since the progress before. ``dropped``: rows that it
     left out, by reason (``bad_records``, ``late_rows``). ``calls``: those that were answered;
-    ``cost``: what they have cost, in the unit of ``cost=``.
+    ``cost``: what they have cost, in the unit of ``cost=``; ``hits``: questions that a remembered
+    answer has answered instead; ``tokens``: what the calls have taken of them.
     """
 
     name: str
@@ -43,17 +44,21 @@ class OperatorProgress(Told):
     dropped: Mapping[str, int]
     calls: int = 0
     cost: float = 0.0
+    hits: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Spent(Told):
     """What an operator has spent on calls whose answers are in the log, in all runs with this
     checkpoint; ``cost`` is in the unit of ``cost=``. ``hits``: questions that an answer from memory
-    (``cache_ttl=``) has answered instead; they are no calls, and cost nothing."""
+    (``cache_ttl=``) has answered instead; they are no calls, and cost nothing. ``tokens``: as
+    ``tokens=`` counts them."""
 
     calls: int
     cost: float
     hits: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ class TaskProgress(Told):
         What is stored of it, as of the newest checkpoint.
     standbys
         How many copies are filled.
+    lag
+        Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
+        nothing whose end is known. Only Kafka's is.
     """
 
     name: str
@@ -118,6 +126,7 @@ class TaskProgress(Told):
     state_bytes: int
     standbys: int
     operators: tuple[OperatorProgress, ...]
+    lag: int | None = None
 
 
 @dataclass(frozen=True)

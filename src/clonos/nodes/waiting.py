@@ -18,7 +18,7 @@ from clonos.nodes.settings import DriverSettings
 from clonos.transport.events import ControlLost, ControlOpened
 
 PAUSE_MAX_S: Final = 1.0
-"""A pause between two turns counts as this at most: the process did not run."""
+"""A pause between two turns counts as this at most: if it was longer, the process did not run."""
 
 
 def places_of(plan: Plan, launcher: Launcher, settings: DriverSettings) -> Places:

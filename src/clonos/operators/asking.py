@@ -13,6 +13,7 @@ from clonos.core.canonical import decode, decode_error, encode
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
+from clonos.operators.budget import Usage
 from clonos.operators.purse import Purse
 from clonos.operators.service import Policy
 from clonos.operators.shares import REWOUND
@@ -148,11 +149,10 @@ class CallTable:
         self._purses[name] = Purse(policy, facts, f"{info.where}: {name}", f"{name} ")
 
     @property
-    def spent(self) -> tuple[int, int, int]:
+    def spent(self) -> Usage:
         """See :attr:`clonos.operators.base.Operator.spent`."""
-        each = [(purse.calls, purse.micros, purse.hits) for purse in self._purses.values()]
-        calls, micros, hits = map(sum, zip((0, 0, 0), *each, strict=True))
-        return calls, micros, hits
+        each = [purse.usage for purse in self._purses.values()]
+        return Usage(*map(sum, zip(Usage(), *each, strict=True)))
 
     def require_known(self, outcome: Outcome) -> None:
         """Raise `EffectUnknown` if an outcome is that nobody knows, and its policy forbids that."""
@@ -208,6 +208,11 @@ class CallTable:
         self._purses[call.service].pay((outcome,))
         self._store.put_kept(_ADDRESS.pack(_OPEN, outcome.number), call.group, None)
         return call
+
+    def keys_of(self, outcomes: Sequence[Outcome]) -> list[bytes]:
+        """To which keys these calls belong."""
+        known = (self._open.get(outcome.number) for outcome in outcomes)
+        return list(dict.fromkeys(call.encoded_key for call in known if call is not None))
 
     def requests(self) -> dict[int, Request]:
         """Of those that are open, in their order."""

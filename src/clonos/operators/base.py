@@ -10,15 +10,19 @@ import pyarrow as pa
 
 from clonos.columns.rows import describe, rows_of, short
 from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.layer import UnreadableLayer
 from clonos.errors import BudgetSpent, Divergence, ExpressionFailed, OperatorError, ProtocolError
 from clonos.operators.bad_records import BadRecords
+from clonos.operators.budget import Usage
 from clonos.operators.effects import effect_key
 from clonos.operators.shares import Heir, Join, Share, joined, total
 from clonos.state.deltas import Frozen
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
+    from clonos.core.content import Shelf
     from clonos.core.program import Step
+    from clonos.state.runs import Run
 
 
 OnBadRecord = Literal["fail", "drop", "keep"]
@@ -164,10 +168,9 @@ class Operator:
         return {}
 
     @property
-    def spent(self) -> tuple[int, int, int]:
-        """Calls that were answered, what they have cost, in millionths, and how many questions a
-        remembered answer has answered instead."""
-        return 0, 0, 0
+    def spent(self) -> Usage:
+        """What its calls have come to."""
+        return Usage()
 
     @property
     def is_full(self) -> bool:
@@ -195,6 +198,16 @@ class Operator:
     def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
         """The same for operators that keep columns."""
         self.restore(keys.to_pylist(), values.to_pylist())
+
+    has_values: ClassVar[bool] = False
+    """Whether it has values by key, which need not be in memory."""
+
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        """Take no more memory for them than that, about."""
+
+    def restore_values(self, run: Run) -> None:
+        """Take values by key from a delta."""
+        raise ProtocolError("this operator has no values by key", where=self.info.where)
 
     def adopt(self, shares: Sequence[Share], heir: Heir, where: str) -> None:
         """Begin with what the tasks of this operator have kept, as one of more or fewer tasks.
@@ -228,7 +241,7 @@ class Operator:
 
         `columns`: of a batch, those that an error message shows; by default all.
         """
-        if isinstance(error, (ProtocolError, Divergence)):
+        if isinstance(error, (ProtocolError, Divergence, UnreadableLayer)):
             raise error
         is_batch = isinstance(record, pa.RecordBatch)
         if self.info.on_bad_record == "fail":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from clonos.errors import WrongType
 
@@ -13,7 +13,17 @@ MICROS: Final = 1_000_000
 """Costs are added up in millionths, as whole numbers: a sum must not depend on its order."""
 
 Cost = Callable[[Any], float] | float
-"""What a call costs: a number, or a function of its answer."""
+"""What a call costs, or how many tokens it takes: a number, or a function of its answer."""
+
+
+class Usage(NamedTuple):
+    """Calls that were answered, what they have cost in millionths, how many questions a remembered
+    answer has answered instead, and how many tokens were taken."""
+
+    calls: int = 0
+    micros: int = 0
+    hits: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -28,15 +38,18 @@ class Budget:
         How much they may cost, in the unit of ``cost=``. If that is a function of the answer, a
         call's cost is known only afterwards, so calls that are open when the budget is used up
         may exceed it.
+    tokens
+        How many tokens they may take, as ``tokens=`` counts them; else as `cost`.
 
     Examples
     --------
     >>> Budget(calls=200, cost=5.0)
-    Budget(calls=200, cost=5.0)
+    Budget(calls=200, cost=5.0, tokens=None)
     """
 
     calls: int | None = None
     cost: float | None = None
+    tokens: int | None = None
 
     def of_task(self, index: int, parallelism: int) -> Budget:
         """An equal share for each task; the first ones have what is left over. The shares add up.
@@ -52,11 +65,18 @@ class Budget:
 
         calls = None if self.calls is None else share(self.calls)
         cost = None if self.cost is None else share(round(self.cost * MICROS)) / MICROS
-        return Budget(calls, cost)
+        tokens = None if self.tokens is None else share(self.tokens)
+        return Budget(calls, cost, tokens)
 
 
-def require_budget(budget: object, cost: object, where: str) -> None:
-    """Raise `WrongType` if a budget or a cost cannot be meant so."""
+def require_budget(budget: object, cost: object, tokens: object, where: str) -> None:
+    """Raise `WrongType` if a budget, a cost, or a count of tokens cannot be meant so."""
+    if tokens is not None and not callable(tokens) and not (type(tokens) is int and tokens >= 0):
+        raise WrongType(
+            f"tokens={tokens!r}",
+            where=where,
+            remedy="give how many tokens a call takes, or a function of its answer",
+        )
     if cost is not None and not callable(cost) and not (_is_number(cost) and cost >= 0):
         raise WrongType(
             f"cost={cost!r}",
@@ -72,7 +92,8 @@ def require_budget(budget: object, cost: object, where: str) -> None:
     if budget is None:
         return
     if not isinstance(budget, Budget) or not all(
-        limit is None or (_is_number(limit) and limit >= 0) for limit in (budget.calls, budget.cost)
+        limit is None or (_is_number(limit) and limit >= 0)
+        for limit in (budget.calls, budget.cost, budget.tokens)
     ):
         raise WrongType(
             f"budget={budget!r}", where=where, remedy="give clonos.Budget(calls=200, cost=5.0)"
@@ -82,6 +103,12 @@ def require_budget(budget: object, cost: object, where: str) -> None:
             "a budget for costs, and nothing says what a call costs",
             where=where,
             remedy="give cost=, a number or a function of the answer",
+        )
+    if budget.tokens is not None and tokens is None:
+        raise WrongType(
+            "a budget for tokens, and nothing says how many a call takes",
+            where=where,
+            remedy="give tokens=, a number or a function of the answer",
         )
 
 

@@ -21,6 +21,7 @@ from clonos.core.canonical import decode, decode_error
 from clonos.core.step import arguments_digest
 from clonos.errors import BudgetSpent, EffectUnknown, OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.budget import Usage
 from clonos.operators.cuts import Cuts
 from clonos.operators.lanes import Lanes
 from clonos.operators.marks import JOINS, Marks
@@ -80,6 +81,7 @@ class CallOperator(Operator):
         "calls": shared_out,
         "hits": shared_out,
         "micros": shared_out,
+        "tokens": shared_out,
         "waits since": nothing,
         "rows over": nothing,
     }
@@ -205,8 +207,8 @@ class CallOperator(Operator):
         return {n: r._replace(service=self._purse.policy(i)) for i, (n, r) in asked}
 
     @property
-    def spent(self) -> tuple[int, int, int]:
-        return self._purse.calls, self._purse.micros, self._purse.hits
+    def spent(self) -> Usage:
+        return self._purse.usage
 
     @property
     def is_full(self) -> bool:

@@ -19,11 +19,12 @@ from clonos.core.calls import CallId
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.router import Router
 from clonos.operators.watermark import IDLE
-from clonos.state.deltas import CHAIN, Changes, Delta, Frozen, decode_delta
+from clonos.state.deltas import CHAIN, Changes, Delta, Frozen, decode_delta, open_delta
 from clonos.state.stores import Facts
 
 if TYPE_CHECKING:
     from clonos.core.calls import Outcome, Request
+    from clonos.core.content import Content, Shelf
     from clonos.core.program import Batch, Step
 
 
@@ -111,9 +112,9 @@ class ChainProgram:
             counts[f"{name}: rows_out"] = self._rows[i + 1]
         for operator in self._callers:
             name = self._names[operator.info.number]
-            counts[f"{name}: calls"], counts[f"{name}: micros"], hits = operator.spent
-            if hits:
-                counts[f"{name}: hits"] = hits
+            spent = operator.spent._asdict()
+            optional = ("hits", "tokens")
+            counts |= {f"{name}: {k}": n for k, n in spent.items() if n or k not in optional}
         return counts
 
     @property
@@ -236,9 +237,16 @@ class ChainProgram:
         self._facts.set("traffic", [self._batches_in, self._batches_out, *self._rows])
         return Delta(self._names, self._changes())
 
-    def apply(self, delta: bytes) -> None:
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        """Take no more memory for values by key than that, about; the rest goes on the shelf."""
+        large = [operator for operator in self._operators if operator.has_values]
+        for operator in large:
+            operator.use(shelf, nbytes // len(large))
+
+    def apply(self, delta: bytes | Content) -> None:
         """Put a delta on top of the state."""
-        for number, is_fact, keys, values in decode_delta(self._names, delta):
+        opened = open_delta(delta)
+        for number, is_fact, keys, values in decode_delta(self._names, opened):
             if number == CHAIN:
                 self._facts.restore(keys.to_pylist(), values.to_pylist())
                 counted = self._facts.get("traffic")
@@ -249,6 +257,8 @@ class ChainProgram:
                 facts.restore(keys.to_pylist(), values.to_pylist())
             else:
                 self._operators[number].restore_columns(keys, values)
+        for number, run in opened.runs:
+            self._operators[number].restore_values(run)
 
     def _changes(self) -> Iterator[tuple[int, Changes | Frozen]]:
         yield CHAIN, self._facts.changes()

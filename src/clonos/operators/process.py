@@ -20,6 +20,7 @@ from clonos.core.canonical import decode, encode, split
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.asking import Asked, Call, CallTable, Reply, method_of
 from clonos.operators.base import Operator, OperatorInfo, Services
+from clonos.operators.budget import Usage
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
@@ -33,12 +34,16 @@ from clonos.operators.shares import (
     require_answered,
     shared_out,
 )
-from clonos.state.deltas import Frozen
-from clonos.state.stores import KeyedStore, kept_as
+from clonos.state.deltas import Frozen, both
+from clonos.state.stores import KeyedStore, Undo, kept_as
 from clonos.state.timers import EVENT_TIME, PROCESSING_TIME, TimerTable
+from clonos.state.values import ValueStore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from clonos.core.content import Shelf
+    from clonos.state.runs import Run
 
 _STATE = b"s"
 
@@ -108,7 +113,7 @@ class ValueState:
     def __init__(self, name: str, data_type: str | None, operator: ProcessOperator) -> None:
         self._name = name
         self._operator = operator
-        self._prefix = _STATE + encode(name)
+        self.prefix = _STATE + encode(name)
         self._classes: tuple[type, ...] | None = None
         if data_type is not None:
             parsed = parse_type(data_type)
@@ -117,7 +122,7 @@ class ValueState:
     def get(self, default: Any = None) -> Any:
         """The current key's value, or `default` if it has none."""
         operator = self._operator
-        value = operator.store.get(self._prefix + operator.encoded_key)
+        value = operator.values.get(self.prefix + operator.encoded_key)
         return default if value is None else value
 
     def set(self, value: Any) -> None:
@@ -133,11 +138,11 @@ class ValueState:
                     remedy="set what was declared in ctx.state(name, type)",
                 )
         operator = self._operator
-        operator.store.put_kept(self._prefix + operator.encoded_key, operator.key_group, kept)
+        operator.values.put_kept(self.prefix + operator.encoded_key, operator.key_group, kept)
 
     def clear(self) -> None:
         """Forget the current key's value."""
-        if self._prefix + self._operator.encoded_key in self._operator.store:
+        if self.prefix + self._operator.encoded_key in self._operator.values:
             self.set(None)
 
 
@@ -206,7 +211,7 @@ class ProcessContext(Context):
     def state(self, name: str, data_type: str | None = None) -> ValueState:
         """State of this name; `data_type` (such as ``"long"``) makes :meth:`ValueState.set`
         check what it is given."""
-        return ValueState(name, data_type, self._process)
+        return self._process.value_state(name, data_type)
 
 
 class ProcessOperator(Operator):
@@ -216,6 +221,7 @@ class ProcessOperator(Operator):
     ``effects``: some of its services may be effects.
     """
 
+    has_values = True
     joins: ClassVar = {
         **JOINS,
         "timers": nothing,
@@ -224,6 +230,7 @@ class ProcessOperator(Operator):
         "calls": shared_out,
         "hits": shared_out,
         "micros": shared_out,
+        "tokens": shared_out,
     }
 
     def __init__(
@@ -243,7 +250,10 @@ class ProcessOperator(Operator):
         self._keys = tuple(keys)
         self._builder = RowBuilder(schema)
         self._ctx: ProcessContext
-        self.store = KeyedStore()
+        self._undo = Undo()
+        self.values = ValueStore(self._undo)
+        self._prefixes: list[bytes] = []  # of the values that it may look up
+        self.store = KeyedStore(self._undo)
         self.timers = TimerTable(self.store, self.facts)
         self._calls = CallTable(self.store, in_flight)
         self._asks: list[bytes] = []  # of the callback that runs
@@ -261,12 +271,24 @@ class ProcessOperator(Operator):
     def state(self) -> dict[Any, dict[str, Any]]:
         """By key, what is kept for it: its values by name."""
         found: dict[Any, dict[str, Any]] = {}
-        for address in list(self.store):
-            if address.startswith(_STATE):
-                name, encoded_key = split(address[len(_STATE) :])
-                kept = found.setdefault(_decode_key(encoded_key), {})
-                kept[name] = self.store.get(address)
+        for address in list(self.values):
+            name, encoded_key = split(address[len(_STATE) :])
+            kept = found.setdefault(_decode_key(encoded_key), {})
+            kept[name] = self.values.get(address)
         return found
+
+    def value_state(self, name: str, data_type: str | None) -> ValueState:
+        """State of a name, by key."""
+        state = ValueState(name, data_type, self)
+        if state.prefix not in self._prefixes:
+            self._prefixes.append(state.prefix)
+        return state
+
+    def _expect(self, keys: Iterable[bytes]) -> None:
+        """Values of these keys will be wanted."""
+        self.values.relieve()
+        if self.values.has_levels:
+            self.values.expect([prefix + key for key in keys for prefix in self._prefixes])
 
     @property
     def encoded_key(self) -> bytes:
@@ -282,6 +304,7 @@ class ProcessOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         distinct: DistinctKeys = distinct_keys(batch, self._keys)
         keys = [_decode_key(encoded) for encoded in distinct.encoded]
+        self._expect(distinct.encoded)
         results: list[tuple[Any, ...]] = []
         for row, code in zip(rows_of(batch), distinct.codes.tolist(), strict=True):
             self.key = keys[code]
@@ -289,6 +312,7 @@ class ProcessOperator(Operator):
             self._encoded_key = distinct.encoded[code]
             self._handle(row, results, self._process.on_row, row)
         self._encoded_key = None
+        self.values.require_sound()
         return self._builder.build(results, self.reject)
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
@@ -308,7 +332,13 @@ class ProcessOperator(Operator):
         return self._fire(EVENT_TIME, None)
 
     def changes(self) -> Frozen:
-        return self.store.changes()
+        return both(self.values.changes(), self.store.changes())
+
+    def use(self, shelf: Shelf, nbytes: int) -> None:
+        self.values.use(shelf, nbytes)
+
+    def restore_values(self, run: Run) -> None:
+        self.values.restore(run)
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         self.store.restore(keys, values)
@@ -377,7 +407,7 @@ class ProcessOperator(Operator):
         return len(self._calls) >= self._in_flight
 
     @property
-    def spent(self) -> tuple[int, int, int]:
+    def spent(self) -> Usage:
         return self._calls.spent
 
     def open_calls(self) -> dict[int, Request]:
@@ -385,6 +415,7 @@ class ProcessOperator(Operator):
 
     def on_outcomes(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
+        self._expect(self._calls.keys_of(outcomes))
         for outcome in outcomes:
             if self.services.step.is_live:
                 self._calls.require_known(outcome)
@@ -397,6 +428,7 @@ class ProcessOperator(Operator):
             record = f"the reply of {call.service} for key {self.key!r}"
             self._handle(record, results, then, reply)
         self._encoded_key, self._origin = None, 0
+        self.values.require_sound()
         for number, request in self._calls.due():
             self.services.ask(self, number, request)
         first = self._calls.first
@@ -414,7 +446,9 @@ class ProcessOperator(Operator):
     def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
         results: list[tuple[Any, ...]] = []
         # What a timer sets while it fires is for a later step: nobody can loop for ever here.
-        for timer in self.timers.take_due(kind, until_ms):
+        due = self.timers.take_due(kind, until_ms)
+        self._expect({timer.encoded_key: None for timer in due})
+        for timer in due:
             self.key = _decode_key(timer.encoded_key)
             self.key_group = timer.group
             self._encoded_key = timer.encoded_key
@@ -423,6 +457,7 @@ class ProcessOperator(Operator):
             record = f"timer of key {self.key!r} at {timer.due}"
             self._handle(record, results, self._process.on_timer, self.key, timer.due)
         self._encoded_key = None
+        self.values.require_sound()
         return self._builder.build(results, self.reject)
 
     def _handle(
@@ -434,16 +469,16 @@ class ProcessOperator(Operator):
     ) -> None:
         """Run one callback: its results and state changes appear together or not at all."""
         as_tuple = self._builder.as_tuple
-        self.store.begin()
+        self._undo.begin()
         try:
             returned = results_of(callback(*args, self._ctx))
             results.extend([as_tuple(result) for result in returned])
         except Exception as error:  # noqa: BLE001 - user code
-            self.store.roll_back()
+            self._undo.roll_back()
             self._asks.clear()
             self.reject(error, record)
         else:
-            self.store.commit()
+            self._undo.commit()
             if self._asks:
                 self._ask_now()
 

@@ -14,7 +14,7 @@ from typing import Any
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error
 from clonos.errors import BudgetSpent, OperatorError
-from clonos.operators.budget import MICROS
+from clonos.operators.budget import MICROS, Budget, Cost, Usage
 from clonos.operators.service import Policy
 from clonos.state.stores import Facts
 
@@ -37,7 +37,7 @@ class Purse:
     def __init__(self, policy: Policy, facts: Facts, where: str, prefix: str = "") -> None:
         self._policy, self._facts, self._where = policy, facts, where
         self._calls, self._micros = f"{prefix}calls", f"{prefix}micros"
-        self._hits = f"{prefix}hits"
+        self._hits, self._tokens = f"{prefix}hits", f"{prefix}tokens"
         self._refusing: Policy | None = None
 
     @property
@@ -58,16 +58,26 @@ class Purse:
         hits: int = self._facts.get(self._hits, 0)
         return hits
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answers have taken."""
+        tokens: int = self._facts.get(self._tokens, 0)
+        return tokens
+
+    @property
+    def usage(self) -> Usage:
+        """All of it."""
+        return Usage(self.calls, self.micros, self.hits, self.tokens)
+
     def policy(self, open_calls: int) -> Policy:
         """Who answers one more call, beside so many that are open: the service, or a refusal."""
         budget = self._policy.budget
         if budget is None:
             return self._policy
-        has_calls = budget.calls is None or self.calls + open_calls < budget.calls
-        if has_calls and (budget.cost is None or self._can_pay(open_calls, budget.cost)):
+        spent = self._used_up(budget, open_calls)
+        if spent is None:
             return self._policy
         if self._refusing is None:
-            spent = f"{budget.calls} calls" if not has_calls else f"a cost of {budget.cost:g}"
             refuse = _Refusal(f"this task's share of the budget, {spent}, is used up")
             self._refusing = replace(
                 self._policy,
@@ -78,12 +88,17 @@ class Purse:
             )
         return self._refusing
 
-    def _can_pay(self, open_calls: int, limit: float) -> bool:
-        cost = self._policy.cost
-        if callable(cost):  # nobody knows what the open ones will cost
-            return self.micros < round(limit * MICROS)
-        assert cost is not None
-        return self.micros + (open_calls + 1) * round(cost * MICROS) <= round(limit * MICROS)
+    def _used_up(self, budget: Budget, open_calls: int) -> str | None:
+        """What does not suffice for one more call; None: all does."""
+        policy = self._policy
+        if budget.calls is not None and self.calls + open_calls >= budget.calls:
+            return f"{budget.calls} calls"
+        micros = None if budget.cost is None else round(budget.cost * MICROS)
+        if not _suffices(self.micros, micros, policy.cost, MICROS, open_calls):
+            return f"a cost of {budget.cost:g}"
+        if not _suffices(self.tokens, budget.tokens, policy.tokens, 1, open_calls):
+            return f"{budget.tokens} tokens"
+        return None
 
     def pay(self, outcomes: Sequence[Outcome]) -> None:
         """These are in the log."""
@@ -94,26 +109,46 @@ class Purse:
         if not answered:
             return
         self._facts.set(self._calls, self.calls + len(answered))
-        if self._policy.cost is not None:
-            micros = sum(self._cost_of(o.answer) for o in answered if o.ok)
+        policy = self._policy
+        good = [outcome.answer for outcome in answered if outcome.ok]
+        if policy.cost is not None:
+            micros = self._total("cost", policy.cost, MICROS, good)
             self._facts.set(self._micros, self.micros + micros)
+        if policy.tokens is not None:
+            self._facts.set(
+                self._tokens, self.tokens + self._total("tokens", policy.tokens, 1, good)
+            )
 
-    def _cost_of(self, answer: bytes) -> int:
-        cost = self._policy.cost
-        assert cost is not None
-        if not callable(cost):
-            return round(cost * MICROS)
-        try:
-            micros = round(float(cost(decode(answer))) * MICROS)
-            if micros < 0:
-                raise ValueError(f"{micros / MICROS:g} is below 0")
-        except Exception as error:
-            raise OperatorError(
-                f"cost= has no price for an answer: {type(error).__name__}: {error}",
-                where=self._where,
-                remedy="let it return a number, 0 or more, for every answer",
-            ) from error
-        return micros
+    def _total(self, name: str, price: Cost, unit: int, answers: Sequence[bytes]) -> int:
+        """What so many answers come to, in whole units."""
+        if not callable(price):
+            return len(answers) * round(price * unit)
+        total = 0
+        for answer in answers:
+            try:
+                amount = round(float(price(decode(answer))) * unit)
+                if amount < 0:
+                    raise ValueError(f"{amount / unit:g} is below 0")
+            except Exception as error:
+                raise OperatorError(
+                    f"{name}= has no number for an answer: {type(error).__name__}: {error}",
+                    where=self._where,
+                    remedy="let it return a number, 0 or more, for every answer",
+                ) from error
+            total += amount
+        return total
+
+
+def _suffices(
+    spent: int, limit: int | None, price: Cost | None, unit: int, open_calls: int
+) -> bool:
+    """Whether one more call is affordable, beside those that are open."""
+    if limit is None:
+        return True
+    if callable(price):  # nobody knows what the open ones will come to
+        return spent < limit
+    assert price is not None
+    return spent + (open_calls + 1) * round(price * unit) <= limit
 
 
 class _Refusal:

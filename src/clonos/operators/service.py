@@ -16,6 +16,7 @@ from clonos.columns.durations import parse_duration
 from clonos.columns.rows import short
 from clonos.errors import EffectUnknown, WrongLength, WrongType
 from clonos.operators.budget import Budget, Cost, require_budget
+from clonos.operators.cache import Cache, require_cache
 from clonos.operators.effects import Effect
 
 Duration = str | timedelta
@@ -76,13 +77,14 @@ class Policy:
         An error ends the job: then the user's lines are told with it.
     effect
         What it means to make such a call, if it changes something.
-    budget, cost
-        What may be spent, and what a call costs.
+    budget, cost, tokens
+        What may be spent, what a call costs, and how many tokens it takes.
     batch, batch_within_ms
         A call is about up to so many rows, and the first of them waits so long for the others;
         None: about one row.
-    cache_ttl_s
-        How long an answer is good for, if the same is asked again; None: it is not.
+    cache_ttl_s, cache
+        How long an answer is good for, if the same is asked again; None: it is not. And where it
+        is remembered beside the task's own memory.
     instead_of
         It only refuses, because the budget of that one is used up; and it does so when the calls
         of that one that are under way are over, for they are paid.
@@ -100,9 +102,11 @@ class Policy:
     effect: Effect | None = None
     budget: Budget | None = None
     cost: Cost | None = None
+    tokens: Cost | None = None
     batch: int | None = None
     batch_within_ms: int = 0
     cache_ttl_s: float | None = None
+    cache: Cache | None = None
     instead_of: Policy | None = None
 
     def of_task(self, index: int, parallelism: int, *, tells_trace: bool) -> Policy:
@@ -247,7 +251,9 @@ class PolicyOptions(TypedDict, total=False):
     hedge: Duration | None
     budget: Budget | None
     cost: Cost | None
+    tokens: Cost | None
     cache_ttl: Duration | None
+    cache: Cache | None
 
 
 def policy_of(
@@ -262,7 +268,9 @@ def policy_of(
     hedge: Duration | None = None,
     budget: Budget | None = None,
     cost: Cost | None = None,
+    tokens: Cost | None = None,
     cache_ttl: Duration | None = None,
+    cache: Cache | None = None,
 ) -> Policy:
     """How users say in which way a service is asked.
 
@@ -285,9 +293,13 @@ def policy_of(
         has an equal share. A call beyond it is not made: its outcome is the error `BudgetSpent`.
     cost
         What a call costs: a number, or a function of the answer. A call that failed costs nothing.
+    tokens
+        How many tokens a call takes: a number, or a function of the answer.
     cache_ttl
         For so long, an answer is good for other rows of the task that ask the same: that is no
         call, and costs nothing. It is logged as any answer is.
+    cache
+        A :class:`clonos.Cache`: with it, for rows of other tasks, other jobs and later runs, too.
 
     Raises
     ------
@@ -305,7 +317,7 @@ def policy_of(
         raise WrongType(
             f"per_second={per_second!r}", where=where, remedy="give a number above 0, or None"
         )
-    require_budget(budget, cost, where)
+    require_budget(budget, cost, tokens, where)
     effect = fn if isinstance(fn, Effect) else None
     if effect is not None and hedge is not None and not effect.idempotent:
         raise WrongType(
@@ -319,6 +331,7 @@ def policy_of(
             where=where,
             remedy="leave it out; identity= names what several rows do only once",
         )
+    require_cache(cache, cache_ttl, where)
     first, most = backoff
     return Policy(
         fn=fn if effect is None else effect.fn,
@@ -332,7 +345,9 @@ def policy_of(
         effect=effect,
         budget=budget,
         cost=cost,
+        tokens=tokens,
         cache_ttl_s=None if cache_ttl is None else parse_duration(cache_ttl) / 1000,
+        cache=cache,
     )
 
 

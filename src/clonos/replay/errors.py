@@ -14,7 +14,7 @@ class UnreadableBundle(ClonosError):
 
 
 class NotInLog(BaseException):
-    """Behind the log's end a function asks the world, which a replay does not.
+    """A function asks the world after the end of the log, where a replay has no answer.
 
     No :class:`Exception`: a call that fails is an answer, and users' functions catch those.
     """

@@ -101,9 +101,9 @@ def read(
         )
     if not compiled.plan.causal_log:
         raise NothingToReplay(
-            "a job with guarantee='at_least_once' has no log",
+            "a job without guarantee='exactly_once' has no log",
             where=compiled.name,
-            remedy="only jobs with guarantee='exactly_once' can be done again",
+            remedy="only jobs that have logged what they did can be done again",
         )
     if (path := find_bundle(checkpoint_dir)) is not None:
         return _unbundled(compiled, Bundle(path), at)

@@ -359,7 +359,7 @@ class ReplayedTask:
                 raise NothingToReplay(
                     f"the source gave no rows for {WAIT_S:.0f} s",
                     where=self.name,
-                    remedy="see that what it has read is still there",
+                    remedy="check that what it has read is still there",
                 )
         return ready
 

@@ -22,11 +22,15 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
 from clonos.nodes.events import CallsOver
+from clonos.operators.cache import Cache
 from clonos.operators.effects import NotMade
 from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
+from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
 from clonos.runtime.memory import Memory, question_of
+from clonos.runtime.shared_answers import SharedAnswers
+from clonos.storage.retry_after import asked_to_wait_s
 
 ANSWER_BYTES_MAX: Final = 256 << 10
 """Answers are kept in logs and memories until a floor passes them."""
@@ -48,11 +52,12 @@ class CallRunner:
     Parameters
     ----------
     put
-        Takes :class:`~clonos.nodes.events.CallsOver`; called in the loop's thread.
+        Takes :class:`~clonos.nodes.events.CallsOver`; called in threads of ours.
     """
 
     def __init__(self, put: Callable[[CallsOver], None]) -> None:
         self._put = put
+        self._watch = CallWatch(self._give_up)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lives: dict[int, _Life] = {}  # the loop's own, as is all below
@@ -60,6 +65,7 @@ class CallRunner:
         self._closing: set[asyncio.Future[None]] = set()
         self._pulse: Pulse | None = None
         self._late: Late = {}
+        self._shared: dict[Cache, SharedAnswers] = {}
         self._is_closed = False
 
     def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
@@ -67,9 +73,11 @@ class CallRunner:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, name="clonos-calls", daemon=True)
             self._thread.start()
+        self._watch.asked(life, calls)
         self._loop.call_soon_threadsafe(self._begin, life, calls)
 
     def withdraw(self, life: int) -> None:
+        self._watch.forget(life)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end, life)
 
@@ -78,16 +86,34 @@ class CallRunner:
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._leave)
             self._thread.join(2 * CLOSE_S)  # user code may hold the loop
+        self._watch.close()
+
+    def _give_up(self, life: int, calls: Sequence[tuple[CallId, Request]], lines: str) -> None:
+        """User code blocks the loop, and the time of these calls is over."""
+        outcomes = []
+        for call, request in calls:
+            policy = request.service
+            said = f"no answer within {policy.timeout_s:g} s: a coroutine blocks the event loop"
+            error: Exception = by_engine(TimeoutError(said))
+            if request.key:
+                error = unknown(request, policy, f"nobody knows whether it was made: {said}")
+            outcome = _failed(call, request, error, 1, round(1000 * policy.timeout_s))
+            trace = f"Your code, which blocks it:\n{lines}" if policy.tells_trace else ""
+            outcomes.append(outcome._replace(trace=trace))
+        self._put(CallsOver(life, tuple(outcomes)))
 
     # --- in the loop's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
         assert self._loop is not None
         asyncio.set_event_loop(self._loop)
+        self._watch.start()
+        self._loop.call_soon(self._beat, self._loop)
         while not self._is_closed:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task of the user's
                 self._loop.run_forever()
-        closing = [*self._closing, *(ours.end() for ours in self._lives.values())]
+        lives = (ours.end() for ours in self._lives.values())
+        closing = [*self._closing, *lives, *(shared.close() for shared in self._shared.values())]
         with contextlib.suppress(asyncio.TimeoutError, SystemExit, KeyboardInterrupt):
             self._loop.run_until_complete(asyncio.wait_for(_all(closing), CLOSE_S))
         for task in asyncio.all_tasks(self._loop):
@@ -95,18 +121,24 @@ class CallRunner:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watch.beat()
+        loop.call_later(BEAT_S, self._beat, loop)
+
     def _leave(self) -> None:
         self._is_closed = True
         asyncio.get_running_loop().stop()
 
     def _begin(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
         if life not in self._lives:
-            self._lives[life] = _Life(self._beating, self._late)
+            self._lives[life] = _Life(self._beating, self._late, self._sharing)
         ours = self._lives[life]
         for call, request in calls:
             ours.begin(self._make(life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
+        if request.key and not self._watch.is_open(life, call):
+            return  # it was given up before it began
         try:
             if (paid := request.service.instead_of) is not None:
                 await ours.asker(paid).quiet()
@@ -126,13 +158,20 @@ class CallRunner:
         """What has come to an end in one turn of the loop is told together."""
         over, self._over = self._over, defaultdict(list)
         for life, outcomes in over.items():
-            self._put(CallsOver(life, tuple(outcomes)))
+            if told := self._watch.over(life, outcomes):
+                self._put(CallsOver(life, told))
 
     def _beating(self) -> Pulse:
         """That of the loop; it begins with the first effect."""
         if self._pulse is None:
             self._pulse = Pulse()
         return self._pulse
+
+    def _sharing(self, cache: Cache) -> SharedAnswers:
+        """All lives have one connection."""
+        if cache not in self._shared:
+            self._shared[cache] = SharedAnswers(cache)
+        return self._shared[cache]
 
     def _end(self, life: int) -> None:
         if (ours := self._lives.pop(life, None)) is not None:
@@ -185,9 +224,14 @@ class _Life:
         What is cancelled now, we have cancelled.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse], late: Late) -> None:
+    def __init__(
+        self,
+        pulse: Callable[[], Pulse],
+        late: Late,
+        sharing: Callable[[Cache], SharedAnswers],
+    ) -> None:
         self.is_over = False
-        self.pulse, self.late = pulse, late
+        self.pulse, self.late, self.sharing = pulse, late, sharing
         self._under_way: set[asyncio.Task[None]] = set()
         self._askers: dict[Policy, _Asker] = {}
         self._memories: dict[Policy, Memory] = {}
@@ -228,6 +272,7 @@ class _Asker:
         self._policy, self._life = policy, life
         self._is_effect = policy.effect is not None and policy.instead_of is None
         self._memory = life.memory(policy)
+        self._shared = None if policy.cache is None else life.sharing(policy.cache)
         self._checker: _Asker | None = None
         self._fn: Callable[..., Any]
         self._service: Service | None = None
@@ -236,6 +281,7 @@ class _Asker:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._free_s = 0.0  # when the next attempt may begin
+        self._wanted_s = 0.0  # ... because the service wants to be left alone until then
         self._threads: CallThreads | None = None
         # Another attempt must not see what the first one did to a list that it was given.
         repeats = policy.attempts > 1 or policy.hedge_s is not None
@@ -273,11 +319,22 @@ class _Asker:
         if known is not None:
             return Outcome(*call, request.digest, True, known, attempts=0)
         try:
-            outcome = await self._attempts(call, request)
-            if outcome.ok:
-                self._memory.put(question, outcome.answer)
+            return await self._ask_for_all(call, request, question, self._memory)
         finally:
             self._memory.done(question)
+
+    async def _ask_for_all(
+        self, call: CallId, request: Request, question: bytes, memory: Memory
+    ) -> Outcome:
+        """... and remember the answer, for those who ask the same."""
+        if self._shared is not None and (known := await self._shared.find(question)) is not None:
+            memory.put(question, known.answer, known.left_s)
+            return Outcome(*call, request.digest, True, known.answer, attempts=0)
+        outcome = await self._attempts(call, request)
+        if outcome.ok:
+            memory.put(question, outcome.answer)
+            if self._shared is not None and self._policy.cache_ttl_s is not None:
+                self._shared.keep(question, outcome.answer, self._policy.cache_ttl_s)
         return outcome
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
@@ -339,8 +396,16 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """An answer within the time there is; `named`: more arguments."""
-        policy, clock = self._policy, asyncio.get_running_loop().time
         await self._turn()
+        try:
+            return await self._in_time(request, named)
+        except Exception as error:
+            if (wait_s := asked_to_wait_s(error)) > 0:
+                self._wanted_s = max(self._wanted_s, self._clock() + wait_s)
+            raise
+
+    async def _in_time(self, request: Request, named: Named) -> Any:
+        policy, clock = self._policy, asyncio.get_running_loop().time
         if policy.hedge_s is None and _timeout is not None:
             return await self._alone(request, named)
         until_s = clock() + policy.timeout_s
@@ -382,6 +447,8 @@ class _Asker:
             self._free_s = begins_s + 1 / self._policy.per_second
             await asyncio.sleep(begins_s - now)
         while True:
+            while (wait_s := self._wanted_s - self._clock()) > 0:  # noqa: ASYNC110 - it may grow
+                await asyncio.sleep(wait_s)
             if self._is_effect:
                 await self._life.pulse().steady()
             if self._threads is None:

@@ -19,14 +19,17 @@ from clonos.blame import users_lines
 from clonos.core import events as ev
 from clonos.core.messages import LayerRef
 from clonos.core.plan import Incarnation
+from clonos.core.program import Program
 from clonos.nodes.errors import SlotBroken
 from clonos.nodes.events import Fetched, FetchFailed, RowsReady, Stored, WorkFailed
 from clonos.nodes.ports import SlotPorts
 from clonos.nodes.pulses import STUCK_MS
 from clonos.nodes.slot import DISK_BYTES, SlotNode
+from clonos.operators.chain import ChainProgram
 from clonos.runtime.calls import CallRunner
 from clonos.runtime.relief import MainTrack, serve
 from clonos.runtime.scratch import LocalScratch
+from clonos.runtime.shelf import LocalShelf
 from clonos.runtime.shipment import Shipment
 from clonos.runtime.world import RealWorld
 from clonos.runtime.writers import Writers
@@ -148,6 +151,7 @@ class SlotLoop:
         self._layers = Layers(shipment.layers_uri, shipment.layers_durability, inbox)
         self._writers = Writers(shipment, inbox)
         self._calls = CallRunner(inbox.put)
+        self._shelf = LocalShelf()
         self._scratch = LocalScratch(inbox.put, digests=shipment.plan.causal_log)
         ports = SlotPorts(
             network=self._plane,
@@ -155,7 +159,7 @@ class SlotLoop:
             track=self._track,
             store=self._layers,
             sources=Sources(shipment, batches, inbox),
-            programs=lambda task: shipment.programs[task](),
+            programs=self._program_of,
             worlds=self._world_of,
             writers=self._writers.of,
             calls=self._calls,
@@ -171,6 +175,14 @@ class SlotLoop:
             disk_bytes=DISK_BYTES if shipment.spills else 0,
             log_bytes=shipment.log_bytes,
         )
+
+    def _program_of(self, task: int) -> Program:
+        """Tasks of a slot share its memory; what is a mere copy now may run here next."""
+        shipment = self._shipment
+        program = shipment.programs[task]()
+        if isinstance(program, ChainProgram):
+            program.use(self._shelf, shipment.state_memory // len(shipment.plan.cell_of[task]))
+        return program
 
     def _world_of(self, task: int, incarnation: Incarnation) -> RealWorld:
         return self._world
@@ -205,6 +217,7 @@ class SlotLoop:
             self._writers.close()
             self._calls.close()
             self._scratch.close()
+            self._shelf.close()
             plane.shutdown()
         if node.lost is not None:
             raise node.lost

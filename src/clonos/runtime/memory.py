@@ -67,11 +67,12 @@ class Memory:
         self._known.move_to_end(question)
         return answer
 
-    def put(self, question: bytes, answer: bytes) -> None:
-        """It was answered just now."""
+    def put(self, question: bytes, answer: bytes, left_s: float | None = None) -> None:
+        """It was answered just now; or it is good for so long."""
         if question in self._known:
             self._forget(question)
-        self._known[question] = self._clock() + self._ttl_s, answer
+        good_s = self._ttl_s if left_s is None else min(left_s, self._ttl_s)
+        self._known[question] = self._clock() + good_s, answer
         self._nbytes += len(question) + len(answer)
         while len(self._known) > self._entries or self._nbytes > self._nbytes_max:
             self._forget(next(iter(self._known)))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.core.content import STATE_MEMORY
 from clonos.core.plan import Plan
 from clonos.core.program import Program
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
@@ -52,6 +53,8 @@ class Shipment:
         What a slot may keep in memory for receivers, and whether it writes more to its disk.
     log_bytes
         What it may hold of logs.
+    state_memory
+        What values by key may take of its memory.
     """
 
     job_id: str
@@ -76,4 +79,5 @@ class Shipment:
     inflight_bytes: int = INFLIGHT_BYTES
     spills: bool = True
     log_bytes: int = LOG_BYTES
+    state_memory: int = STATE_MEMORY
     profile_dir: str = field(default_factory=lambda: os.environ.get(PROFILE_VARIABLE, ""))

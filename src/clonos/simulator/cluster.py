@@ -237,7 +237,7 @@ class Cluster:
         Without markers, at the latest when floors have come to where all tasks are, as they have to
         if nothing happens any more.
         """
-        if self.floors_since >= self.options.floors_at_end:
+        if self.floors_since >= self.options.floors_at_end or self.job.plan.leaves_gaps:
             return True
         keeper, plan = self.driver.keeper, self.job.plan
         at = {m.id: m.position for slot in self.alive() for m in slot.machines if m.is_live}

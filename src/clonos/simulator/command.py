@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewind", action="store_true", help="jobs go back to points of their past"
     )
+    parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.core.content import Content, pieces_of
 from clonos.storage.files import Info, Locked
 
 SECTOR: Final = 16
@@ -311,8 +312,12 @@ class SimulatedFiles:
     def read(self, path: str) -> pa.Buffer:
         return self.act("read", path, lambda: pa.py_buffer(bytes(self._disk.file(path).data)))
 
+    def open(self, path: str) -> Content | None:
+        opened: Content = self.act("read", path, lambda: _Opened(self._disk.file(path)))
+        return opened
+
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
-        data = bytes(memoryview(content))
+        data = b"".join(pieces_of(content))
         self.act("write", path, lambda: self._fill(path, data), lambda p: self._part(path, data, p))
 
     def _part(self, path: str, data: bytes, share: float) -> None:
@@ -434,6 +439,22 @@ class Tail:
 
     def close(self) -> None:
         """Nothing is flushed by it."""
+
+
+class _Opened:
+    """A file, whatever becomes of its name. It may rot."""
+
+    def __init__(self, file: _File) -> None:
+        self._file = file
+
+    def __str__(self) -> str:
+        return "a simulated file"
+
+    def __len__(self) -> int:
+        return len(self._file.data)
+
+    def read(self, start: int, end: int) -> bytes:
+        return bytes(self._file.data[start:end])
 
 
 class _Lock:

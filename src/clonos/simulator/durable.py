@@ -25,7 +25,7 @@ from clonos.simulator.closed import ClosedKeeper
 from clonos.simulator.disk import Died
 from clonos.simulator.disks import DELIVERED, JOURNAL, rows_of
 from clonos.sinks.delivered import DeliveredStore
-from clonos.storage.layers import LayerStore, get_layers, put_layer
+from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers, put_layer
 from clonos.storage.retry import StoreAway
 
 if TYPE_CHECKING:
@@ -245,8 +245,9 @@ class SlotStore:
     """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
     done. What fails is tried again, as in production."""
 
-    def __init__(self, slot: Slot, folder: str) -> None:
+    def __init__(self, slot: Slot, folder: str, opened_bytes: int = OPENED_BYTES) -> None:
         self._slot, self._cluster, self._folder = slot, slot.cluster, folder
+        self._opened_bytes = opened_bytes
         self.files = slot.cluster.disks.shared.mount()
         self._store = LayerStore(folder, files=self.files)
 
@@ -258,7 +259,7 @@ class SlotStore:
         if not self._slot.alive:
             return
         try:
-            layers = get_layers(self._store, refs)
+            layers = get_layers(self._store, refs, self._opened_bytes)
         except Died:
             self._cluster.kill(self._slot, "died at a call")
         except StoreAway:

@@ -203,6 +203,26 @@ def conservation(job: AnyJob, recorder: Recorder, *, at_least: bool) -> None:
             require(not expected - got, "conservation", f"not written: {expected - got}")
 
 
+def at_most_once(job: AnyJob, recorder: Recorder) -> None:
+    """Without logs and replays a row may be lost, but only with a process; it never arrives more
+    often than it should, also in no store of a stage that writes itself."""
+    for stage, paths in job.arrivals().items():
+        due = Counter[int]()
+        for source, rows in job.sources.items():
+            for row in rows.read(0, 1 << 30).payload:
+                due[row[0]] += paths.get(job.stage_of[source], 0)
+        tasks = [job.plan.tasks[task] for task, number in job.stage_of.items() if number == stage]
+        stores = [[c for task in tasks for _, c in recorder.outputs(task.id)]]
+        if tasks[0].writes_itself:
+            stores.append([c for task in tasks for _, c in recorder.written_by(task.id)])
+        for contents in stores:
+            extra = _row_ids(contents) - due
+            require(not extra, "at most once", f"too many at stage {stage}: {extra}")
+            lost = due - _row_ids(contents)
+            is_lawful = recorder.has_failures or not lost
+            require(is_lawful, "at most once", f"lost without a failure: {lost}")
+
+
 def _row_ids(contents: Iterable[Any]) -> Counter[int]:
     return Counter(row[0] for kind, payload, _ in contents if kind == Kind.BATCH for row in payload)
 

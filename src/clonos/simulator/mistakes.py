@@ -21,12 +21,13 @@ from clonos.core.intake import Intake
 from clonos.core.life import Phase
 from clonos.core.log import LogBook
 from clonos.core.markers import EpochState, Markers
-from clonos.core.messages import Dependencies, Item, Rows
+from clonos.core.messages import Dependencies, Item
 from clonos.core.outbounds import Outbounds
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.recovery import Recoveries
 from clonos.core.roster import TaskPhase
 from clonos.core.step import RunningStep, TaskTime
+from clonos.core.suspects import Rows
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal, Watch
 from clonos.nodes.commits import Commits, Group

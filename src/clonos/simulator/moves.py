@@ -91,7 +91,8 @@ class Movers:
     def _leave(self, group: str) -> None:
         if self._is_running():
             self.cluster.trace(f"{group} is about to leave")
-            self.cluster.driver.post(co.Leaving(group))
+            ends = self.random.random() < 0.5
+            self.cluster.driver.post(co.Leaving(group, ends=ends))
 
     def _renew(self, random: Random) -> None:
         seats = list(self.cluster.driver.node.places.seats.values()) if self._is_running() else []

@@ -54,7 +54,7 @@ from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
 from clonos.operators.lanes import Lanes
 from clonos.simulator import mistakes as wrong
-from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order
+from clonos.simulator import wrong_effects, wrong_logs, wrong_loops, wrong_order, wrong_values
 from clonos.simulator import wrong_floors as floors
 from clonos.simulator import wrong_moves as moves
 from clonos.simulator import wrong_past as past
@@ -85,8 +85,10 @@ from clonos.simulator.mutation import (
     mutation,
 )
 from clonos.simulator.programs import Job, Toy, Waiting
+from clonos.simulator.wrong_gaps import WRONG_GAPS
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
+from clonos.state.values import ValueStore
 from clonos.storage import journal as journal_module
 from clonos.storage.layers import LayerStore
 from clonos.upgrade import flow as flow_module
@@ -366,6 +368,10 @@ MUTATIONS: dict[str, Mutation] = {
     "an effect has another name in another life": mutation(
         "effects", (Waiting, "request", wrong_effects.name_of_a_life)
     ),
+    "a row leaves before it is known what has come of its effect": mutation(
+        "effects", (OpenCalls, "begun", wrong_effects.settled_unasked)
+    ),
+    "rows share an effect": mutation("effects", (Waiting, "request", wrong_effects.shared_name)),
     "a full task takes more": mutation(
         "bounded memory", (TaskMachine, "_is_full", wrong.never_full)
     ),
@@ -515,6 +521,11 @@ MUTATIONS: dict[str, Mutation] = {
     "who does not settle goes on without its sources": mutation(
         "liveness", (Coordinator, "go_on", constant(None)), kind=LIVE
     ),
+    "a job has settled though calls are open": mutation(
+        "settled calls",
+        (Checkpoints, "no_call_is_open", upgrades.all_are_answered),
+        kind=LIVE,
+    ),
     "slots that leave while they wait are counted on": mutation(
         "sound state", (WaitingDriver, "_on_control_lost", upgrades.counted_on), kind=LIVE
     ),
@@ -560,10 +571,14 @@ MUTATIONS: dict[str, Mutation] = {
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
     ),
+    "an older level hides what newer ones say of a key": mutation(
+        "equivalence", (ValueStore, "_look_up", wrong_values.oldest_first), kind=ARROW
+    ),
     **wire.MUTATIONS,
     "a forgiven loss is forgotten at the floor": mutation(
         "liveness",
         (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),
         kind=FORGIVING_EDGE,
     ),
+    **WRONG_GAPS,
 }

@@ -46,6 +46,8 @@ class Recorder:
         The layers that tasks have begun with, if the job had another plan before.
     checks_state
         Whether machines are asked for the soundness of their state.
+    has_failures
+        Some life was over before its time, or a driver's.
     """
 
     def __init__(self, job: AnyJob, disks: Disks, digest: TraceDigest) -> None:
@@ -57,7 +59,7 @@ class Recorder:
         self.first: dict[int, Layer] = {}
         self.generation = self._begun_in = 0
         self.steps = 0
-        self.checks_state = True
+        self.checks_state, self.has_failures = True, False
         self._disks = disks
         self._store = LayerStore(LAYERS, files=disks.shared.observe())
         tasks = [task.id for task in job.plan.tasks]
@@ -166,7 +168,7 @@ class Recorder:
             self.cuts.setdefault(task, []).append((note.incarnation, note.value))
             self._resolved(task)
         elif note.what in ("detected", "moving"):
-            self._over[task] = note.incarnation
+            self._over[task], self.has_failures = note.incarnation, True
             self._unresolved.add(task)
             self._held[task].clear()
         elif note.what == "orphan" and task in self._due:
@@ -237,6 +239,8 @@ class Recorder:
 
     def kept(self, machine: TaskMachine) -> None:
         """A task may have dropped something: not for what it receives, nor in a step."""
+        if self.job.plan.leaves_gaps:
+            return
         if not self._is_over(machine) and machine.phase is not Phase.FENCED:
             for channel, output in machine.outputs.items():
                 invariants.items_kept(output, self._channel_floors[channel], machine.spec.name)
@@ -284,7 +288,7 @@ class Recorder:
         if self._is_exact:
             invariants.dependencies_known(machine, self._rests_on[machine.id][machine.position - 1])
             invariants.still_no_orphan(machine)
-        if machine.life.generation == self._begun_in:
+        if machine.life.generation == self._begun_in and not self.job.plan.leaves_gaps:
             invariants.gap_free_input(machine, consumed, cause)
         consumed.update((channel, end.consumed) for channel, end in machine.inputs.items())
         invariants.log_before_effect(machine, self._durable, self._shared)
@@ -343,6 +347,7 @@ class Recorder:
     def recovered(self, keeper: HouseKeeper, delivered: list[Deliver], layers: str) -> None:
         """A new life of the driver has read the journal: it knows what the world knows."""
         self._held.clear()
+        self.has_failures = True
         self._store = LayerStore(layers, files=self._disks.shared.observe())
         self._unresolved.clear()
         self._due.clear()
@@ -504,4 +509,7 @@ class Recorder:
                 service.effects_once(task, self.entries(task.id))
             endings.clock_goes_on(self.job, self)
             endings.written_once(self.job, self)
-        endings.conservation(self.job, self, at_least=not self._is_exact)
+        if self.job.plan.leaves_gaps:
+            endings.at_most_once(self.job, self)
+        else:
+            endings.conservation(self.job, self, at_least=not self._is_exact)

@@ -73,6 +73,7 @@ class Kind(NamedTuple):
     rivals: bool = False
     rewind: bool = False
     wire: bool = False
+    gaps: bool = False
     arrow: bool | None = None
 
     def flags(self) -> str:
@@ -208,6 +209,16 @@ def _in_its_way(job: Job, seed: int) -> Job:
     return replace(job, plan=replace(job.plan, has_markers=has_markers))
 
 
+def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bool) -> Job:
+    """Cells and calls, and how far logs travel, if there are any."""
+    if gaps:
+        job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
+    job = _with_calls(_in_cells(job, seed), seed)
+    if harsh:
+        job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
+    return job
+
+
 def simulate(
     seed: int,
     *,
@@ -228,6 +239,7 @@ def simulate(
     rivals: bool = False,
     rewind: bool = False,
     wire: bool = False,
+    gaps: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -250,6 +262,7 @@ def simulate(
     are without faults.
     `rewind`: a job goes back to points of its past, and on from there.
     `wire`: channels are bytes on simulated sockets, between the planes of production.
+    `gaps`: the job promises at most once.
     `moves`: cells are asked to move; in every second seed, nothing else goes wrong. `rivals`: most
     of them are not asked, but overtaken.
     `checks_state`: machines are asked for the soundness of their state.
@@ -267,7 +280,7 @@ def simulate(
     if logs:
         return _simulate_logs(seed, **judged)
     if arrow is None:
-        arrow = seed % 50 == 49 and not loops
+        arrow = seed % 50 == 49 and not (loops or gaps)
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
@@ -275,11 +288,7 @@ def simulate(
         job = random_arrow_job(random, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, seed, loops=loops)
-        job = _with_calls(_in_cells(job, seed), seed)
-        if harsh:
-            plan = job.plan
-            job = replace(job, plan=replace(plan, sharing_depth=random.choice((0, 1, 2, 9))))
-        job = _in_its_way(job, seed)
+        job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
     options = random_options(random, job)
     has_order = isinstance(job, ArrowJob) and job.has_order
     if is_poisoned or harsh or loops or has_order:

@@ -75,6 +75,8 @@ class Service:
         A service that knows no names: whoever asks twice gets it twice.
         """
         key, known = request.key, self.effects.get((task, request.key))
+        is_one = known is None or known.digest == request.digest
+        require(is_one, "effects", f"{key} of task {task} names {known}, and now something else")
         if request.in_doubt and known is not None:
             return known.answer
         if self._slow_random.random() < 0.1:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
+from clonos.core.content import STATE_MEMORY
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -21,6 +22,7 @@ from clonos.nodes.ports import SlotPorts
 from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.standby import Standby
+from clonos.operators.chain import ChainProgram
 from clonos.simulator.calls import SlotCalls
 from clonos.simulator.durable import SlotStore
 from clonos.simulator.invariants import (
@@ -30,8 +32,10 @@ from clonos.simulator.invariants import (
 )
 from clonos.simulator.network import Stream
 from clonos.simulator.scratch import SlotScratch
+from clonos.simulator.shelf import SlowShelf
 from clonos.simulator.watched import WatchedMachine
 from clonos.simulator.world import EPOCH_MS, Poisoned, TaskWorld
+from clonos.storage.layers import OPENED_BYTES
 from clonos.transport.errors import CannotConnect, PeerUnreachable
 from clonos.transport.events import ChannelClosed, ChannelOpened, TaskStatistics
 
@@ -53,6 +57,8 @@ class WatchedNode(SlotNode):
     simulation. Its tasks have their turns in any order."""
 
     random: Random
+    is_given_up: Callable[[], bool]
+    """Whether the driver has: what it is told to restore may be gone then."""
 
     def _order(self) -> list[Resident]:
         order = super()._order()
@@ -68,6 +74,8 @@ class WatchedNode(SlotNode):
         return resident.task, resident.machine.incarnation
 
     def _failed(self, resident: Resident, error: Exception) -> None:
+        if self.is_given_up():
+            return
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
@@ -106,7 +114,11 @@ class Slot:
         self._busy_until = 0.0
         # By task: what is awaited, since when, and how long it should take.
         self._timers: dict[int, tuple[tuple[Incarnation, int | None], float, int]] = {}
-        self.store, self.track = SlotStore(self, layers), SlotTrack(self)
+        # Drawn by itself: all else in a seed is as it was.
+        drawn = Random(cluster.random.getstate()[1][number % 100])
+        self._shelf, self._state_memory = SlowShelf(drawn), drawn.choice((0, 2000, STATE_MEMORY))
+        opened_bytes = drawn.choice((0, OPENED_BYTES))
+        self.store, self.track = SlotStore(self, layers, opened_bytes), SlotTrack(self)
         self.node = WatchedNode(
             cluster.job.plan,
             SlotPorts(
@@ -130,6 +142,7 @@ class Slot:
             log_bytes=cluster.options.log_bytes or LOG_BYTES,
         )
         self.node.random = cluster.random
+        self.node.is_given_up = lambda: not self.is_controlled
         self.node.join(ControlEnd(self))
 
     @property
@@ -224,7 +237,10 @@ class Slot:
     # --- small ports -----------------------------------------------------------------------------
 
     def _program(self, task: int) -> Program:
-        return self.cluster.job.program(task)
+        program = self.cluster.job.program(task)
+        if isinstance(program, ChainProgram):
+            program.use(self._shelf, self._state_memory)
+        return program
 
     def _world(self, task: int, incarnation: Incarnation) -> TaskWorld:
         cluster = self.cluster
@@ -422,7 +438,8 @@ class SlotWriter:
 
     def write(self, life: int, output: ev.Release) -> None:
         cluster = self._slot.cluster
-        self._free_at = max(self._free_at, cluster.scheduler.now) + cluster.store_delay()
+        begins_at = max(self._free_at, cluster.scheduler.now, cluster.store_back_at)
+        self._free_at = begins_at + cluster.about(cluster.options.store_ms)
         cluster.scheduler.at(self._free_at, self._wrote, life, output)
 
     def _wrote(self, life: int, output: ev.Release) -> None:
@@ -459,6 +476,10 @@ class SlotPrefetch:
     @property
     def is_placed(self) -> bool:
         return self._stand >= 0
+
+    @property
+    def lag(self) -> None:
+        """Nobody knows."""
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         self._stand = max(self._stand, rows_consumed)

@@ -68,6 +68,16 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
             yield group, key
 
 
+def calls_are_at_rest(job: ArrowJob, keeper: HouseKeeper, store: LayerStore) -> None:
+    """Who settles in time has all answers: those who go on ask nobody again."""
+    for task, chain in keeper.layers.items():
+        program = job.program(task)
+        for layer in get_layers(store, chain):
+            program.apply(layer.delta)
+        count = len(program.open_calls()) if program.makes_calls else 0
+        require(not count, "settled calls", f"task {task} has settled with {count} open calls")
+
+
 def goes_on_or_has_not_begun(
     keeper: HouseKeeper, store: LayerStore
 ) -> dict[int, tuple[Layer, ...]]:

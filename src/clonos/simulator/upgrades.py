@@ -24,6 +24,7 @@ from clonos.simulator.disk import Died, SimulatedFiles
 from clonos.simulator.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
 from clonos.simulator.faults import KINDS, Faults
 from clonos.simulator.upgrade_invariants import (
+    calls_are_at_rest,
     each_row_once,
     goes_on_or_has_not_begun,
     names_are_new,
@@ -158,8 +159,17 @@ class Upgrades:
             if keeper.complete:
                 return False
             if keeper.is_settled:
+                self._look_at_calls(keeper)
                 return True
         raise Violation("liveness", f"the job has not settled in {ATTEMPTS} attempts")
+
+    def _look_at_calls(self, keeper: HouseKeeper) -> None:
+        """If there was time enough. Without markers, of floors of an earlier term nobody knows."""
+        cluster = self.cluster
+        until_s = cluster.driver.node.settling.until_s
+        is_known = cluster.job.plan.has_markers or cluster.driver.term == 1
+        if is_known and until_s is not None and cluster.scheduler.now < 1000 * until_s:
+            calls_are_at_rest(self.job, keeper, _layers(cluster.disks))
 
     def _ask_to_stop(self, cluster: Cluster, settle_s: float) -> None:
         """Whoever drives then: a driver that has died is asked no more."""
@@ -268,16 +278,19 @@ class Maker:
         is_new = version_of(records) == self._version
         keeper = _keeper(self._new if is_new else self._old)
         keeper.recover(records)
-        home = Folder(self._disks.local.observe(), HOME, "fsync")
-        checkpoint = Checkpoint(home, "observer", lambda: terms_of(self._disks.shared.observe()))
-        files = self._disks.shared.observe()
-        store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
-        layers = goes_on_or_has_not_begun(keeper, store)
+        layers = goes_on_or_has_not_begun(keeper, _layers(self._disks))
         return {task: chain[0] for task, chain in layers.items()} if is_new else None
 
 
 def _keeper(job: ArrowJob) -> HouseKeeper:
     return HouseKeeper(job.plan, job.encode, job.decode)
+
+
+def _layers(disks: Disks) -> LayerStore:
+    """The store, as one sees it who does nothing."""
+    home, files = Folder(disks.local.observe(), HOME, "fsync"), disks.shared.observe()
+    checkpoint = Checkpoint(home, "observer", lambda: terms_of(files))
+    return LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
 
 
 def terms_of(shared: SimulatedFiles) -> Terms:

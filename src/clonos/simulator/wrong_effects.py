@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from clonos.core.calls import CallId, OpenCalls, Request
+from clonos.core.calls import CallId, OpenCalls, Outcome, Request
+from clonos.core.canonical import encode
 from clonos.simulator.programs import Waiting
 
 _numbers = count()
@@ -25,6 +26,29 @@ def without_doubt(original: Any) -> Any:
         original(self, certain, position)
 
     return hold
+
+
+def settled_unasked(original: Any) -> Any:
+    """... as if it were known what has come of an effect that an earlier life may have made."""
+
+    def begun(self: OpenCalls, position: int) -> Any:
+        reads = original(self, position)
+        for call in [call for call, (_, request) in self._held.items() if request.in_doubt]:
+            _, request = self._held.pop(call)
+            self.heard([Outcome(*call, request.digest, True, encode(0))])
+        return reads
+
+    return begun
+
+
+def shared_name(original: Any) -> Any:
+    """Two rows have one."""
+
+    def request(self: Waiting, number: int) -> tuple[CallId, Request]:
+        call, asked = original(self, number)
+        return call, asked._replace(key=asked.key and str(number // 2))
+
+    return request
 
 
 def name_of_a_life(original: Any) -> Any:

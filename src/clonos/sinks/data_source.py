@@ -1,4 +1,7 @@
-"""The format ``clonos`` of Spark: what ``clonos.sinks.table`` writes, as a stream or as it is now.
+"""The format ``clonos`` of Spark: tables between jobs and queries.
+
+What ``clonos.sinks.table`` writes, Spark reads, as a stream or as it is now; what a streaming query
+writes with it, any number of jobs read (``clonos.sources.table``), and so does Spark.
 
 Examples
 --------
@@ -6,10 +9,12 @@ Examples
 
     live = spark.readStream.format("clonos").load("/data/alerts")
     so_far = spark.read.format("clonos").load("/data/alerts")
+    clicks.writeStream.format("clonos").options(checkpointLocation="/data/q").start("/data/a")
 
-Options: ``maxRowsPerTrigger``, ``maxFilesPerTrigger`` or ``maxBytesPerTrigger``, what a
+Options of reading: ``maxRowsPerTrigger``, ``maxFilesPerTrigger`` or ``maxBytesPerTrigger``, what a
 micro-batch takes at most (but one file at least), from Spark 4.2 on; ``failOnDataLoss``: with
 ``"false"`` a query goes on behind rows that were removed before it read them, instead of failing.
+Of writing: ``removeRead``; with ``"true"`` a query removes what all jobs that read it have passed.
 
 Rows of a sink task come in its order; an offset names, for each task, the newest file that was
 read. Files never change, so a query that is started again reads the same rows between the same
@@ -29,6 +34,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -36,16 +42,9 @@ from pyspark.sql.types import StructType
 
 from clonos.columns.schema import parse_schema
 from clonos.errors import DefinitionError
-from clonos.sinks.tables import (
-    START,
-    NoTable,
-    OtherTable,
-    Position,
-    Positions,
-    RowsRemoved,
-    Segment,
-    Table,
-)
+from clonos.sinks.query_writer import QueryWriter
+from clonos.storage.segments import START, Position, Positions, Segment, newest
+from clonos.storage.tables import NoTable, OtherTable, RowsRemoved, Table
 
 Offset = dict[str, str]
 """Per task, the position of the newest file read; ``"table"``: the table it belongs to."""
@@ -205,12 +204,24 @@ class TableSource(DataSource):
     def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802 - Spark's name
         return TableStream(self._table(), schema, self.options)
 
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        return QueryWriter(self._path, schema, self.options, overwrite=overwrite)
+
     def _table(self) -> Table:
-        if not self.options.get("path"):
+        return Table(self._path)
+
+    @property
+    def _path(self) -> str:
+        path = self.options.get("path")
+        if not path:
             raise DefinitionError(
-                "which table?", where=FORMAT, remedy='write .format("clonos").load("/path")'
+                "which table?",
+                where=FORMAT,
+                remedy='write .format("clonos").load("/path") or .start("/path")',
             )
-        return Table(self.options["path"])
+        return path
 
 
 def _declare() -> None:
@@ -277,10 +288,42 @@ def finish(query: Any, path: str, timeout_s: float | None = None) -> None:
 def remove_rows(path: str, older_than: timedelta) -> int:
     """Remove what is older than a given age from a table, and return the number of files.
 
-    A query that has not read them all fails with :class:`~clonos.sinks.tables.RowsRemoved`, as
+    A query that has not read them all fails with :class:`~clonos.storage.tables.RowsRemoved`, as
     does a new one: set its option ``failOnDataLoss`` to begin with what is left.
     """
     return _existing(path).remove(older_than.total_seconds())
+
+
+def remove_read(path: str) -> int:
+    """Remove what all jobs that read a table have passed for good, and return the number of files.
+
+    A job is a reader from its first start until it is complete (:func:`readers`). Without readers
+    nothing is removed. Queries of Spark's are none: keep what they need by age.
+    """
+    return _existing(path).remove_read()
+
+
+def readers(path: str) -> dict[str, dict[int, str]]:
+    """The jobs that read a table: by reader, up to where it needs nothing any more, by task of who
+    writes the table."""
+    found = _existing(path).readers()
+    return {name: {t: str(p) for t, p in passed.items()} for name, passed in found.items()}
+
+
+def forget_reader(path: str, reader: str) -> None:
+    """Do not keep rows for a job that will never be started again."""
+    _existing(path).forget_reader(reader)
+
+
+def end(path: str) -> None:
+    """Say that nothing more comes into a table that a query has written: the input of its readers
+    ends. Stop the query first: it could not go on."""
+    table = _existing(path)
+    if not table.is_of_query:
+        raise DefinitionError(
+            "the job that writes this table ends it", where=path, remedy="wait for it, or stop it"
+        )
+    table.end()
 
 
 def _existing(path: str) -> Table:
@@ -291,11 +334,6 @@ def _existing(path: str) -> Table:
 
 
 # --- offsets and limits -------------------------------------------------------------------------
-
-
-def newest(segments: Iterable[Segment]) -> dict[int, Position]:
-    """By task, the position of its last segment; each task's are in order."""
-    return {segment.task: segment.position for segment in segments}
 
 
 def admitted(

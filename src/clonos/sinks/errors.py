@@ -14,7 +14,7 @@ class SinkFailed(ClonosError):
 
 
 class MarkLost(SinkFailed):
-    """The store does not know any more how far a sink has written: rows could be lost, or written
+    """The store no longer knows how far a sink has written: rows could be lost, or written
     twice."""
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
@@ -28,12 +27,11 @@ from clonos.sinks.spec import Claim
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
 from clonos.storage.retry import StoreAway, may_pass
+from clonos.storage.retry_after import retry_after_s
 
 Body = Literal["array", "lines", "object"]
 """What a request has: an array of rows, a row per line, or one row."""
 
-RETRY_AFTER_MAX_S: Final = 300.0
-"""A service that wants more time is asked earlier."""
 ANSWER_BYTES: Final = 1 << 16
 """So much of an answer is read."""
 SHOWN: Final = 200
@@ -223,8 +221,8 @@ class HttpWriter:
         raise SinkFailed(
             told,
             where=f"{self._lane.task}, {self._endpoint.place}",
-            remedy="see that url and headers are right, and start the job again; redirections are "
-            "not followed",
+            remedy="check that url and headers are right, and start the job again; redirections "
+            "are not followed",
         )
 
     def _in_conflict(self, request: _Request, told: str, retry_after: float) -> ClonosError:
@@ -302,7 +300,7 @@ class HttpWriter:
             raise kind(
                 f"dead letters cannot be written: {error}",
                 where=uri,
-                remedy="see that every executor reaches the folder and may write to it",
+                remedy="check that every executor reaches the folder and may write to it",
             ) from error
 
     def _away(self, what: str, after_s: float = 0.0) -> StoreAway:
@@ -321,27 +319,6 @@ def _texts(request: _Request) -> list[str]:
 
 def _text(request: _Request) -> str:
     return _texts(request)[0]
-
-
-def retry_after_s(said: str | None) -> float:
-    """How long a ``Retry-After`` asks to wait: seconds, or until a date.
-
-    Examples
-    --------
-    >>> retry_after_s("3"), retry_after_s(None), retry_after_s("soon"), retry_after_s("1" * 20)
-    (3.0, 0.0, 0.0, 300.0)
-    >>> retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
-    0.0
-    """
-    if said is None:
-        return 0.0
-    if said.isascii() and said.isdigit():
-        return min(float(said), RETRY_AFTER_MAX_S)
-    try:
-        wait_s = parsedate_to_datetime(said).timestamp() - time.time()
-    except (ValueError, TypeError):
-        return 0.0
-    return min(max(wait_s, 0.0), RETRY_AFTER_MAX_S)
 
 
 def check_headers(headers: Mapping[str, Any], key: Any) -> dict[str, str]:

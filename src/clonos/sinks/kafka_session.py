@@ -96,7 +96,7 @@ class Topic:
         return kind(
             f"cannot write: {error.str()}",
             where=self.place,
-            remedy="see that every executor reaches the brokers and may write to the topic, in "
+            remedy="check that every executor reaches the brokers and may write to the topic, in "
             "transactions with ids that begin with the job's name",
         )
 

@@ -83,7 +83,7 @@ class KafkaClaim:
             raise SinkFailed(
                 f"the cluster does not answer: {error_of(exception).str()}",
                 where=topic.place,
-                remedy="see that the driver and all executors reach the brokers",
+                remedy="check that the driver and all executors reach the brokers",
             ) from None
 
     def _require_marks(self, consumer: Any, *, is_new: bool) -> None:

@@ -117,8 +117,8 @@ class KafkaTransactions:
                 raise Fenced(
                     "a later life of the task writes to the topic",
                     where=lane.task,
-                    remedy="nothing, if the job goes on elsewhere; else see that no second driver "
-                    "has the same checkpoint_dir",
+                    remedy="nothing, if the job goes on elsewhere; otherwise check that no second "
+                    "driver has the same checkpoint_dir",
                 )
             session.begin()
             session.send_mark(Mark(lane.incarnation, found.last).encode())

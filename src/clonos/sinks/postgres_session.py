@@ -83,6 +83,6 @@ def attempt(target: Target, kind: type[ClonosError], work: Callable[[], Any]) ->
         raise kind(
             target.told(error),
             where=target.place,
-            remedy="see that the driver and all executors reach the server, and may create tables "
-            "in that schema, read and write",
+            remedy="check that the driver and all executors reach the server, and may create "
+            "tables in that schema, read and write",
         ) from None

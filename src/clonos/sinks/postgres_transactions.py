@@ -152,7 +152,7 @@ class PostgresTransactions:
             raise self._failed(kind, error) from None
 
     def _failed(self, kind: type[ClonosError], error: BaseException) -> ClonosError:
-        remedy = "see that every executor reaches the server and may write to the table"
+        remedy = "check that every executor reaches the server and may write to the table"
         text = self.target.told(error)
         return kind(f"cannot write: {text}", where=self.target.place, remedy=remedy)
 
@@ -262,8 +262,8 @@ class PostgresConnection:
         raise Fenced(
             "a later life of the task writes to the table",
             where=self.lane.task,
-            remedy="nothing, if the job goes on elsewhere; else see that no second driver has "
-            "the same checkpoint_dir",
+            remedy="nothing, if the job goes on elsewhere; otherwise check that no second driver "
+            "has the same checkpoint_dir",
         )
 
     def _end_older(self) -> None:

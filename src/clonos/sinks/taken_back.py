@@ -7,8 +7,8 @@ from typing import Final
 
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.spec import SinkSpec
-from clonos.sinks.tables import Table
 from clonos.storage.files import Durability
+from clonos.storage.tables import Table
 
 CAN_TAKE_BACK: Final = ("collect", "table")
 """Kinds of sinks whose output is files of ours, each with the numbers of what is in it."""

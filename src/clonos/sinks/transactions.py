@@ -125,7 +125,7 @@ class TransactionalWriter:
             raise kind(
                 f"cannot write: {in_short(error)}",
                 where=self._lane.task,
-                remedy="see that every executor reaches the store and may write to it",
+                remedy="check that every executor reaches the store and may write to it",
                 trace=users_traceback(error),
             ) from error
 

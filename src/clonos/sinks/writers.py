@@ -22,10 +22,10 @@ from clonos.errors import ClonosError
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.sinks.lanes import Lane, Output, OutputWriter
 from clonos.sinks.spec import Claim, SinkSpec, Store
-from clonos.sinks.tables import Table
 from clonos.storage.files import Durability, Files, files_of
 from clonos.storage.folder import Folder
 from clonos.storage.retry import StoreAway, may_pass
+from clonos.storage.tables import Table
 
 
 class Writer(OutputWriter, Protocol):
@@ -274,7 +274,7 @@ def _rows(content: pa.Buffer) -> pa.Table:
 
 
 class TableWriter:
-    """Segments of a :class:`~clonos.sinks.tables.Table`."""
+    """Segments of a :class:`~clonos.storage.tables.Table`."""
 
     def __init__(self, path: str, durability: Durability, task: int = 0) -> None:
         self.path, self._task = path, task
@@ -327,7 +327,7 @@ def _naming(path: str, *, is_patient: bool = False) -> Iterator[None]:
         raise kind(
             f"cannot write: {error}",
             where=path,
-            remedy="see that every executor reaches the folder and may write to it",
+            remedy="check that every executor reaches the folder and may write to it",
         ) from error
 
 

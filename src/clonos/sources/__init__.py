@@ -42,6 +42,7 @@ from clonos.sources.messages import (
 from clonos.sources.readers import BatchesReader, RateReader, Reader
 from clonos.sources.socket_reader import SocketReader
 from clonos.sources.spec import Feeding, SourceSpec
+from clonos.sources.tables import table
 
 if TYPE_CHECKING:
     from clonos.sources.kafka_reader import Topics
@@ -59,6 +60,7 @@ __all__ = [
     "redis",
     "socket_lines",
     "stream",
+    "table",
     "webhook",
     "websocket",
 ]
@@ -130,6 +132,7 @@ def kafka(
     schema: Any = None,
     start: str | datetime | Mapping[tuple[str, int], int] = "earliest",
     metadata: bool = False,
+    group: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SourceSpec:
     """Messages of Kafka's topics, as soon as they are there: an input without end.
@@ -155,6 +158,9 @@ def kafka(
         first message is the first.
     metadata
         Also give the columns ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
+    group
+        Offsets that were read are committed for this group, for tools that show them. The job never
+        reads them.
     options
         For librdkafka: ``{"security.protocol": "SSL", ...}``. They are in no message.
 
@@ -182,7 +188,9 @@ def kafka(
     if not names:
         raise WrongType("no topics", where="kafka", remedy="name at least one")
     _check_start(start)
-    found = Topics(cluster, tuple(sorted(set(names))), start, metadata)
+    if group is not None and not group:
+        raise WrongType("group= is empty", where="kafka", remedy="name a group, or leave it out")
+    found = Topics(cluster, tuple(sorted(set(names))), start, metadata, group=group)
     head, rows = _message(value, schema, METADATA if metadata else ())
     return SourceSpec(
         kind="kafka",

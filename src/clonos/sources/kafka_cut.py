@@ -74,7 +74,7 @@ class Cut:
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SourceError(
                 f"{len(data)} bytes do not say where in a topic they lie: {error}",
-                remedy="see that the source of this name was a Kafka source when the job began",
+                remedy="check that the source of this name was a Kafka source when the job began",
             ) from error
 
 

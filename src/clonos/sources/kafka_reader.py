@@ -66,6 +66,8 @@ class Topics:
         message on.
     refresh_s
         See :data:`REFRESH_S`.
+    group
+        The group for which offsets are committed, for others to see; the engine never reads them.
     """
 
     cluster: Cluster
@@ -73,6 +75,7 @@ class Topics:
     start: Start = "earliest"
     has_metadata: bool = False
     refresh_s: float = REFRESH_S
+    group: str | None = None
 
     def consumer(self, tell: Callable[[Any], object]) -> Any:
         """A new consumer, to which no partition is assigned.
@@ -83,7 +86,8 @@ class Topics:
             Is told of brokers that cannot be reached. librdkafka connects again by itself; what it
             cannot mend comes in place of a message.
         """
-        settings = {**USUAL, **self.cluster.settings(OURS)}
+        named = {} if self.group is None else {"group.id": self.group}
+        settings = {**USUAL, **self.cluster.settings(OURS), **named}
         return driver().Consumer({**settings, "error_cb": tell}, logger=LOG)
 
 
@@ -137,6 +141,33 @@ class KafkaReader(CutReader):
         self._assign()
         taken = {p: self._exactly(p, span) for p, span in spans.items() if span.rows}
         return self._batch(taken)
+
+    def look(self, *, is_idle: bool) -> int | None:
+        """See :meth:`CutReader.look`; also tells the group how far this is."""
+        if not self._is_assigned:
+            return None
+        self._tell_group()
+        lag = 0
+        try:
+            for partition, end in self._ends.items():
+                place = driver().TopicPartition(*partition)
+                # Brokers say where a partition ends whenever something is fetched.
+                known = {"timeout": _REFRESH_WAIT_S} if is_idle else {"cached": True}
+                _, newest = self._consumer.get_watermark_offsets(place, **known)
+                if newest < 0:  # nothing was fetched yet
+                    return None
+                lag += max(newest - end, 0)
+        except driver().KafkaException:
+            return None  # they are away
+        return lag
+
+    def _tell_group(self) -> None:
+        if self._topics.group is not None:
+            at = [driver().TopicPartition(*p, end) for p, end in self._ends.items()]
+            try:
+                self._consumer.commit(offsets=at, asynchronous=True)
+            except driver().KafkaException as exception:
+                LOG.warning("offsets of %s: %s", self._topics.group, error_of(exception).str())
 
     def close(self) -> None:
         """See :meth:`Reader.close`."""

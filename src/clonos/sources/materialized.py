@@ -43,7 +43,7 @@ def materialized(
         raise SourceError(
             f"the DataFrame could not be materialized in {uri}: {in_short(error)}",
             where=operator,
-            remedy="see that the DataFrame can be computed and that Spark and pyarrow both reach "
+            remedy="check that the DataFrame can be computed and that Spark and pyarrow both reach "
             "the checkpoint_dir",
         ) from error
     factory = partial(ParquetReader, files, source.schema)

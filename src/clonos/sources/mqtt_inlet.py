@@ -6,6 +6,7 @@ the client connects again, whoever that is then.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +17,8 @@ from clonos.errors import SourceError
 from clonos.extras import imported
 from clonos.sources.spec import Fail, Offer
 
+LOGGER: Final = logging.getLogger("clonos")
+
 CONNECT_S: Final = 10.0
 UNTHANKED: Final = 1000
 """So many messages the broker sends ahead of acknowledgements."""
@@ -24,6 +27,9 @@ FULL_S: Final = 0.05
 
 _FOR_EVER: Final = 0xFFFF_FFFF
 _QOS: Final = 1
+_PASSES: Final = frozenset({0x80, 0x83, 0x88, 0x89, 0x97, 0x9F})
+"""Reasons of MQTT 5 that may be gone at the next attempt: unspecified, the broker's own,
+unavailable, busy, a quota, a rate."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +54,7 @@ class Mqtt:
 
     def open(self, offer: Offer, fail: Fail) -> Session:
         """See :class:`~clonos.sources.spec.Inlet`."""
-        session = Session(self, offer)
+        session = Session(self, offer, fail)
         try:
             session.start()
         except BaseException:
@@ -68,8 +74,8 @@ class Session:
         could acknowledge another message.
     """
 
-    def __init__(self, mqtt: Mqtt, offer: Offer) -> None:
-        self._mqtt, self._offer = mqtt, offer
+    def __init__(self, mqtt: Mqtt, offer: Offer, fail: Fail) -> None:
+        self._mqtt, self._offer, self._fail = mqtt, offer, fail
         self.connection = 0
         self._lock = threading.Lock()  # of the connection, while something is acknowledged
         self._is_over = threading.Event()
@@ -132,21 +138,23 @@ class Session:
     def _on_connect(self, client: Any, *said: Any) -> None:
         _, _, reason, _ = said
         if reason.is_failure:
-            self._refuse(f"it refuses the connection: {reason}")
+            self._refuse(f"it refuses the connection: {reason}", may_pass=reason.value in _PASSES)
         else:
             client.subscribe([(topic, _QOS) for topic in self._mqtt.topics])
 
     def _on_subscribe(self, client: Any, *said: Any) -> None:
         del client
         _, _, reasons, _ = said
-        wrong = [str(reason) for reason in reasons if reason.is_failure]
+        wrong = [reason for reason in reasons if reason.is_failure]
         if wrong:
-            self._refuse(f"it refuses a topic: {', '.join(wrong)}")
+            self._refuse(f"it refuses a topic: {', '.join(map(str, wrong))}", may_pass=False)
         self._heard.set()
 
-    def _on_disconnect(self, *_: Any) -> None:
+    def _on_disconnect(self, *said: Any) -> None:
         with self._lock:
             self.connection += 1
+        if not self._is_over.is_set():
+            self._warn(f"the connection has ended{f' ({said[3]})' if said else ''}")
 
     def _on_message(self, client: Any, userdata: Any, message: Any) -> None:
         del client, userdata
@@ -161,14 +169,29 @@ class Session:
                 return
             time.sleep(FULL_S)
 
-    def _refuse(self, why: str) -> None:
-        self._refusal = why
-        self._heard.set()
+    def _refuse(self, why: str, *, may_pass: bool) -> None:
+        """At the start it is an error; later, too, unless it may pass: the client tries again."""
+        if not self._heard.is_set():
+            self._refusal = why
+            self._heard.set()
+        elif may_pass:
+            self._warn(why)
+        elif self._refusal is None:  # the client goes on to ask until the job has ended
+            self._refusal = why
+            self._fail(self._failed(why))
+
+    def _warn(self, what: str) -> None:
+        LOGGER.warning(
+            "%s: %s. It is tried again; the broker keeps what is published meanwhile, as long as "
+            "it is set to.",
+            self._mqtt.place,
+            what,
+        )
 
     def _failed(self, what: str) -> SourceError:
         return SourceError(
             what,
             where=self._mqtt.place,
-            remedy="see that the driver reaches the broker, that it speaks MQTT 5, and that user, "
-            "password and topics are right",
+            remedy="check that the driver reaches the broker, that it speaks MQTT 5, and that "
+            "user, password and topics are right",
         )

@@ -78,7 +78,7 @@ class Span:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise SourceError(
                 f"{len(cut)} bytes do not say where in a table they lie: {error}",
-                remedy="see that the source of this name was a PostgreSQL source when the job "
+                remedy="check that the source of this name was a PostgreSQL source when the job "
                 "began",
             ) from error
 
@@ -378,5 +378,5 @@ class PostgresReader(CutReader):
         return SourceError(
             f"the query cannot be read: {server.told(error)}",
             where=server.place,
-            remedy="see that every executor reaches the server and may read these tables",
+            remedy="check that every executor reaches the server and may read these tables",
         )

@@ -27,6 +27,8 @@ AHEAD_BATCHES: Final = 64
 """The same in batches: each has a cost, however few its rows."""
 SKIP_ROWS: Final = 65_536
 """Rows that a standby skips at a time while it follows its task."""
+LOOK_S: Final = 5.0
+"""How often a reader looks how much it has not read."""
 
 
 USUAL_ROWS: Final = 8192
@@ -118,6 +120,8 @@ class PrefetchThread:
         self._ready_bytes = 0
         self._exact: deque[tuple[int, bytes]] = deque()
         self._reading_ahead = False
+        self._lag: int | None = None
+        self._look_at = 0.0
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="clonos-prefetch", daemon=True)
@@ -127,6 +131,11 @@ class PrefetchThread:
     def is_placed(self) -> bool:
         """Whether it has been told where the task stands."""
         return self._wanted >= 0
+
+    @property
+    def lag(self) -> int | None:
+        """What the reader has said when it looked last."""
+        return self._lag
 
     def advance(self, rows_consumed: int, cut: bytes = b"") -> None:
         """Stand behind the first `rows_consumed` rows, which end with `cut`; never goes back."""
@@ -194,16 +203,21 @@ class PrefetchThread:
     def _read_next(self) -> bool:
         """Read what is wanted next; False when there is no more to do."""
         with self._changed:
-            self._changed.wait_for(
+            is_due = self._changed.wait_for(
                 lambda: (
                     self._closed
                     or self._is_behind()
                     or (self._exact and not self._is_ahead())
                     or (self._reading_ahead and len(self._ready) < READY_MAX)
-                )
+                ),
+                LOOK_S,
             )
             if self._closed:
                 return False
+        self._look(is_idle=not is_due)
+        if not is_due:
+            return True
+        with self._changed:
             wanted, cut = self._wanted, self._cut
             is_behind = self._is_behind()
             is_exact = self._exact and not is_behind and not self._is_ahead()
@@ -230,6 +244,12 @@ class PrefetchThread:
                 self._size.learn(batch.rows, batch.nbytes, time.monotonic())
             self._put(SourceRows(batch, content, time.time_ns() // 1_000_000, self._at))
         return True
+
+    def _look(self, *, is_idle: bool) -> None:
+        now = time.monotonic()
+        if self._reading_ahead and now >= self._look_at and isinstance(self._reader, CutReader):
+            self._look_at = now + LOOK_S
+            self._lag = self._reader.look(is_idle=is_idle)
 
     def _read_again(self, rows: int, cut: bytes) -> pa.RecordBatch:
         if isinstance(self._reader, CutReader):

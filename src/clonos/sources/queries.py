@@ -12,7 +12,6 @@ of a query whose checkpoint went back.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import threading
 import time
@@ -23,7 +22,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from pyspark import TaskContext
 
 from clonos.errors import ClonosError, SourceError
@@ -32,8 +30,9 @@ from clonos.sources.spec import Feeding
 from clonos.sources.spool import Part, Spool, write_parts
 from clonos.spark.errors import SparkStopped
 from clonos.spark.slots import CANCELLED, SPARK_ERRORS, cancelled, in_short, is_stopped
-from clonos.storage.files import Durability, sync_directory, sync_file
+from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
+from clonos.storage.planned import extent
 from clonos.storage.retry import Retry
 
 LOGGER: Final = logging.getLogger("clonos")
@@ -204,58 +203,6 @@ def write_rows(
         yield pa.RecordBatch.from_pydict(
             {"path": [part.path], "rows": [part.rows], "nbytes": [part.nbytes]}
         )
-
-
-def extent(checkpoint: str, batch: int, durability: Durability, synced: set[Path]) -> str:
-    """From where to where a batch goes: a digest of what Spark has planned.
-
-    That it can be compared later, the plan must survive what the batch survives: on a local disk it
-    is made to.
-
-    Parameters
-    ----------
-    synced
-        The files for which that is done; kept from batch to batch.
-
-    Raises
-    ------
-    SourceError
-        It cannot be read.
-    """
-    uri = checkpoint if "://" in checkpoint else Path(checkpoint).absolute().as_uri()
-    try:
-        system, root = pafs.FileSystem.from_uri(uri)
-        with system.open_input_stream(f"{root}/offsets/{batch}") as stream:
-            planned = stream.read()
-        if durability == "fsync" and system.type_name == "local":
-            _sync_plan(Path(root), batch, synced)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(
-            f"what Spark has planned for batch {batch} cannot be read: {error}",
-            where=checkpoint,
-            remedy="see that the driver reaches the checkpoint_dir both by Spark and by pyarrow",
-        ) from error
-    return hashlib.sha256(planned).hexdigest()
-
-
-def _sync_plan(root: Path, batch: int, synced: set[Path]) -> None:
-    """Make durable what Spark has written down before this batch.
-
-    A source counts its own notes, and not as batches are counted: the one of files has none for a
-    batch without new files. So all of them are, once; Spark deletes old ones.
-    """
-    notes = set(root.glob("sources/*/*"))
-    new = notes - synced
-    for path in (root / "metadata", root / f"offsets/{batch}"):
-        sync_file(path)
-    for path in new:
-        with contextlib.suppress(FileNotFoundError):
-            sync_file(path)
-    sources = {folder for path in new for folder in (path.parent, root / "sources")}
-    for folder in (*sources, root / "offsets", root):
-        sync_directory(folder)
-    synced &= notes
-    synced |= new
 
 
 def hadoop_path(uri: str) -> str:

@@ -71,7 +71,7 @@ def decode(cut: bytes) -> dict[str, Span]:
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise SourceError(
             f"{len(cut)} bytes do not say where in a stream they lie: {error}",
-            remedy="see that the source of this name was a Redis source when the job began",
+            remedy="check that the source of this name was a Redis source when the job began",
         ) from error
 
 
@@ -245,7 +245,7 @@ class RedisReader(CutReader):
         return SourceError(
             what,
             where=self._streams.place,
-            remedy="see that every executor reaches the server, and that these are streams",
+            remedy="check that every executor reaches the server, and that these are streams",
         )
 
 

@@ -71,7 +71,7 @@ class SourceSpec:
     kind
         "batches", "dataframe", "files", "kafka", "materialized" (a DataFrame that is written to
         files first), "mqtt", "postgres", "rate", "redis", "socket", "stream" (a streaming
-        DataFrame), "versions" (of a table that is looked up), "webhook" or "websocket".
+        DataFrame), "table", "versions" (of a table that is looked up), "webhook" or "websocket".
     schema
         Of what the reader delivers.
     factory

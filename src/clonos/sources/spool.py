@@ -34,6 +34,7 @@ from clonos.sources.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import Retry
+from clonos.storage.table_batches import OtherQuery
 from clonos.storage.terms import Superseded
 
 FILE_BYTES: Final = 4 << 20
@@ -52,11 +53,6 @@ _FORMAT: Final = "clonos-spool-2"
 _NAME: Final = "batch-"
 _WAITS: Final = "rows between Spark and a source"
 """What waits while a store is away."""
-
-
-class OtherQuery(ClonosError):
-    """A spool was filled by another streaming query, or this one has forgotten what it handed over:
-    nobody can tell which rows are new."""
 
 
 class SpoolClosed(ClonosError):
@@ -572,7 +568,7 @@ class SpoolReader(BaseReader):
         return SourceError(
             f"the spool does not have what it had: {why}",
             where=self._uri,
-            remedy="see that nothing else deletes from the checkpoint_dir; if the journal of the "
+            remedy="check that nothing else deletes from the checkpoint_dir; if the journal of the "
             "job was lost, start it in another checkpoint_dir",
         )
 

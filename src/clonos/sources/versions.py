@@ -65,7 +65,7 @@ def read(table: SideTable, where: str) -> bytes:
 
 def _failed(why: str, where: str) -> TableFailed:
     return TableFailed(
-        f"the table cannot be read: {why}", where=where, remedy="see that Spark can compute it"
+        f"the table cannot be read: {why}", where=where, remedy="check that Spark can compute it"
     )
 
 

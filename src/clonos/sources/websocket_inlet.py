@@ -215,6 +215,8 @@ class Session:
             if status in _PASSES or status >= 500:
                 raise StoreAway(f"it answers {status}", where=websocket.place) from error
             raise self._failed(f"it answers {status}") from error
+        # Not only OSError and InvalidHandshake: a server that dies while it is asked is a
+        # ConnectionClosed of the library's. Whatever it is, there is no connection.
         except Exception as error:
             if isinstance(error.__cause__, self._errors.InvalidStatus):
                 raise self._failed("it redirects, which is not followed") from error
@@ -225,7 +227,7 @@ class Session:
         return SourceError(
             what,
             where=self._websocket.place,
-            remedy="see that the driver reaches the server, and that url and headers are right",
+            remedy="check that the driver reaches the server, and that url and headers are right",
         )
 
 

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
-from clonos.columns.formula import LAZY, Column, Constant, Expression, ReadBy, apply
+from clonos.columns.formula import LAZY, Apply, Column, Constant, Expression, ReadBy, apply
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
 from clonos.columns.schema import parse_type, spark_type
@@ -175,6 +175,8 @@ class _Walker:
         while _class_of(part) == "Alias":
             part = part.child()
         made = self.whole(part)
+        if isinstance(made, Apply) and made.function == "CreateNamedStruct":
+            return made
         if not isinstance(made, Column) and kind_of(made.type) not in SIMPLE:
             raise self._refusal(part, f"its type is {made.type}")
         return made

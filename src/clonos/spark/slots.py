@@ -61,6 +61,9 @@ CANCELLED: Final = "SPARK_JOB_CANCELLED"
 """Condition of the error that Spark raises for a cancelled job."""
 
 _GROUP: Final = "spark.jobGroup.id"
+_AFTER: Final = "spark.speculation.task.duration.threshold"
+"""How long a task takes before Spark starts a copy of it, if it has no others to compare with."""
+
 _INHERITED: Final = (_GROUP, "spark.scheduler.pool")
 """Local properties that a job's Spark jobs inherit from the thread that starts it."""
 
@@ -167,10 +170,11 @@ class SlotLauncher:
         self._handles: list[SlotHandle] = []
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
         self._preparing = threading.Lock()
-        if self._setting("spark.speculation", "false") == "true":
+        # A slot is a job of one task, which Spark only copies if it is told after which time.
+        if self._setting("spark.speculation", "false") == "true" and self._setting(_AFTER, ""):
             raise SparkSetup(
-                "spark.speculation would start second copies of slots",
-                remedy="create the session with spark.speculation=false",
+                f"spark.speculation with {_AFTER} would start second copies of slots",
+                remedy=f"create the session without {_AFTER}, or with spark.speculation=false",
             )
 
     def _setting(self, key: str, default: str) -> str:

@@ -3,18 +3,29 @@
 A delta is an Arrow table ``(key_group, operator, key, value)``: the absolute value that a key of
 an operator has now, or null if it has none any more. Whoever applies deltas in order keeps the
 last row per key; :func:`merge_deltas` does that without knowing what the values mean.
+
+Values by key, of which there may be more than fit into memory, are not in the table. They follow it
+as *runs* (:mod:`clonos.state.runs`), which are used where they lie. Then a delta has this layout,
+little-endian::
+
+    magic "SELFCHCK" | bytes up to the blocks u64 | bytes of table u64, of heads u32
+    | heads: names, and per run operator and bytes of its index | table | indexes | blocks
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from clonos.core.content import Chunks, Content, Part, Writable, content_of
+from clonos.core.layer import CHECKS_ITSELF, UP_TO
 from clonos.errors import StateMismatch
+from clonos.state.runs import Index, Run, RunWriter, merge_runs, write_values
 
 FACTS = -1
 """In place of a key group: this row is one of the operator's :class:`Facts`."""
@@ -25,7 +36,7 @@ WHOLE_TASK = 0
 CHAIN = -1
 """Operator number of the chain's own state."""
 
-_SCHEMA = pa.schema(
+SCHEMA: Final = pa.schema(
     [
         pa.field("key_group", pa.int16(), nullable=False),
         pa.field("operator", pa.int16(), nullable=False),
@@ -34,6 +45,8 @@ _SCHEMA = pa.schema(
     ]
 )
 _NAMES = b"clonos.operators"
+
+_SIZES: Final = struct.Struct("<QI")
 
 
 class Changes(NamedTuple):
@@ -44,7 +57,14 @@ class Changes(NamedTuple):
     values: Any
 
 
-Frozen = Callable[[], Sequence[Changes]]
+class Values(NamedTuple):
+    """New values by key (None: gone), with the key group of each."""
+
+    values: Mapping[bytes, bytes | None]
+    groups: Sequence[int]
+
+
+Frozen = Callable[[], Sequence[Changes | Values]]
 """Changes computed later, perhaps in another thread, from data that no longer changes."""
 
 
@@ -66,26 +86,47 @@ class Delta:
         self._changes = list(changes)
 
     def __bytes__(self) -> bytes:
-        return encode_delta(self._names, self._changes)
+        return bytes(self.encoded())
+
+    def encoded(self) -> Chunks:
+        """As :func:`encode_delta`, not yet put together."""
+        return _encode(self._names, self._changes)
 
 
 def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> bytes:
     """Encode the changes of each operator (by its number in `names`); empty if there are none."""
-    schema = _SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
-    batches: list[pa.RecordBatch] = []
-    small: list[list[Any]] = [[] for _ in schema]  # what is a list is collected: facts, mostly
+    return bytes(_encode(names, changes))
+
+
+def _encode(names: Sequence[str], changes: Iterable[tuple[int, Changes | Frozen]]) -> Chunks:
+    table: list[tuple[int, Changes]] = []
+    blocks: list[bytes] = []
+    runs: list[tuple[int, Index]] = []
     for operator, given in changes:
         for changed in given() if callable(given) else [given]:
-            rows = len(changed.keys)
-            if isinstance(changed.keys, pa.Array):
-                numbers = pa.array(np.full(rows, operator, np.int16))
-                groups = pa.array(np.asarray(changed.groups, np.int16))
-                columns = [groups, numbers, changed.keys, changed.values]
-                batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-            else:
-                values = (changed.groups, [operator] * rows, changed.keys, changed.values)
-                for column, some in zip(small, values, strict=True):
-                    column.extend(some)
+            if isinstance(changed, Changes):
+                table.append((operator, changed))
+            elif changed.values:
+                runs.append((operator, write_values(changed.values, changed.groups, blocks.append)))
+    encoded = _encode_table(names, table)
+    return Chunks([_head(names, encoded, runs), *blocks] if runs else [encoded])
+
+
+def _encode_table(names: Sequence[str], changes: Iterable[tuple[int, Changes]]) -> bytes:
+    schema = SCHEMA.with_metadata({_NAMES: json.dumps(list(names)).encode()})
+    batches: list[pa.RecordBatch] = []
+    small: list[list[Any]] = [[] for _ in schema]  # what is a list is collected: facts, mostly
+    for operator, changed in changes:
+        rows = len(changed.keys)
+        if isinstance(changed.keys, pa.Array):
+            numbers = pa.array(np.full(rows, operator, np.int16))
+            groups = pa.array(np.asarray(changed.groups, np.int16))
+            columns = [groups, numbers, changed.keys, changed.values]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        else:
+            values = (changed.groups, [operator] * rows, changed.keys, changed.values)
+            for column, some in zip(small, values, strict=True):
+                column.extend(some)
     if small[0]:
         columns = [pa.array(c, f.type) for c, f in zip(small, schema, strict=True)]
         batches.insert(0, pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -93,31 +134,81 @@ def encode_delta(names: Sequence[str], changes: Iterable[tuple[int, Changes | Fr
     return _to_bytes(pa.Table.from_batches(batches, schema)) if batches else b""
 
 
+def _head(names: Sequence[str], table: bytes, runs: Sequence[tuple[int, Index]]) -> bytes:
+    """All but the blocks."""
+    indexes = [index.encode() for _, index in runs]
+    sizes = [[operator, len(i)] for (operator, _), i in zip(runs, indexes, strict=True)]
+    heads = json.dumps([list(names), sizes]).encode()
+    checked = UP_TO.size + _SIZES.size + len(heads) + len(table) + sum(map(len, indexes))
+    first = UP_TO.pack(CHECKS_ITSELF, checked)
+    return b"".join((first, _SIZES.pack(len(table), len(heads)), heads, table, *indexes))
+
+
+class RunOf(NamedTuple):
+    """A run of an operator."""
+
+    operator: int
+    run: Run
+
+
+class Opened(NamedTuple):
+    """A delta: its table, as bytes, and its runs."""
+
+    names: Sequence[str]
+    table: bytes
+    runs: Sequence[RunOf]
+
+
+def open_delta(delta: bytes | Content) -> Opened:
+    """Read all of a delta but its blocks."""
+    if not len(delta):
+        return Opened((), b"", ())
+    content = content_of(delta)
+    first = content.read(0, UP_TO.size)
+    if first[: len(CHECKS_ITSELF)] != CHECKS_ITSELF:
+        table = content.read(0, len(content))
+        return Opened(_names_of(table_of(table)) if table else [], table, ())
+    try:
+        _, end = UP_TO.unpack(first)
+        head = content.read(UP_TO.size, end)
+        in_table, in_heads = _SIZES.unpack_from(head)
+        at = _SIZES.size + in_heads
+        names, sizes = json.loads(head[_SIZES.size : at])
+        table, at = head[at : at + in_table], at + in_table
+        runs = []
+        for operator, nbytes in sizes:
+            index, at = Index.decode(head[at : at + nbytes]), at + nbytes
+            runs.append(RunOf(operator, Run(index, Part(content, end, end + index.nbytes))))
+            end += index.nbytes
+    except (struct.error, ValueError, TypeError) as error:
+        raise StateMismatch(f"a layer cannot be read: {error}") from error
+    return Opened(names, table, runs)
+
+
 def decode_delta(
-    names: Sequence[str], delta: bytes
+    names: Sequence[str], delta: bytes | Content | Opened
 ) -> Iterator[tuple[int, bool, pa.Array, pa.Array]]:
-    """Per operator, its facts (True) and its keyed state (False): keys and values."""
-    if not delta:
-        return
-    table = table_of(delta)
-    written_by = json.loads(table.schema.metadata[_NAMES])
-    if written_by != list(names):
+    """Per operator, its facts (True) and its keyed state (False), without runs: keys and values."""
+    opened = delta if isinstance(delta, Opened) else open_delta(delta)
+    if opened.names and list(opened.names) != list(names):
         raise StateMismatch(
-            f"the state of {', '.join(written_by)} cannot be read by {', '.join(names)}",
+            f"the state of {', '.join(opened.names)} cannot be read by {', '.join(names)}",
             remedy="resume the job with the operators it was checkpointed with",
         )
-    numbers = table["operator"].to_numpy()
-    groups = table["key_group"].to_numpy()
-    for operator in sorted(set(numbers.tolist())):
-        of_operator = numbers == operator
-        for is_fact in (True, False):
-            chosen = of_operator & ((groups == FACTS) == is_fact)
-            if chosen.any():
-                part = table if chosen.all() else table.filter(pa.array(chosen))
-                yield operator, is_fact, column_of(part, "key"), column_of(part, "value")
+    if opened.table:
+        table = table_of(opened.table)
+        numbers = table["operator"].to_numpy()
+        groups = table["key_group"].to_numpy()
+        for operator in sorted(set(numbers.tolist())):
+            of_operator = numbers == operator
+            for is_fact in (True, False):
+                chosen = of_operator & ((groups == FACTS) == is_fact)
+                if chosen.any():
+                    part = table if chosen.all() else table.filter(pa.array(chosen))
+                    yield operator, is_fact, column_of(part, "key"), column_of(part, "value")
 
 
-def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
+def merge_deltas(deltas: Sequence[bytes | Content], *, is_base: bool = False) -> bytes:
     """One delta that has the effect of all of them, applied in order.
 
     Parameters
@@ -133,14 +224,41 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     >>> merge_deltas([b"", b""])
     b''
     """
-    tables = [table_of(delta) for delta in deltas if delta]
-    if not tables:
+    blocks: list[bytes] = []
+    head = _merge(deltas, blocks.append, is_base=is_base)
+    return b"".join((head, *blocks))
+
+
+def merge_into(
+    scratch: Writable, deltas: Sequence[bytes | Content], *, is_base: bool = False
+) -> Content:
+    """The same, with values by key in `scratch`: they need not fit into memory."""
+    head = _merge(deltas, scratch.write, is_base=is_base)
+    return Chunks([head, scratch])
+
+
+def _merge(
+    deltas: Sequence[bytes | Content], write: Callable[[bytes], object], *, is_base: bool
+) -> bytes:
+    opened = [open_delta(delta) for delta in deltas if len(delta)]
+    if any(list(one.names) != list(opened[0].names) for one in opened):
+        raise StateMismatch("layers of different operators cannot be merged")
+    table = _merge_tables([one.table for one in opened if one.table], is_base=is_base)
+    runs: list[tuple[int, Index]] = []
+    for operator in sorted({operator for one in opened for operator, _ in one.runs}):
+        mine = [run for one in opened for number, run in one.runs if number == operator]
+        writer = RunWriter(sum(map(len, mine)), write)
+        merge_runs(mine, writer, is_base=is_base)
+        index = writer.index()
+        if index.rows:
+            runs.append((operator, index))
+    return _head(opened[0].names, table, runs) if runs else table
+
+
+def _merge_tables(deltas: Sequence[bytes], *, is_base: bool) -> bytes:
+    if not deltas:
         return b""
-    schema = tables[-1].schema
-    for table in tables:
-        if table.schema.metadata != schema.metadata:
-            raise StateMismatch("layers of different operators cannot be merged")
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables([table_of(delta) for delta in deltas])
     numbered = table.append_column("row", pa.array(range(len(table)), pa.int64()))
     last = numbered.group_by(["operator", "key_group", "key"], use_threads=False).aggregate(
         [("row", "max")]
@@ -149,6 +267,11 @@ def merge_deltas(deltas: Sequence[bytes], *, is_base: bool = False) -> bytes:
     if is_base:
         merged = merged.filter(merged["value"].is_valid())
     return _to_bytes(merged.combine_chunks()) if len(merged) else b""
+
+
+def _names_of(table: pa.Table) -> list[str]:
+    names: list[str] = json.loads(table.schema.metadata[_NAMES])
+    return names
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:
@@ -178,6 +301,6 @@ def table_of(delta: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(delta) as reader:
             table = reader.read_all()
-        return table.cast(_SCHEMA.with_metadata(table.schema.metadata))
+        return table.cast(SCHEMA.with_metadata(table.schema.metadata))
     except (pa.ArrowException, ValueError) as error:
         raise StateMismatch(f"a layer cannot be read: {error}") from error

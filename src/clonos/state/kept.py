@@ -9,33 +9,57 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from clonos.core.canonical import encode
-from clonos.state.deltas import FACTS, Changes, column_of, table_of
+from clonos.core.content import Content
+from clonos.state.deltas import (
+    FACTS,
+    SCHEMA,
+    Changes,
+    Frozen,
+    Values,
+    column_of,
+    open_delta,
+    table_of,
+)
+from clonos.state.runs import Rows
 from clonos.state.stores import Facts
 
 
 class Kept(NamedTuple):
-    """Facts, and rows of state by key, of one operator or (without rows) the chain."""
+    """Facts, and rows of state by key, of one operator or (without rows) the chain.
+
+    ``in_run``: which rows are values by key, and were in a run.
+    """
 
     facts: dict[str, Any]
     groups: npt.NDArray[np.int64]
     keys: pa.Array
     values: pa.Array
+    in_run: npt.NDArray[np.bool_]
 
     def chosen(self, is_chosen: npt.NDArray[np.bool_]) -> Kept:
         """The same facts, and some of the rows."""
         mask = pa.array(is_chosen)
-        groups = self.groups[is_chosen]
-        return Kept(self.facts, groups, self.keys.filter(mask), self.values.filter(mask))
+        columns = self.keys.filter(mask), self.values.filter(mask)
+        return Kept(self.facts, self.groups[is_chosen], *columns, self.in_run[is_chosen])
 
-    def changes(self) -> list[Changes]:
+    def changes(self) -> list[Changes | Frozen]:
         """All of it, as a layer has it."""
-        return [fact_changes(self.facts), Changes(self.groups, self.keys, self.values)]
+        return [fact_changes(self.facts), self.rows]
+
+    def rows(self) -> list[Changes | Values]:
+        """All but the facts."""
+        table, run = self.chosen(~self.in_run), self.chosen(self.in_run)
+        values = dict(zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True))
+        return [
+            Changes(table.groups, table.keys, table.values),
+            Values(values, run.groups.tolist()),
+        ]
 
 
 def nothing_kept() -> Kept:
     """Of an operator that has no state."""
     none = pa.array([], pa.large_binary())
-    return Kept({}, np.empty(0, np.int64), none, none)
+    return Kept({}, np.empty(0, np.int64), none, none, np.empty(0, np.bool_))
 
 
 def fact_changes(facts: dict[str, Any]) -> Changes:
@@ -44,20 +68,34 @@ def fact_changes(facts: dict[str, Any]) -> Changes:
     return Changes([FACTS] * len(facts), [name.encode() for name in facts], values)
 
 
-def kept_of(base: bytes) -> dict[int, Kept]:
+def kept_of(base: bytes | Content) -> dict[int, Kept]:
     """What a task's layers, merged, have kept; by the number of the operator."""
     found: dict[int, Kept] = {}
-    if not base:
+    if not len(base):
         return found
-    table = table_of(base)
+    opened = open_delta(base)
+    tables = [table_of(opened.table)] if opened.table else []
+    in_table = sum(map(len, tables))
+    for operator, run in opened.runs:
+        tables += [_table(operator, rows) for rows in run.parts()]
+    table = pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
+    in_run = np.arange(len(table)) >= in_table
     numbers = table["operator"].to_numpy()
     for number in sorted(set(numbers.tolist())):
-        part = table.filter(pa.array(numbers == number))
+        is_mine = numbers == number
+        part = table.filter(pa.array(is_mine))
         groups = part["key_group"].to_numpy().astype(np.int64)
         is_fact = groups == FACTS
         facts, said = Facts(), part.filter(pa.array(is_fact))
         facts.restore(said["key"].to_pylist(), said["value"].to_pylist())
         rows = part.filter(pa.array(~is_fact))
         columns = column_of(rows, "key"), column_of(rows, "value")
-        found[number] = Kept(dict(facts.as_dict()), groups[~is_fact], *columns)
+        rest = groups[~is_fact], *columns, in_run[is_mine][~is_fact]
+        found[number] = Kept(dict(facts.as_dict()), *rest)
     return found
+
+
+def _table(operator: int, rows: Rows) -> pa.Table:
+    numbers = np.full(len(rows.hashes), operator)
+    columns = [pa.array(n.astype(np.int16)) for n in (rows.groups, numbers)]
+    return pa.Table.from_arrays([*columns, rows.keys, rows.values], schema=SCHEMA)

@@ -48,6 +48,40 @@ class Facts:
         return dict(self._values)
 
 
+class Undo:
+    """What was put into some stores since :meth:`begin`, so that it can be forgotten.
+
+    Examples
+    --------
+    >>> undo = Undo()
+    >>> store = KeyedStore(undo)
+    >>> store.put(b"k", 0, 1)
+    >>> undo.begin()
+    >>> store.put(b"k", 0, 2)
+    >>> undo.roll_back()
+    >>> store.get(b"k")
+    1
+    """
+
+    def __init__(self) -> None:
+        self.puts: list[tuple[Any, bytes, int, Any]] | None = None
+        """Store, key, group and what was kept before, of each."""
+
+    def begin(self) -> None:
+        """From here on, be able to :meth:`roll_back`."""
+        self.puts = []
+
+    def commit(self) -> None:
+        """Keep what was put."""
+        self.puts = None
+
+    def roll_back(self) -> None:
+        """Forget what was put."""
+        puts, self.puts = self.puts or [], None
+        for store, key, group, kept in reversed(puts):
+            store.put_kept(key, group, kept)
+
+
 class KeyedStore:
     """Values by encoded key, with a record of what changed since the last delta.
 
@@ -55,10 +89,10 @@ class KeyedStore:
     a layer is made of them; all else at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
         self._kept: dict[bytes, Any] = {}  # bytes: encoded
         self._dirty: dict[bytes, tuple[int, Any]] = {}  # with what is kept now, or None
-        self._undo: list[tuple[bytes, int, Any]] | None = None
+        self._undo = undo or Undo()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept
@@ -82,27 +116,13 @@ class KeyedStore:
 
     def put_kept(self, key: bytes, group: int, kept: Any) -> None:
         """As :meth:`put`, of what :func:`kept_as` made."""
-        if self._undo is not None:
-            self._undo.append((key, group, self._kept.get(key)))
+        if (puts := self._undo.puts) is not None:
+            puts.append((self, key, group, self._kept.get(key)))
         self._dirty[key] = group, kept
         if kept is None:
             self._kept.pop(key, None)
         else:
             self._kept[key] = kept
-
-    def begin(self) -> None:
-        """From here on, be able to :meth:`roll_back`."""
-        self._undo = []
-
-    def commit(self) -> None:
-        """Keep what was put since :meth:`begin`."""
-        self._undo = None
-
-    def roll_back(self) -> None:
-        """Forget what was put since :meth:`begin`."""
-        undo, self._undo = self._undo or [], None
-        for key, group, kept in reversed(undo):
-            self.put_kept(key, group, kept)
 
     def changes(self) -> Frozen:
         """What changed since the last call."""

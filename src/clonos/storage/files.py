@@ -21,7 +21,9 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyarrow import fs
 
+from clonos.core.content import Content, pieces_of
 from clonos.errors import ClonosError
+from clonos.storage.opened import open_file
 
 Durability = Literal["fsync", "process"]
 """``"fsync"``: survives the machine. ``"process"``: survives the death of the process only."""
@@ -62,6 +64,10 @@ class Files(Protocol):
 
     def read(self, path: str) -> pa.Buffer:
         """What is in a file."""
+
+    def open(self, path: str) -> Content | None:
+        """Read a file a part at a time: it stays what it is when its name is deleted. None: that
+        cannot be done here."""
 
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         """Write a new file, or overwrite one whose content may be lost."""
@@ -137,10 +143,14 @@ class LocalFiles:
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
+    def open(self, path: str) -> Content | None:
+        return open_file(path)
+
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
-            _write_all(descriptor, content)
+            for piece in pieces_of(content):
+                _write_all(descriptor, piece)
         finally:
             os.close(descriptor)
 
@@ -277,9 +287,13 @@ class ArrowFiles:
         with self._fs.open_input_stream(path) as stream:
             return stream.read_buffer()
 
+    def open(self, path: str) -> Content | None:
+        return None
+
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
         with self._fs.open_output_stream(path) as stream:
-            stream.write(content)
+            for piece in pieces_of(content):
+                stream.write(piece)
 
     def sync(self, path: str) -> None:
         """It is on the other side already."""

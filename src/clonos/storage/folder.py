@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.core.content import Content
 from clonos.errors import ClonosError, ProtocolError
 from clonos.storage.files import Durability, Files, Info
 
@@ -176,6 +177,10 @@ class Folder:
     def read(self, name: str) -> pa.Buffer:
         """What is in a file."""
         return self.files.read(self.path(name))
+
+    def open(self, name: str) -> Content | None:
+        """See :meth:`~clonos.storage.files.Files.open`."""
+        return self.files.open(self.path(name))
 
     def info(self, name: str) -> Info | None:
         """What is known of a file; None: it is not there."""

@@ -10,16 +10,22 @@ from typing import Final, TypeVar
 
 from pyarrow import ArrowException
 
+from clonos.core.content import Chunks, Content, Encodable, Part
 from clonos.core.digest import content_digest
 from clonos.core.events import StoreLayer
-from clonos.core.layer import UnreadableLayer, encode_layer, layer_path, open_layer, refer_to
+from clonos.core.layer import UnreadableLayer, layer_chunks, layer_path, open_layer, refer_to
 from clonos.core.messages import Layer, LayerRef
 from clonos.storage.files import Durability, Files, UnusableStore, files_of
 from clonos.storage.folder import Folder, OtherContent
+from clonos.storage.opened import ScratchFile
 from clonos.storage.retry import Retry, StoreAway, may_pass
 
 _TRAILER: Final = struct.Struct("<QQ8s")
 _MAGIC: Final = b"CLONSTOR"
+
+OPENED_BYTES: Final = 1 << 20
+"""Layers of this size are not read as a whole."""
+
 _T = TypeVar("_T")
 
 
@@ -64,7 +70,7 @@ class LayerStore:
         self.is_local = found.is_local
         self._folder = Folder(found, root, durability)
 
-    def put(self, ref_path: str, data: bytes) -> int:
+    def put(self, ref_path: str, data: bytes | Chunks) -> int:
         """Store `data` under `ref_path` and return the bytes it takes.
 
         Atomic: no reader ever sees a part. Storing the same again changes nothing.
@@ -108,6 +114,28 @@ class LayerStore:
             raise self._unreadable(path, "its checksum is wrong")
         return data
 
+    def open(self, path: str) -> Content:
+        """The same, to be read a part at a time. It is not verified, but for its length.
+
+        What cannot be read so is copied to the local disk.
+        """
+        try:
+            opened = self._do(path, lambda: self._folder.open(path))
+        except FileNotFoundError as error:
+            raise self._unreadable(path, "it is missing") from error
+        if opened is None:
+            copy = ScratchFile()
+            copy.write(self.get(path))
+            return copy
+        end = len(opened) - _TRAILER.size
+        if end < 0:
+            raise self._unreadable(path, f"it has only {len(opened)} bytes")
+        trailer = self._do(path, lambda: opened.read(end, len(opened)))
+        nbytes, _, magic = _TRAILER.unpack(trailer)
+        if magic != _MAGIC or nbytes != end:
+            raise self._unreadable(path, "its end is not the one that was written")
+        return Part(opened, 0, end)
+
     def has(self, path: str) -> bool:
         """Whether something is stored under `path`."""
         return self._do(path, lambda: self._folder.has(path))
@@ -144,7 +172,7 @@ class LayerStore:
                 raise kind(
                     f"the store cannot be used: {error}",
                     where=f"{self._uri}/{path}".rstrip("/"),
-                    remedy="see that every process reaches it and that it has room",
+                    remedy="check that every process reaches it and that it has room",
                 ) from error
 
         return reach() if self._retry is None else self._retry(reach)
@@ -160,16 +188,35 @@ class LayerStore:
 
 def put_layer(store: LayerStore, sealed: StoreLayer) -> LayerRef:
     """Store a sealed layer, which is encoded only now."""
-    layer = replace(sealed.layer, delta=bytes(sealed.delta))
-    content = encode_layer(layer)
-    path = layer_path(layer.task, layer.epoch, layer.incarnation)
+    delta = sealed.delta
+    encoded = delta.encoded() if isinstance(delta, Encodable) else bytes(delta)
+    return put_whole(store, replace(sealed.layer, delta=encoded))
+
+
+def put_whole(store: LayerStore, layer: Layer, path: str = "") -> LayerRef:
+    """Store a layer, by default where it belongs; what is not in memory of it is copied."""
+    content = layer_chunks(layer)
+    path = path or layer_path(layer.task, layer.epoch, layer.incarnation)
     return refer_to(layer, content, path, store.put(path, content))
 
 
-def get_layers(store: LayerStore, refs: Iterable[LayerRef]) -> tuple[Layer, ...]:
-    """Read layers, each of which has to be the one that is meant."""
-    return tuple(open_layer(store.get(ref.path), ref) for ref in refs)
+def get_layers(
+    store: LayerStore, refs: Iterable[LayerRef], opened_bytes: int = OPENED_BYTES
+) -> tuple[Layer, ...]:
+    """Read layers, each of which has to be the one that is meant.
+
+    Parameters
+    ----------
+    opened_bytes
+        From this size on they are opened: see :meth:`LayerStore.open`.
+    """
+    return tuple(
+        open_layer(store.open(ref.path) if ref.nbytes >= opened_bytes else store.get(ref.path), ref)
+        for ref in refs
+    )
 
 
-def _framed(data: bytes) -> bytes:
+def _framed(data: bytes | Chunks) -> bytes | Chunks:
+    if isinstance(data, Chunks):
+        return Chunks([data, _TRAILER.pack(len(data), data.digest(), _MAGIC)])
     return b"".join((data, _TRAILER.pack(len(data), content_digest(data), _MAGIC)))

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.core.content import Content, pieces_of
 from clonos.extras import imported
 from clonos.storage.files import Info, Lock, Locked, Tail, UnusableStore
 from clonos.storage.terms import Superseded
@@ -119,7 +120,7 @@ class PostgresDisk:
             raise UnusableStore(
                 f"the database cannot be used: {error}",
                 where=self.place,
-                remedy="see that the driver reaches the server, and may create tables there",
+                remedy="check that the driver reaches the server, and may create tables there",
             ) from None
 
     @property
@@ -216,8 +217,11 @@ class PostgresDisk:
             raise _missing(path)
         return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
 
+    def open(self, path: str) -> Content | None:
+        return None
+
     def write(self, path: str, content: Any, mode: int = 0o666) -> None:
-        view = memoryview(content).cast("B")
+        view = memoryview(b"".join(pieces_of(content))).cast("B")
         parts = [view[at : at + PART_BYTES] for at in range(0, max(len(view), 1), PART_BYTES)]
         with self._change() as cursor:
             self._require_folder(cursor, path.rpartition("/")[0])

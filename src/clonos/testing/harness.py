@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,10 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.operators.chain import ChainProgram
 from clonos.operators.effects import EffectCall
 from clonos.operators.service import Policy, ask_once
+from clonos.simulator.shelf import SlowShelf
 
 
 @dataclass(frozen=True)
@@ -251,11 +254,23 @@ def check_restore(
     events: Sequence[Event],
     *,
     merge: Callable[[list[bytes]], bytes] | None = None,
+    state_memory: int | None = None,
 ) -> list[StepOutput]:
     """Assert that a program restored after any step goes on exactly as the one that continued.
 
     Every prefix of `events` is followed by a seal; a fresh program takes all deltas so far (or
     what `merge` makes of them) and handles the rest. Outputs, wake-ups and deltas must be equal.
+
+    Parameters
+    ----------
+    make_program
+        Makes the program, fresh.
+    events
+        What it is fed with.
+    merge
+        Merges deltas.
+    state_memory
+        So many bytes of memory the restored program has for values by key; the rest is on a disk.
 
     Returns
     -------
@@ -270,6 +285,8 @@ def check_restore(
         clocks.append((reference.position, reference.now_ms, reference.wake_ms))
     for done in range(1, len(events)):
         program = make_program()
+        if state_memory is not None and isinstance(program, ChainProgram):
+            program.use(SlowShelf(Random(done)), state_memory)
         layers = deltas[:done] if merge is None else [merge(deltas[:done])]
         for layer in layers:
             program.apply(layer)

@@ -126,5 +126,5 @@ def refused() -> AuthenticationFailed:
     """Return the only error that a peer without the secret gets to see."""
     return AuthenticationFailed(
         "the peer does not hold this job's secret",
-        remedy="see that no process of an earlier job still uses this address",
+        remedy="check that no process of an earlier job still uses this address",
     )

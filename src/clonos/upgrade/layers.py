@@ -101,6 +101,12 @@ def require_continuable(
         Operators that an earlier graph had.
     """
     now = describe(compiled)
+    if before.get("leaves_gaps") or compiled.plan.leaves_gaps:
+        raise CannotUpgrade(
+            "with guarantee='at_most_once' nothing is kept that another graph could go on with",
+            where=compiled.name,
+            remedy="start the job afresh in another checkpoint_dir",
+        )
     for what in ("job", "seed", "lineage", "causal_log"):
         if before[what] != now[what]:
             raise CannotUpgrade(
@@ -333,13 +339,13 @@ class Redistribution:
             kept = self._of(name, predecessor)
             return (self._gone_back(kept) if "asked" in operator.joins else kept).changes()
         heir = Heir(code.task.index, code.parallelism)
-        shares, as_they_are, watermark = [], list[Changes | Frozen](), self._watermark(name)
+        shares, as_they_are, watermark = [], list[Frozen](), self._watermark(name)
         for task in former:
             kept = self._of(name, task)
             mine = kept.chosen(owned(kept.groups, heir))
             if (same := operator.as_they_are(mine.keys)) is not None:
                 is_same = same.to_numpy(zero_copy_only=False)
-                as_they_are.append(Changes(*mine.chosen(is_same)[1:]))
+                as_they_are.append(mine.chosen(is_same).rows)
                 mine = mine.chosen(~is_same)
             facts = {fact: v for fact, v in mine.facts.items() if fact != "watermark"}
             shares.append(Share(facts, pa.array(mine.groups), mine.keys, mine.values))

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from clonos.core.events import StoreLayer
 from clonos.core.history import Point
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.layer import merge_layers
@@ -27,7 +26,7 @@ from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.errors import CannotRewind
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
-from clonos.storage.layers import LayerStore, get_layers, put_layer
+from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Discarded, Redistribution, Sealed
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Journal, beginning
@@ -164,8 +163,7 @@ class Rewind:
         shape = Shape.of(self._compiled)
         shared = Redistribution(shape, self.layers, self._compiled, sealed, (), numbers)
         stored = {
-            task: (layer, put_layer(self._store, StoreLayer(layer, layer.delta)))
-            for task, layer in shared.layers().items()
+            task: (layer, put_whole(self._store, layer)) for task, layer in shared.layers().items()
         }
         asked = shared.asked()
         announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})

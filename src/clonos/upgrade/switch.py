@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from clonos.core.events import StoreLayer
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Layer, LayerRef
@@ -23,7 +22,7 @@ from clonos.core.plan import Incarnation, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
-from clonos.storage.layers import LayerStore, get_layers, put_layer
+from clonos.storage.layers import LayerStore, get_layers, put_whole
 from clonos.upgrade.layers import Redistribution, Sealed
 from clonos.upgrade.shape import Shape
 
@@ -151,4 +150,4 @@ def beginning(task: TaskSpec) -> Layer:
 
 
 def _put(store: LayerStore, layer: Layer) -> LayerRef:
-    return put_layer(store, StoreLayer(layer, layer.delta))
+    return put_whole(store, layer)

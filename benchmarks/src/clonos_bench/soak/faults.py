@@ -132,11 +132,14 @@ class Faults:
         if self._asked is not None and not self._asked.done():
             return
         draw, job = self._random, self._job
+        executors = sorted({slot.executor for slot in job.slots()})
+        if not executors:
+            return  # all are down already
         if kind == "move":
             task = draw.choice(job.tasks()).name
             what, change = task, partial(job.move, task, timeout_s=_PATIENCE_S)
         elif kind == "drain":
-            executor = draw.choice(sorted({slot.executor for slot in job.slots()}))
+            executor = draw.choice(executors)
             what, change = executor, partial(job.drain, executor, timeout_s=_PATIENCE_S)
         else:
             now = sum(task.name.startswith("count[") for task in job.tasks())

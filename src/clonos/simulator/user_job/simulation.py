@@ -180,7 +180,7 @@ def simulate(
     compiled = job if hasattr(job, "codes") else job.compile()
     if not compiled.plan.causal_log:
         raise CannotSimulate(
-            "a job with guarantee='at_least_once' promises nothing that could be checked",
+            "only what guarantee='exactly_once' promises can be checked",
             where=compiled.name,
             remedy="simulate it with guarantee='exactly_once'",
         )

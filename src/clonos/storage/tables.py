@@ -1,4 +1,4 @@
-"""A growing table of Arrow files: what a sink leaves for readers that follow it.
+"""A growing table of Arrow files: what a sink, or a query of Spark's, leaves for its readers.
 
 Each output of a sink task is one file, a *segment*. It appears whole, never changes, and its place
 is its key, so that writing it again is no work and a list of names is all that a reader needs::
@@ -6,11 +6,15 @@ is its key, so that writing it again is no work and a list of names is all that 
     <path>/_table.json                                        columns, which table this is, whose
     <path>/<task>/<generation>-<block>/<seq>-<rows>.arrow     rows, as any Arrow reader reads them
     <path>/_removed-<which>.json                              up to where rows were removed
-    <path>/_ended                                             the job has ended: this is all
+    <path>/_readers/<reader>/<which>.json                     up to where a job has read for good
+    <path>/_ended                                             this is all
 
 The segments of a task appear in order, so a reader's offset is, for each task, the position of
 the newest segment that it has. Segments are kept in blocks: whoever follows the table lists only
 the newest block, however long the job has run.
+
+A streaming query has no such keys: a batch that is done again may have other files. Its batches are
+taken by manifests (:mod:`~clonos.storage.table_batches`), and count as the rows of one task.
 """
 
 from __future__ import annotations
@@ -20,21 +24,27 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from clonos.errors import ClonosError
-from clonos.storage.files import Durability, Files, Info, files_of
+from clonos.storage.files import Durability, Files, Info, files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.segments import START, Position, Positions, Segment
+from clonos.storage.table_batches import MANIFESTS, TASK, Batches, StagedFile
 
 _BLOCK: Final = 256
 """Segments of a channel per folder."""
 _ABOUT: Final = "_table.json"
 _REMOVED: Final = re.compile(r"_removed(-[0-9a-f]+)?\.json")
 _ENDED: Final = "_ended"
+_READERS: Final = "_readers"
+OF_QUERY: Final = "query "
+"""What the owner begins with if that is a query; its id follows."""
 _TASK: Final = re.compile(r"\d{5}")
 _BLOCK_NAME: Final = re.compile(r"(\d{4})-(\d{10})")
 _SEGMENT: Final = re.compile(r"(\d{12})-(\d+)\.arrow")
@@ -54,40 +64,6 @@ class OtherTable(ClonosError):
 
 class UnreadableTable(ClonosError):
     """A file of a table is damaged or cannot be reached."""
-
-
-class Position(NamedTuple):
-    """How far a task's output goes; compared in this order."""
-
-    generation: int
-    seq: int
-
-    def __str__(self) -> str:
-        return f"{self.generation}-{self.seq}"
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        """The inverse of ``str``."""
-        generation, _, seq = text.partition("-")
-        return cls(int(generation), int(seq))
-
-
-START: Final = Position(-1, -1)
-"""Before the first segment."""
-
-Positions = Mapping[int, Position]
-"""Per task; one that is missing is at :data:`START`."""
-
-
-class Segment(NamedTuple):
-    """One file of a table."""
-
-    task: int
-    position: Position
-    rows: int
-    nbytes: int
-    mtime_s: float
-    path: str
 
 
 class Table:
@@ -118,6 +94,7 @@ class Table:
         self.path = path
         found, root = files_of(path) if files is None else (files, path)
         self._folder = Folder(found, root, durability)
+        self._batches = Batches(self._folder)
 
     # --- what the job does ----------------------------------------------------------------------
 
@@ -155,8 +132,22 @@ class Table:
             lambda found: list(_batches(found)) == [batch],
         )
 
+    def stage(
+        self, batch: int, partition: int, rows: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[StagedFile]:
+        """Write rows of a query's partition; they are not there before their batch is taken."""
+        return self._batches.stage(batch, partition, rows, schema)
+
+    def take(self, batch: int, files: Sequence[StagedFile], extent: str = "") -> bool:
+        """Take a batch of a query; see :meth:`Batches.take`."""
+        return self._batches.take(batch, files, extent)
+
+    def discard(self, batch: int, files: Iterable[StagedFile]) -> None:
+        """An attempt has come to nothing; see :meth:`Batches.discard`."""
+        self._batches.discard(batch, files)
+
     def end(self) -> None:
-        """The job has ended; what killed writers left is swept away."""
+        """Nothing comes any more; what killed writers left is swept away."""
         self._folder.delete(
             info.path for info in self._folder.unfinished(recursive=True) if ".arrow." in info.name
         )
@@ -190,6 +181,16 @@ class Table:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._about["schema"])))
 
     @property
+    def is_of_query(self) -> bool:
+        """Whether a query of Spark's writes it, or has."""
+        return self.owner.startswith(OF_QUERY)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's file system."""
+        return self._folder.files.is_local
+
+    @property
     def removed(self) -> dict[int, Position]:
         """Up to where each task's rows have been removed."""
         return self._removals()[0]
@@ -217,6 +218,33 @@ class Table:
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
 
+    # --- who reads it ---------------------------------------------------------------------------
+
+    def note_reader(self, reader: str, passed: Positions) -> None:
+        """A reader will not ask for what is up to these positions again, whatever happens."""
+        folder = f"{_READERS}/{folder_name(reader)}"
+        before = self._folder.entries(folder)
+        self._write_json(f"{folder}/{secrets.token_hex(8)}.json", _said(passed))
+        self._folder.delete(info.path for info in before)
+
+    def forget_reader(self, reader: str) -> None:
+        """A reader has ended, for good."""
+        folder = f"{_READERS}/{folder_name(reader)}"
+        self._folder.delete(info.path for info in self._folder.entries(folder))
+        with suppress(OSError):  # another note has just come
+            self._folder.files.delete_folder(self._folder.path(folder))
+
+    def readers(self) -> dict[str, dict[int, Position]]:
+        """By reader, up to where it will not ask again."""
+        found: dict[str, dict[int, Position]] = {}
+        for info in self._folder.entries(_READERS):
+            passed, notes = self._noted(
+                lambda info=info: [i.path for i in self._folder.entries(info.path)]  # type: ignore[misc]
+            )
+            if notes:
+                found[unquote(info.name.replace("=", "%"))] = passed
+        return found
+
     # --- what the user decides ------------------------------------------------------------------
 
     def remove(self, older_than_s: float) -> int:
@@ -226,30 +254,50 @@ class Table:
         removals. The extent is recorded first, so that readers notice what they missed.
         """
         until_s = time.time() - older_than_s
+        return self._remove(lambda segment: segment.mtime_s <= until_s)
+
+    def remove_read(self) -> int:
+        """The same for what all readers have passed that are noted; nothing without readers."""
+        readers = list(self.readers().values())
+        if not readers:
+            return 0
+        return self._remove(
+            lambda segment: all(
+                segment.position <= passed.get(segment.task, START) for passed in readers
+            )
+        )
+
+    def _remove(self, may: Callable[[Segment], bool]) -> int:
         removed, notes = self._removals()
-        files, kept = list[str](), set[int]()
+        before, files, kept = dict(removed), list[str](), set[int]()
         for segment in self._behind({}):
             task, position = segment.task, segment.position
             if position > removed.get(task, START):
-                if task in kept or segment.mtime_s > until_s:
+                if task in kept or not may(segment):
                     kept.add(task)
                     continue
                 removed[task] = position
             files.append(segment.path)
-        if files:
-            said = {str(task): str(position) for task, position in removed.items()}
-            self._write_json(f"_removed-{secrets.token_hex(8)}.json", said)
-        system = self._folder.files
-        for path in [*files, *(notes if files else [])]:
+        if removed != before:
+            self._write_json(f"_removed-{secrets.token_hex(8)}.json", _said(removed))
+            self._folder.delete(notes)
+        gone = 0
+        for path in files:
             with suppress(FileNotFoundError):  # somebody else removes, too
-                system.delete(path)
+                self._folder.files.delete(path)
+                gone += 1
+        self._delete_folders(files)
+        self._batches.forget(removed.get(TASK, START))
+        return gone
+
+    def _delete_folders(self, files: Iterable[str]) -> None:
+        """The folders of these files that are empty now, but for the newest ones."""
         for folder in dict.fromkeys(path.rpartition("/")[0] for path in files):
             newest = folder.rpartition("/")[0]
             blocks = sorted(info.path for info in self._list(newest))
             if folder != blocks[-1] and not self._list(folder):
                 with suppress(FileNotFoundError):
-                    system.delete_folder(folder)
-        return len(files)
+                    self._folder.files.delete_folder(folder)
 
     def take_back(self, generation: int, kept: Mapping[int, int]) -> None:
         """Delete what earlier generations have beyond these numbers, by task: the job that writes
@@ -261,22 +309,28 @@ class Table:
                 self._folder.files.delete(segment.path)
 
     def _removals(self) -> tuple[dict[int, Position], list[str]]:
-        """What was removed according to all notes of it, and where these are.
+        """What was removed according to all notes of it, and where these are."""
+        return self._noted(
+            lambda: [i.path for i in self._folder.entries() if _REMOVED.fullmatch(i.name)]
+        )
+
+    def _noted(self, look: Callable[[], list[str]]) -> tuple[dict[int, Position], list[str]]:
+        """The furthest positions of some notes.
 
         A note is never changed, as not every file system can do that without a moment in which
         there is none. Whoever has written a new one deletes those that he has taken up into it.
         """
         while True:
-            notes = [i.path for i in self._list(self._root) if _REMOVED.fullmatch(i.name)]
-            said = [self._read_json(note.rpartition("/")[2]) for note in notes]
+            notes = look()
+            said = [self._read_json(note) for note in notes]
             if None not in said:
                 break  # none was replaced while we were reading
-        removed: dict[int, Position] = {}
+        furthest: dict[int, Position] = {}
         for note in said:
             for task, text in (note or {}).items():
                 position = Position.parse(text)
-                removed[int(task)] = max(removed.get(int(task), START), position)
-        return removed, notes
+                furthest[int(task)] = max(furthest.get(int(task), START), position)
+        return furthest, notes
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -301,7 +355,15 @@ class Table:
             if info.is_folder and _TASK.fullmatch(info.name):
                 task = int(info.name)
                 found += self._segments_of(task, info.path, positions.get(task, START))
+            elif info.is_folder and info.name == MANIFESTS:
+                found += self._batches_behind(positions.get(TASK, START))
         return sorted(found)
+
+    def _batches_behind(self, position: Position) -> list[Segment]:
+        try:
+            return list(self._batches.behind(position))
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._unreadable(error) from error
 
     def _segments_of(self, task: int, folder: str, behind: Position) -> Iterator[Segment]:
         first = (behind.generation, behind.seq // _BLOCK)
@@ -337,8 +399,12 @@ class Table:
         return UnreadableTable(
             f"a table cannot be read: {error}",
             where=self.path,
-            remedy="see that everybody reaches the folder; restore a damaged file from a copy",
+            remedy="check that all processes reach the folder; restore a damaged file from a copy",
         )
+
+
+def _said(positions: Positions) -> dict[str, str]:
+    return {str(task): str(position) for task, position in sorted(positions.items())}
 
 
 def _batches(content: pa.Buffer) -> Iterator[pa.RecordBatch]:

@@ -12,9 +12,10 @@ import pyarrow.dataset as pads
 import pytest
 from pyarrow.fs import LocalFileSystem
 
-from clonos.sinks.tables import NoTable, Position, RowsRemoved, Table, UnreadableTable
 from clonos.storage.files import ArrowFiles, LocalFiles
 from clonos.storage.folder import OtherContent
+from clonos.storage.segments import Position
+from clonos.storage.tables import NoTable, RowsRemoved, Table, UnreadableTable
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

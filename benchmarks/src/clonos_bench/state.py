@@ -1,0 +1,157 @@
+"""Values by key that have no room in memory: what a kill costs, by how much of them there is.
+
+The job is that of ``clonos-bench failures``, with one partition. Its state is filled first, and
+stored; then rows come for random keys, and the process with the state is killed again and again.
+Every size has the same memory for values (``--state-memory``). Measured:
+
+gap
+    The longest pause in the output after a kill, less the usual pause, in ms.
+memory
+    What the process with the state and the process with its copy keep of their own, in MB.
+stored
+    What the checkpoint takes on the disk, in MB.
+
+The same run checks that every row is delivered once, and that state has counted every key right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import clonos
+from clonos.cluster.driver import RunningJob
+from clonos_bench import jobs, run
+from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
+from clonos_bench.processes import resident_bytes
+from clonos_bench.report import Aim, Report
+from clonos_bench.statistics import output_gap, percentile
+from clonos_bench.watch import Watch
+
+FLAT: Final = Aim(1.5)
+"""Median gap, as a multiple of that of the smallest state."""
+_COLUMNS: Final = (
+    "state",
+    "standbys",
+    "kills",
+    "gap p50",
+    "max",
+    "memory",
+    "of the copy",
+    "stored",
+    "gap, times that of the first",
+)
+_AFTER_S: Final = 20.0
+"""A pause that begins later is not of this kill."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos-bench state``."""
+    add = parser.add_argument
+    add("--out", default="out/bench", help="where the results go, a folder per measurement")
+    add("--markdown", action="store_true", help="print tables as Markdown")
+    add("--gb", type=float, nargs="+", default=[0.1, 1.0], help="sizes of the state")
+    add("--standbys", type=int, nargs="+", default=[1, 0], help="copies of the task")
+    add("--value-bytes", type=int, default=1000, help="state per key")
+    add("--state-memory", default="64 MiB", help="memory for it, per slot")
+    add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
+    add("--kills", type=int, default=5, help="of each case")
+    add("--checkpoint-ms", type=int, default=500, help="time between checkpoints")
+    add("--pause", type=float, default=3.0, help="seconds of normal work before each kill")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All sizes, with and without a copy."""
+    title = f"state: {arguments.state_memory} for values, {arguments.rate:,.0f} rows/s"
+    report = Report("state", title, _COLUMNS)
+    for standbys in arguments.standbys:
+        first: float | None = None
+        for gigabytes in arguments.gb:
+            gaps, sizes = _measured(report, arguments, gigabytes, standbys)
+            p50 = percentile(gaps, 50)
+            first = first or p50
+            times = p50 / first
+            report.add(
+                f"{gigabytes:g} GB",
+                str(standbys),
+                str(len(gaps)),
+                *(f"{x:,.0f}" for x in (p50, max(gaps), *sizes)),
+                f"{times:.2f} ({FLAT}: {FLAT.judge(times)})",
+            )
+            report.data[f"{gigabytes:g} GB, {standbys} standbys"] = {"gaps": gaps, "mb": sizes}
+    return report
+
+
+def _measured(
+    report: Report, arguments: argparse.Namespace, gigabytes: float, standbys: int
+) -> tuple[list[float], tuple[float, float, float]]:
+    keys = max(1, round(gigabytes * 1e9 / arguments.value_bytes))
+    with (
+        tempfile.TemporaryDirectory(prefix="clonos-bench-") as folder,
+        run.paced(arguments.rate, keys) as schedule,
+    ):
+        job = clonos.Job(
+            "state",
+            parallelism=1,
+            standbys=standbys,
+            checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+            checkpoint_dir=folder,
+            state_memory=arguments.state_memory,
+        )
+        jobs.stateful(
+            jobs.paced(schedule),
+            keys=keys,
+            value_bytes=arguments.value_bytes,
+            is_apart=True,
+            job=job,
+        )
+        with (
+            run.session(f"local[{job.cores(None)}]") as spark,
+            run.running(job, spark, schedule) as (started, watch),
+        ):
+            filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
+            run.until(started, watch, filled, 3 * run.FILL_S, "the state is filled")
+            floor = started.observer.look().floor
+            stored = lambda: started.observer.look().floor > floor + 1  # noqa: E731
+            run.until(started, watch, stored, 3 * run.FILL_S, "the state is in a checkpoint")
+            blows = [partial(kill_workers, started, ["state[0]"])] * arguments.kills
+            kills = kill_repeatedly(started, watch, blows, arguments.pause)
+            sizes = (*_memory(started), _nbytes(Path(folder)) / 1e6)
+            schedule.stop.touch()
+            ended = lambda: not started.is_running  # noqa: E731
+            run.until(started, watch, ended, PATIENCE_S, "the job has ended")
+            started.wait(0)
+    faults = watch.ledger.faults(1)
+    verdict = "; ".join(faults) or "every row delivered once, every key counted right"
+    report.notes.append(f"{gigabytes:g} GB, {standbys} standbys: {verdict}")
+    report.ok &= not faults
+    return [gap for kill in kills if (gap := _gap(watch, kill)) is not None], sizes
+
+
+def _gap(watch: Watch, kill: Kill) -> float | None:
+    (task,) = watch.tasks()
+    times, _ = watch.series(task)
+    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, time.monotonic()))
+    return None if found is None else found[0].gap_ms
+
+
+def _memory(job: RunningJob) -> tuple[float, float]:
+    """Of the slots with the state and with its copy, in MB."""
+    task = "state[0]"
+    runs = [resident_bytes(slot.pid) for slot in job.slots() if task in slot.runs]
+    keeps = [resident_bytes(slot.pid) for slot in job.slots() if task in slot.keeps]
+    return sum(runs) / 1e6, sum(keeps) / 1e6
+
+
+def _nbytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # a layer that was just deleted
+            continue
+    return total

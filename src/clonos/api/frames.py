@@ -1,0 +1,171 @@
+"""What PySpark's DataFrames have, under its names, beside columns; and what streams have not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from clonos.api.columns import ColumnOperations
+from clonos.columns.schema import require_columns
+from clonos.errors import BadGraph, UnknownColumn
+from clonos.graph.logical import Vertex
+from clonos.operators import operations as op
+
+if TYPE_CHECKING:
+    from clonos.api.grouped import GroupedStream
+    from clonos.api.keyed import KeyedStream
+    from clonos.api.streams import Stream
+
+_RESULT: Final = "a job runs as a whole: .sink(clonos.sinks.collect()), job.run(spark).table()"
+_ORDER: Final = 'key_by(...).in_order("time"), or .window(...).top(10, "price")'
+INSTEAD: Final = {
+    **dict.fromkeys(["collect", "show", "take", "first", "head", "toPandas", "toArrow", "count"],
+        _RESULT),
+    **dict.fromkeys(["cache", "persist", "checkpoint", "localCheckpoint"],
+        "a stream may go to several sinks: it is computed once"),
+    **dict.fromkeys(["orderBy", "sort"], _ORDER),
+    **dict.fromkeys(["write", "writeStream"],
+        '.sink(clonos.sinks.spark("delta", "/data/out")), or .to_dataframe(spark)'),
+    "foreachBatch": ".sink(clonos.sinks.callback(fn))",
+    "foreach": ".for_each_async(fn), or .sink(clonos.sinks.callback(fn))",
+    "mapInArrow": ".map_batches(fn, schema)",
+    "mapInPandas": ".map_batches(fn, schema), with batch.to_pandas() in fn",
+    "transformWithState": ".key_by(...).process(...)",
+    "applyInPandasWithState": ".key_by(...).process(...)",
+    "join": ".key_by(...).join(other.key_by(...), ...), or .look_up(table, on=...)",
+    "crossJoin": ".look_up(table, on=...)",
+    "distinct": ".dropDuplicates()",
+    "limit": '.window(...).top(n, "column")',
+    "repartition": ".rebalance() or .key_by(...)",
+    "rdd": ".map(fn, schema)",
+    "createOrReplaceTempView": ".to_dataframe(spark)",
+}  # fmt: skip
+"""What DataFrames have and streams have not, and what to write instead."""
+
+
+class FrameOperations(ColumnOperations):
+    """Operations of DataFrames that keep a state."""
+
+    if TYPE_CHECKING:
+
+        def key_by(self, *columns: str) -> KeyedStream: ...
+        def with_watermark(self, column: str, delay: str | timedelta) -> Stream: ...
+        def union(self, *others: Stream) -> Stream: ...
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            instead = INSTEAD.get(name)
+            told = f"; write {instead}" if instead else ""
+            raise AttributeError(f"a stream has no {name!r}{told}", name=name, obj=self)
+
+    def groupBy(self, *columns: Any) -> GroupedStream:  # noqa: N802 - as PySpark spells it
+        """Group rows by columns and one window of ``F.window`` or ``F.session_window``.
+
+        Of an event time, that needs :meth:`withWatermark` before; ``F.current_timestamp()`` is the
+        time at which rows arrive. The result has the column ``window`` with ``start`` and ``end``.
+
+        Raises
+        ------
+        UnknownColumn, NotInTasks, NeedsSpark
+            As for :meth:`select`.
+
+        Examples
+        --------
+        >>> bids.groupBy("item", F.window("time", "10 seconds")).agg(  # doctest: +SKIP
+        ...     F.count("*").alias("bids")
+        ... )
+        """
+        from clonos.api.grouped import GroupedStream
+
+        given = columns[0] if len(columns) == 1 and isinstance(columns[0], list) else columns
+        return GroupedStream(self, given)  # type: ignore[arg-type]  # only streams are one
+
+    groupby = groupBy
+
+    def withWatermark(self, column: str, delay: str | timedelta) -> Stream:  # noqa: N802 - PySpark's
+        """:meth:`with_watermark`, as PySpark spells it.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "time timestamp"))
+        >>> rows.withWatermark("time", "4 seconds").columns
+        ['time']
+        """
+        return self.with_watermark(column, delay)
+
+    def dropDuplicates(self, subset: Sequence[str] | None = None) -> Stream:  # noqa: N802 - PySpark's
+        """The first row of those with the same values in these columns, by default in all.
+
+        They are remembered for ever; see :meth:`dropDuplicatesWithinWatermark`.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "id long, s string"))
+        >>> rows.dropDuplicates(["id"]).columns
+        ['id', 's']
+        """
+        keys = self.columns if subset is None else list(subset)
+        return self.key_by(*keys).deduplicate()
+
+    drop_duplicates = dropDuplicates
+
+    def dropDuplicatesWithinWatermark(  # noqa: N802 - PySpark's
+        self, subset: Sequence[str] | None = None
+    ) -> Stream:
+        """:meth:`dropDuplicates` of rows that are not further apart than the watermark's delay.
+
+        Raises
+        ------
+        BadGraph
+            There is no watermark.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> rows = clonos.Job().source(clonos.sources.from_batches([], "id long, at timestamp"))
+        >>> timed = rows.withWatermark("at", "4 seconds")
+        >>> timed.dropDuplicatesWithinWatermark(["id"]).columns
+        ['id', 'at']
+        """
+        found = _watermark(self._vertex)
+        if found is None or found.column not in self.columns:
+            raise BadGraph(
+                "there is no watermark, or its column was dropped",
+                where="dropDuplicatesWithinWatermark",
+                remedy='write withWatermark("time", "5 seconds") before it',
+            )
+        keys = self.columns if subset is None else list(subset)
+        delay = timedelta(milliseconds=found.delay_ms)
+        return self.key_by(*keys).deduplicate(delay, on=found.column)
+
+    def unionByName(self, other: Stream) -> Stream:  # noqa: N802 - as PySpark spells it
+        """The rows of both streams; columns of the other one in the order of this one.
+
+        Examples
+        --------
+        >>> import clonos
+        >>> job = clonos.Job()
+        >>> rows = job.source(clonos.sources.from_batches([], "a long, b long"))
+        >>> others = job.source(clonos.sources.from_batches([], "b long, a long"))
+        >>> rows.unionByName(others).columns
+        ['a', 'b']
+        """
+        require_columns(other.schema, self.columns, "unionByName")
+        if more := [name for name in other.columns if name not in self.columns]:
+            raise UnknownColumn(
+                f"the other stream also has {', '.join(more)}",
+                where="unionByName",
+                remedy="drop what is too much",
+            )
+        return self.union(other.select(*self.columns))
+
+
+def _watermark(vertex: Vertex) -> op.WithWatermark | None:
+    """The watermark that holds for the rows of an operator."""
+    if isinstance(vertex.operation, op.WithWatermark):
+        return vertex.operation
+    return _watermark(vertex.edges[0].vertex) if len(vertex.edges) == 1 else None

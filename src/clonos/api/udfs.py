@@ -1,0 +1,103 @@
+"""Spark's ``@udf``, ``@pandas_udf`` and ``@arrow_udf`` objects, as functions of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from clonos.errors import WrongType
+
+_PER_ROW: Final = frozenset({100, 101})
+_PANDAS, _ARROW = 200, 250
+"""What PySpark calls ``evalType``: of ``PythonEvalType``."""
+
+
+class UserFunction(NamedTuple):
+    """What is in such an object: the function, its type in Spark's words, and how it is called."""
+
+    fn: Callable[..., Any]
+    type: str
+    kind: int
+
+    @property
+    def is_per_row(self) -> bool:
+        """Whether it takes values; if not, whole columns."""
+        return self.kind in _PER_ROW
+
+    def on_batches(
+        self, of: Sequence[str], schema: pa.Schema, field: pa.Field, where: str
+    ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """The function of batches that adds a column, or replaces the one of this name."""
+        if self.kind == _PANDAS and (timed := [n for n in of if _is_time(schema.field(n).type)]):
+            raise WrongType(
+                f"{', '.join(timed)}: Spark gives a pandas_udf times of the session's zone",
+                where=where,
+                remedy="use an arrow_udf, or a plain function",
+            )
+        return partial(_with_column, self.fn, tuple(of), field, self.kind == _PANDAS, where)
+
+
+def user_function(fn: Any, where: str) -> UserFunction | None:
+    """Take such an object apart; None if it is something else.
+
+    Raises
+    ------
+    WrongType
+        It is one that makes one value of many rows, or goes through all batches at once.
+    """
+    kind = getattr(fn, "evalType", None)
+    if kind is None or not hasattr(fn, "func") or not hasattr(fn, "returnType"):
+        return None
+    if kind not in {*_PER_ROW, _PANDAS, _ARROW}:
+        raise WrongType(
+            f"{fn.func.__name__} is no function of one row after the other (evalType {kind})",
+            where=where,
+            remedy="give udf, or pandas_udf and arrow_udf from columns to a column; others become "
+            "a function of map_batches",
+        )
+    return UserFunction(fn.func, fn.returnType.simpleString(), kind)
+
+
+def _with_column(
+    fn: Callable[..., Any],
+    of: Sequence[str],
+    field: pa.Field,
+    is_pandas: bool,
+    where: str,
+    batch: pa.RecordBatch,
+) -> pa.RecordBatch:
+    given = [batch.column(name) for name in of]
+    if is_pandas:
+        made = pa.Array.from_pandas(fn(*(c.to_pandas() for c in given)), type=field.type)
+    else:
+        made = fn(*given)
+        made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        made = made if made.type == field.type else made.cast(field.type)
+    if len(made) != batch.num_rows:
+        raise WrongType(f"{len(made)} values of {batch.num_rows} rows", where=where)
+    at = batch.schema.get_field_index(field.name)
+    columns, fields = list(batch.columns), list(batch.schema)
+    if at < 0:
+        columns, fields = [*columns, made], [*fields, field]
+    else:
+        columns[at], fields[at] = made, field
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _is_time(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(data_type) or pa.types.is_nested(data_type))
+
+
+def typed(column: str, function: UserFunction) -> str:
+    """A column's name with the function's type, unless it says its own.
+
+    Examples
+    --------
+    >>> upper = UserFunction(str.upper, "string", 100)
+    >>> typed("word", upper), typed("word binary", upper)
+    ('word string', 'word binary')
+    """
+    return column if " " in column.strip() else f"{column} {function.type}"

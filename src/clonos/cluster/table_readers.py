@@ -1,0 +1,87 @@
+"""Tables that a job reads keep what it may still ask for: how far it is, for whoever removes rows.
+
+A job is noted before it reads, and until it is complete. What it has passed is below the floors of
+all its tasks, and below the oldest point to which it can go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from clonos.core.messages import Layer
+from clonos.errors import SourceError
+from clonos.graph.compile import CompiledJob, TaskCode
+from clonos.sources.tables import followed_by, passed
+from clonos.storage.segments import Positions
+from clonos.storage.tables import Table
+
+
+class TableReaders:
+    """The tables of one job.
+
+    Parameters
+    ----------
+    checkpoint_id
+        The job's, which no other has.
+    """
+
+    def __init__(self, compiled: CompiledJob, checkpoint_id: str) -> None:
+        self._names = {op: f"{compiled.name}: {op} ({checkpoint_id})" for op in _tasks(compiled)}
+        self._tasks = _tasks(compiled)
+        self._noted: dict[str, Positions] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def register(self) -> None:
+        """The job is about to read.
+
+        Raises
+        ------
+        SourceError
+            A table's folder cannot be used.
+        """
+        for operator, codes in self._tasks.items():
+            table, name = self._table(codes[0]), self._names[operator]
+            try:
+                if name not in table.readers():
+                    table.note_reader(name, {})
+            except (OSError, pa.ArrowException) as error:
+                raise SourceError(
+                    f"the job cannot say that it reads the table: {error}",
+                    where=table.path,
+                    remedy="check that the driver reaches the folder and may write to it: it keeps "
+                    "there how far it has read",
+                ) from error
+
+    def look(self, floors: Callable[[Sequence[TaskCode]], Sequence[Layer]]) -> None:
+        """Note what is not needed any more, by the layers of the oldest floors."""
+        for operator, codes in self._tasks.items():
+            source = codes[0].source
+            found = floors(codes)
+            if not found or source is None:
+                continue
+            now = passed(source, [floor.source_cut for floor in found])
+            if now != self._noted.get(operator):
+                self._table(codes[0]).note_reader(self._names[operator], now)
+                self._noted[operator] = now
+
+    def forget(self) -> None:
+        """The job is complete."""
+        for operator, codes in self._tasks.items():
+            self._table(codes[0]).forget_reader(self._names[operator])
+
+    @staticmethod
+    def _table(code: TaskCode) -> Table:
+        assert code.source is not None
+        return Table(followed_by(code.source).path)
+
+
+def _tasks(compiled: CompiledJob) -> Mapping[str, list[TaskCode]]:
+    found: dict[str, list[TaskCode]] = {}
+    for code in compiled.codes:
+        if code.source is not None and code.source.kind == "table":
+            found.setdefault(code.source_name, []).append(code)
+    return found

@@ -1,0 +1,164 @@
+"""Bytes that need not be in memory: what is large is read where it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+from xxhash import xxh3_64
+
+
+class Content(Protocol):
+    """Bytes that never change, perhaps on a disk. ``str()`` says where they are."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, end: int) -> bytes:
+        """Some of them. Raises `OSError` if they cannot be had."""
+
+
+class Writable(Content, Protocol):
+    """Content that grows at its end until somebody reads it."""
+
+    def write(self, content: bytes) -> object: ...
+
+
+@runtime_checkable
+class Encodable(Protocol):
+    """What is encoded only when it is stored."""
+
+    def encoded(self) -> Chunks: ...
+
+
+class Held:
+    """Bytes in memory.
+
+    Examples
+    --------
+    >>> Held(b"abc").read(1, 9)
+    b'bc'
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def read(self, start: int, end: int) -> bytes:
+        return self._content[start:end]
+
+
+class Part:
+    """A part of other content.
+
+    Examples
+    --------
+    >>> part = Part(Held(b"abcdef"), 2, 5)
+    >>> len(part), part.read(1, 9)
+    (3, b'de')
+    """
+
+    def __init__(self, whole: Content, start: int, end: int) -> None:
+        self._whole, self._start, self._end = whole, start, end
+
+    def __str__(self) -> str:
+        return str(self._whole)
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def read(self, start: int, end: int) -> bytes:
+        return self._whole.read(self._start + start, min(self._start + end, self._end))
+
+
+class Shelved(Protocol):
+    """Something that is being written to the local disk."""
+
+    @property
+    def content(self) -> Content | None:
+        """It, as soon as it is there."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the disk did not take it."""
+
+
+class Shelf(Protocol):
+    """Room on the local disk for what a program has no memory for, as long as somebody has it."""
+
+    def write(self, fill: Callable[[Writable], object], *, is_long: bool) -> Shelved:
+        """Have something written, by another thread. ``is_long``: others need not wait for it."""
+
+
+STATE_MEMORY: Final = 512 << 20
+"""What values by key may take of the memory of a slot."""
+CHUNK: Final = 1 << 20
+"""So much of what is not in memory is read at once."""
+
+
+class Chunks:
+    """Content put together of others. Going through it reads a piece at a time.
+
+    Examples
+    --------
+    >>> chunks = Chunks([b"ab", Held(b"cd")])
+    >>> len(chunks), bytes(chunks), chunks.digest() == Chunks([b"abcd"]).digest()
+    (4, b'abcd', True)
+    >>> chunks.read(1, 3)
+    b'bc'
+    """
+
+    def __init__(self, parts: Sequence[bytes | Content]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            if isinstance(part, bytes):
+                yield part
+            elif isinstance(part, Chunks):
+                yield from part
+            else:
+                for start in range(0, len(part), CHUNK):
+                    yield part.read(start, start + CHUNK)
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self)
+
+    def read(self, start: int, end: int) -> bytes:
+        found, at = [], 0
+        for part in self._parts:
+            size = len(part)
+            if start < at + size and end > at:
+                found.append(content_of(part).read(max(start - at, 0), min(end - at, size)))
+            at += size
+        return b"".join(found)
+
+    def digest(self) -> int:
+        """As :func:`~clonos.core.digest.content_digest` of all of it."""
+        state = xxh3_64()
+        for chunk in self:
+            state.update(chunk)
+        digest: int = state.intdigest()
+        return digest
+
+
+def chunks_of(content: bytes | Content) -> Chunks:
+    """The same, to be gone through."""
+    return content if isinstance(content, Chunks) else Chunks([content])
+
+
+def content_of(content: bytes | Content) -> Content:
+    """The same, to be read."""
+    return Held(content) if isinstance(content, bytes) else content
+
+
+def pieces_of(content: Any) -> Iterable[Any]:
+    """What is to be written, piece by piece."""
+    return content if isinstance(content, Chunks) else (content,)

@@ -1,0 +1,50 @@
+"""Rows of a step, which are suspect if a task has died within it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Rows(NamedTuple):
+    """The rows of a step: items of a channel from `first` to `last`, or what negative numbers of
+    channels stand for."""
+
+    channel: int
+    first: int
+    last: int
+
+    def common(self, other: Rows) -> Rows | None:
+        """The rows that are in both."""
+        first, last = max(self.first, other.first), min(self.last, other.last)
+        do_meet = self.channel == other.channel and first <= last
+        return Rows(self.channel, first, last) if do_meet else None
+
+    def after(self, done: Rows) -> Rows | None:
+        """What is left of these when `done` and all rows before it have been taken."""
+        if done.channel != self.channel or done.last < self.first:
+            return self
+        if self.channel <= CALLS:  # outcomes come in any order
+            return None if done.first <= self.first and self.last <= done.last else self
+        return Rows(self.channel, done.last + 1, self.last) if done.last < self.last else None
+
+
+SOURCE_ROWS: Final = -1
+"""Not items of a channel, but rows of the task's own source."""
+TIMER: Final = -2
+"""... its wake-up, by the time at which it was due."""
+MARKER: Final = -3
+"""... a marker that came from nobody, by its epoch."""
+CALLS: Final = -4
+"""... the outcomes of calls of its operator number 0, by their number; -5 those of number 1, ..."""
+
+
+class Suspect(NamedTuple):
+    """Rows within which a task has died.
+
+    ``deaths``: how often that counts where a trial says nothing; ``lives``: how often it was, also
+    with a whole executor, or although a copy had survived.
+    """
+
+    rows: Rows
+    deaths: int
+    lives: int

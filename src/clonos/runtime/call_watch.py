@@ -1,0 +1,120 @@
+"""Watches over the event loop of the calls: one coroutine that blocks keeps all of them waiting.
+
+Nothing of the loop runs then, no timeout either. So calls whose time is over come to their end
+here, in a thread of its own, and the user hears which lines it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from clonos.blame import users_lines
+from clonos.core.calls import CallId, Outcome, Request
+
+LOGGER: Final = logging.getLogger("clonos")
+
+BEAT_S: Final = 0.25
+"""How often the loop says that it runs."""
+BLOCKED_S: Final = 1.0
+"""A loop that has said nothing for so long is blocked, if it is in user code."""
+
+GiveUp = Callable[[int, Sequence[tuple[CallId, Request]], str], None]
+"""Is told of calls of a life whose time is over, and of the lines that have blocked the loop."""
+
+
+class CallWatch:
+    """Knows which calls are open; belongs to one event loop.
+
+    Parameters
+    ----------
+    give_up
+        Called in a thread of ours.
+    """
+
+    def __init__(self, give_up: GiveUp) -> None:
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._open: defaultdict[int, dict[CallId, tuple[Request, float]]] = defaultdict(dict)
+        self._beat_s = time.monotonic()
+        self._thread_of_loop = 0
+        self._is_over = threading.Event()
+        self._has_warned = False
+
+    def start(self) -> None:
+        """The loop begins, in this thread."""
+        self._thread_of_loop = threading.get_ident()
+        self.beat()
+        threading.Thread(target=self._run, name="clonos-calls-watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over.set()
+
+    def beat(self) -> None:
+        """The loop runs."""
+        self._beat_s = time.monotonic()
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def asked(self, life: int, calls: Iterable[tuple[CallId, Request]]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._open[life].update((call, (request, now)) for call, request in calls)
+
+    def over(self, life: int, outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
+        """Those of these whose call was not given up meanwhile."""
+        with self._lock:
+            ours = self._open.get(life, {})
+            return tuple(o for o in outcomes if ours.pop(o.id, None) is not None)
+
+    def is_open(self, life: int, call: CallId) -> bool:
+        """Whether it was not given up."""
+        with self._lock:
+            return call in self._open.get(life, ())
+
+    def forget(self, life: int) -> None:
+        """A life is over."""
+        with self._lock:
+            self._open.pop(life, None)
+
+    # --- the watch ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_over.wait(BEAT_S):
+            now = time.monotonic()
+            if now - self._beat_s < BLOCKED_S:
+                self._has_warned = False
+            elif lines := users_lines(self._thread_of_loop):  # else the machine is busy
+                self._is_blocked(now, lines)
+
+    def _is_blocked(self, now: float, lines: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            LOGGER.warning(
+                "a coroutine has kept all calls of this process waiting for %.1f s. Await what "
+                "takes a while, or pass a plain function: it runs in a thread. It is here:\n%s",
+                now - self._beat_s,
+                lines,
+            )
+        for life, calls in self._overdue(now).items():
+            self._give_up(life, calls, lines)
+
+    def _overdue(self, now: float) -> dict[int, list[tuple[CallId, Request]]]:
+        """Calls that have had no answer for as long as they may, and the loop was blocked."""
+        found: dict[int, list[tuple[CallId, Request]]] = {}
+        with self._lock:
+            for life, calls in self._open.items():
+                late = [
+                    (call, request)
+                    for call, (request, asked_s) in calls.items()
+                    if now - max(asked_s, self._beat_s) >= request.service.timeout_s
+                ]
+                for call, _ in late:
+                    del calls[call]
+                if late:
+                    found[life] = late
+        return found

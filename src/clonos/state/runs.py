@@ -1,0 +1,397 @@
+"""Values by key as they lie in layers: *runs*, sorted by the hash of the key, in blocks.
+
+A block is the unit that is read, about 16 KB. Where a key is, the index knows: it has the first
+hash of each block and a filter of all hashes. It also has a digest of each block, with which a
+block is compared whenever it is read. So a run of any size can be used without having been read.
+
+A block, little-endian::
+
+    rows, bytes of keys u32 | hashes u64[rows] | ends of keys, of values u32[rows + 1]
+    | key groups i16[rows] | has a value u8[rows] | keys | values
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
+
+from clonos.core.content import Content
+from clonos.core.layer import UnreadableLayer
+
+BLOCK_BYTES: Final = 16 * 1024
+"""A larger value has a block of its own."""
+MERGED_BYTES: Final = 32 * 1024 * 1024
+"""Runs are merged in ranges of hashes of about this size."""
+WRITTEN_ROWS: Final = 2048
+"""So many values are put into blocks at once."""
+
+_BITS: Final = 10
+"""Of the filter, per key: of keys that are not there, about 3 % seem to be."""
+_HEAD: Final = struct.Struct("<II")
+_ROW_BYTES: Final = 19
+
+UInt64 = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """Rows of a run, by hash: each with its key group, its key and its value (null: gone)."""
+
+    hashes: UInt64
+    groups: Int64
+    keys: pa.Array
+    values: pa.Array
+
+    def chosen(self, places: Int64 | Mask) -> Rows:
+        """Some of them, in this order."""
+        at = places.nonzero()[0] if places.dtype == np.bool_ else places
+        arrow = pa.array(at)
+        columns = self.keys.take(arrow), self.values.take(arrow)
+        return Rows(self.hashes[at], self.groups[at], *columns)
+
+
+class Index(NamedTuple):
+    """Where what is in a run."""
+
+    rows: int
+    firsts: UInt64
+    ends: UInt64
+    digests: UInt64
+    filter: UInt64
+
+    def encode(self) -> bytes:
+        """As a delta has it."""
+        sizes = struct.pack("<QQQ", self.rows, len(self.firsts), len(self.filter))
+        return b"".join((sizes, *(column.tobytes() for column in self[1:])))
+
+    @classmethod
+    def decode(cls, content: bytes) -> Index:
+        """The inverse."""
+        rows, blocks, words = struct.unpack_from("<QQQ", content)
+        columns = np.frombuffer(content, "<u8", offset=24)
+        if len(columns) != 3 * blocks + words:
+            raise ValueError("the index of a run has another size than it says")
+        cut = [blocks, 2 * blocks, 3 * blocks]
+        return cls(rows, *np.split(columns, cut))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+
+class Run:
+    """Values by key, where they lie.
+
+    Parameters
+    ----------
+    blocks
+        Read when somebody asks for what is in them.
+    """
+
+    def __init__(self, index: Index, blocks: Content) -> None:
+        self.index, self.blocks = index, blocks
+
+    def __len__(self) -> int:
+        return self.index.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks."""
+        return self.index.nbytes
+
+    def find(self, hashes: UInt64, keys: Sequence[bytes]) -> dict[int, bytes | None]:
+        """Which of these keys it knows, by their numbers, with their values (None: gone).
+
+        `hashes` are those of the keys, sorted.
+        """
+        found: dict[int, bytes | None] = {}
+        index = self.index
+        numbers = np.searchsorted(index.firsts, hashes, "right").astype(np.int64) - 1
+        may_be = (numbers >= 0) & _are_in(index.filter, hashes)
+        last, block = -1, b""
+        for i in may_be.nonzero()[0].tolist():
+            number = int(numbers[i])
+            if number != last:
+                last, block = number, self._block(number)
+            value = _look_up(block, int(hashes[i]), keys[i])
+            if value is not _NOTHING:
+                found[i] = value
+        return found
+
+    def items(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """All keys and values."""
+        for rows in self.parts():
+            yield from zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)
+
+    def parts(self, low: int = 0, high: int = 1 << 64) -> Iterator[Rows]:
+        """The rows whose hashes are from `low` on and below `high`, in order."""
+        firsts = self.index.firsts
+        start = max(int(np.searchsorted(firsts, np.uint64(low), "right")) - 1, 0)
+        for number in range(start, len(firsts)):
+            if int(firsts[number]) >= high:
+                return
+            rows = _rows_of(self._block(number))
+            first, last = int(rows.hashes[0]), int(rows.hashes[-1])
+            if first < low or last >= high:
+                is_in = rows.hashes >= np.uint64(low)
+                if high < 1 << 64:
+                    is_in &= rows.hashes < np.uint64(high)
+                rows = rows.chosen(is_in)
+            if len(rows.hashes):
+                yield rows
+
+    def _block(self, number: int) -> bytes:
+        ends = self.index.ends
+        start, end = int(ends[number - 1]) if number else 0, int(ends[number])
+        try:
+            block = self.blocks.read(start, end)
+        except OSError as error:
+            raise self._damaged(number, str(error)) from error
+        if xxh3_64_intdigest(block) != int(self.index.digests[number]):
+            raise self._damaged(number, "its checksum is wrong")
+        return block
+
+    def _damaged(self, block: int, why: str) -> UnreadableLayer:
+        return UnreadableLayer(
+            f"block {block} of a run of values cannot be read: {why}",
+            where=str(self.blocks),
+            remedy="recover from a copy of the checkpoint_dir; check the disk it lies on",
+        )
+
+
+class RunWriter:
+    """Writes one run, block by block.
+
+    Parameters
+    ----------
+    rows_max
+        It will not have more rows.
+    write
+        Takes the blocks.
+    """
+
+    def __init__(self, rows_max: int, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._filter = np.zeros(max(rows_max * _BITS // 64, 1), np.uint64)
+        self._rows, self._end = 0, 0
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        self._digests: list[int] = []
+
+    def add(self, rows: Rows) -> None:
+        """Rows behind those before: their hashes are higher, and no key is there twice."""
+        if not len(rows.hashes):
+            return
+        places, bits = _filter_bits(rows.hashes, len(self._filter))
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
+        self._filter[places[starts]] |= np.bitwise_or.reduceat(bits, starts)
+        for first, block in _blocks(rows):
+            self._write(block)
+            self._end += len(block)
+            self._firsts.append(first)
+            self._ends.append(self._end)
+            self._digests.append(xxh3_64_intdigest(block))
+        self._rows += len(rows.hashes)
+
+    def index(self) -> Index:
+        """After the last row."""
+        firsts, ends, digests = (
+            np.array(column, np.uint64) for column in (self._firsts, self._ends, self._digests)
+        )
+        return Index(self._rows, firsts, ends, digests, self._filter)
+
+
+def write_values(
+    values: Mapping[bytes, bytes | None], groups: Sequence[int], write: Callable[[bytes], object]
+) -> Index:
+    """Write values by key as a run; `groups` has the key group of each, or is empty."""
+    keys, contents = list(values), list(values.values())
+    hashes = hashes_of(keys)
+    numbers = np.array(groups, np.int64) if len(groups) else np.zeros(len(keys), np.int64)
+    writer = RunWriter(len(keys), write)
+    order = np.argsort(hashes)
+    start = 0
+    while start < len(order):
+        # A few at a time: to make an array of all of them would keep other threads waiting.
+        end = min(start + WRITTEN_ROWS, len(order))
+        while end < len(order) and hashes[order[end]] == hashes[order[end - 1]]:
+            end += 1
+        chosen = order[start:end]
+        places = chosen.tolist()
+        columns = (
+            pa.array([some[i] for i in places], pa.large_binary()) for some in (keys, contents)
+        )
+        writer.add(Rows(hashes[chosen], numbers[chosen], *columns))
+        start = end
+    return writer.index()
+
+
+def hashes_of(keys: Sequence[bytes]) -> UInt64:
+    """By which keys are sorted."""
+    return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
+
+
+def merge_runs(runs: Sequence[Run], writer: RunWriter, *, is_base: bool) -> None:
+    """Write a run that has the effect of all of them, the oldest first.
+
+    ``is_base``: nothing lies below, so what is gone need not be mentioned any more. No more than a
+    range of hashes is in memory at a time.
+    """
+    ranges = 1 + sum(run.nbytes for run in runs) // MERGED_BYTES
+    bounds = [(i << 64) // ranges for i in range(ranges + 1)]
+    for low, high in pairwise(bounds):
+        parts = [rows for run in runs for rows in run.parts(low, high)]
+        if parts:
+            writer.add(_newest(parts, is_base=is_base))
+
+
+def _newest(parts: Sequence[Rows], *, is_base: bool) -> Rows:
+    """Per key the last row, by hash."""
+    hashes, groups = (np.concatenate(some) for some in list(zip(*parts, strict=True))[:2])
+    keys = pa.concat_arrays([rows.keys for rows in parts])
+    values = pa.concat_arrays([rows.values for rows in parts])
+    table = pa.table({"key": keys, "row": np.arange(len(keys))})
+    last = table.group_by("key", use_threads=False).aggregate([("row", "max")])["row_max"]
+    places: Int64 = last.to_numpy()
+    if is_base:
+        places = places[values.is_valid().to_numpy(zero_copy_only=False)[places]]
+    places = places[np.argsort(hashes[places])]
+    return Rows(hashes, groups, keys, values).chosen(places)
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def _blocks(rows: Rows) -> Iterator[tuple[int, bytes]]:
+    """Each block and its first hash. Equal hashes are in one block."""
+    hashes, count = rows.hashes, len(rows.hashes)
+    key_ends, keys = _offsets(rows.keys)
+    value_ends, values = _offsets(rows.values)
+    groups = rows.groups.astype("<i2")
+    is_there = rows.values.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    sizes = _ROW_BYTES * np.arange(count + 1) + key_ends - key_ends[0] + value_ends - value_ends[0]
+    cuts = [0]
+    for cut in (np.flatnonzero(np.diff(sizes[:-1] // BLOCK_BYTES)) + 1).tolist():
+        while cut < count and hashes[cut] == hashes[cut - 1]:
+            cut += 1  # noqa: PLW2901 - to where another hash begins
+        if cuts[-1] < cut < count:
+            cuts.append(cut)
+    for a, b in zip(cuts, [*cuts[1:], count], strict=True):
+        k, v = key_ends[a : b + 1], value_ends[a : b + 1]
+        yield (
+            int(hashes[a]),
+            b"".join(
+                (
+                    _HEAD.pack(b - a, int(k[-1] - k[0])),
+                    hashes[a:b].tobytes(),
+                    (k - k[0]).astype("<u4").tobytes(),
+                    (v - v[0]).astype("<u4").tobytes(),
+                    groups[a:b].tobytes(),
+                    is_there[a:b].tobytes(),
+                    keys[k[0] : k[-1]],
+                    values[v[0] : v[-1]],
+                )
+            ),
+        )
+
+
+def _offsets(column: pa.Array) -> tuple[Int64, memoryview]:
+    """Where each value begins and ends, and all of them."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    return ends, memoryview(data if data is not None else b"")
+
+
+class _Places(NamedTuple):
+    """Where in a block its columns begin."""
+
+    keys: int
+    values: int
+    groups: int
+    is_there: int
+    data: int
+    end_of_keys: int
+
+
+def _places(block: bytes) -> tuple[int, _Places]:
+    rows, key_bytes = _HEAD.unpack_from(block)
+    keys = _HEAD.size + 8 * rows
+    values = keys + 4 * (rows + 1)
+    groups = values + 4 * (rows + 1)
+    is_there = groups + 2 * rows
+    data = is_there + rows
+    return rows, _Places(keys, values, groups, is_there, data, data + key_bytes)
+
+
+_NOTHING: Final[Any] = object()
+
+
+def _look_up(block: bytes, wanted: int, key: bytes) -> Any:
+    """The value of a key; None: it is gone; nothing: the block does not know it."""
+    rows, at = _places(block)
+    view = memoryview(block)
+    hashes = view[_HEAD.size : at.keys].cast("Q")
+    i = bisect_left(hashes, wanted)
+    if i == rows or hashes[i] != wanted:
+        return _NOTHING
+    ends = view[at.keys : at.groups].cast("I")  # of keys, then of values
+    while i < rows and hashes[i] == wanted:
+        if block[at.data + ends[i] : at.data + ends[i + 1]] == key:
+            if not block[at.is_there + i]:
+                return None
+            i += rows + 1
+            return block[at.end_of_keys + ends[i] : at.end_of_keys + ends[i + 1]]
+        i += 1
+    return _NOTHING
+
+
+def _rows_of(block: bytes) -> Rows:
+    rows, at = _places(block)
+    buffer = np.frombuffer(block, np.uint8)
+    hashes = np.frombuffer(block, "<u8", rows, _HEAD.size)
+    groups = np.frombuffer(block, "<i2", rows, at.groups).astype(np.int64)
+    is_there = buffer[at.is_there : at.data].astype(np.bool_)
+    columns = []
+    for ends_at, start, end in (
+        (at.keys, at.data, at.end_of_keys),
+        (at.values, at.end_of_keys, len(block)),
+    ):
+        ends = np.frombuffer(block, "<u4", rows + 1, ends_at).astype(np.int64)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(block).slice(start, end - start)]
+        columns.append(pa.Array.from_buffers(pa.large_binary(), rows, buffers))
+    keys, values = columns
+    if not is_there.all():
+        valid = pa.py_buffer(np.packbits(is_there, bitorder="little"))
+        values = pa.Array.from_buffers(pa.large_binary(), rows, [valid, *values.buffers()[1:]])
+    return Rows(hashes, groups, keys, values)
+
+
+# --- the filter -----------------------------------------------------------------------------------
+
+
+def _filter_bits(hashes: UInt64, words: int) -> tuple[Int64, UInt64]:
+    """In which word a hash has its four bits, and these."""
+    places = ((hashes >> np.uint64(32)) * np.uint64(words)) >> np.uint64(32)
+    one, six, low = np.uint64(1), np.uint64(6), np.uint64(63)
+    bits = np.zeros(len(hashes), np.uint64)
+    rest = hashes
+    for _ in range(4):
+        bits |= one << (rest & low)
+        rest = rest >> six
+    return places.astype(np.int64), bits
+
+
+def _are_in(words: UInt64, hashes: UInt64) -> Mask:
+    places, bits = _filter_bits(hashes, len(words))
+    result: Mask = (words[places] & bits) == bits
+    return result

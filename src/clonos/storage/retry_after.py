@@ -1,0 +1,61 @@
+"""How long a service wants to be left alone: ``Retry-After``, as HTTP's answers have it."""
+
+from __future__ import annotations
+
+import time
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+RETRY_AFTER_MAX_S: Final = 300.0
+"""A service that wants more time is asked earlier."""
+
+
+def retry_after_s(said: str | None) -> float:
+    """How long a ``Retry-After`` asks to wait: seconds, or until a date.
+
+    Examples
+    --------
+    >>> retry_after_s("3"), retry_after_s(None), retry_after_s("soon"), retry_after_s("1" * 20)
+    (3.0, 0.0, 0.0, 300.0)
+    >>> retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT")
+    0.0
+    """
+    if said is None:
+        return 0.0
+    if said.isascii() and said.isdigit():
+        return min(float(said), RETRY_AFTER_MAX_S)
+    try:
+        wait_s = parsedate_to_datetime(said).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(wait_s, 0.0), RETRY_AFTER_MAX_S)
+
+
+def asked_to_wait_s(error: BaseException) -> float:
+    """How long an exception of an HTTP client asks to wait, in seconds; 0: it does not.
+
+    The clients agree on little: urllib's and aiohttp's have ``headers``, those of requests and
+    httpx have a ``response`` with headers, and packages for one service have a ``retry_after``.
+
+    Examples
+    --------
+    >>> class TooManyRequests(Exception):
+    ...     headers = {"Retry-After": "3"}
+    >>> asked_to_wait_s(TooManyRequests()), asked_to_wait_s(ValueError())
+    (3.0, 0.0)
+    """
+    try:
+        said = getattr(error, "retry_after", None)
+        for holder in (error, getattr(error, "response", None)):
+            headers = getattr(holder, "headers", None)
+            if said is None and headers is not None:
+                said = headers.get("Retry-After")
+        return _seconds(said)
+    except Exception:  # noqa: BLE001 - attributes of somebody's exception may do anything
+        return 0.0
+
+
+def _seconds(said: Any) -> float:
+    if isinstance(said, (int, float)) and not isinstance(said, bool):
+        return min(max(float(said), 0.0), RETRY_AFTER_MAX_S)
+    return retry_after_s(said) if isinstance(said, str) else 0.0

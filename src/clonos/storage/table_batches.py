@@ -1,0 +1,231 @@
+"""What a streaming query writes into a table: batches that are whole or absent.
+
+::
+
+    _rows/<batch>/<partition>-<random>.arrow     files that any number of attempts wrote
+    _batches/<block>/<batch>.json                which of them are the batch: a *manifest*
+
+A file that no manifest names does not exist for anybody. A manifest is put only if there is none of
+this number. So that is the one moment at which a batch is taken, whatever dies before or after it,
+and a batch that is offered again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from clonos.errors import ClonosError
+from clonos.storage.files import Info
+from clonos.storage.folder import Folder
+from clonos.storage.segments import START, Position, Segment
+
+FILE_BYTES: Final = 4 << 20
+"""A file of this size is closed: either end holds one of them in memory."""
+MANIFESTS: Final = "_batches"
+ROWS: Final = "_rows"
+TASK: Final = 0
+"""A query's rows count as those of one task."""
+
+_BLOCK: Final = 256
+"""Manifests per folder."""
+_MANIFEST: Final = re.compile(r"(\d{12})\.json")
+
+
+class OtherQuery(ClonosError):
+    """Rows were taken from another streaming query, or this one has forgotten what it handed over:
+    nobody can tell which rows are new."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file of rows that is not part of the table yet."""
+
+    name: str
+    rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A batch that was taken.
+
+    Attributes
+    ----------
+    batch
+        Spark's number. Batches without rows have no manifest.
+    extent
+        What is equal if, and only if, Spark takes it for the very same rows; empty: not known.
+    """
+
+    batch: int
+    extent: str
+    files: tuple[StagedFile, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Manifest:
+        """The inverse of :meth:`encode`; `ValueError`, `TypeError` or `KeyError` for others."""
+        said = json.loads(content)
+        files = tuple(StagedFile(**file) for file in said["files"])
+        return cls(said["batch"], said["extent"], files)
+
+
+class Batches:
+    """The batches in a table's folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def stage(
+        self, batch: int, partition: int, rows: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[StagedFile]:
+        """Write rows of a partition, in order. Every attempt writes files of its own."""
+        stem = f"{batch:012d}/{partition:05d}-{secrets.token_hex(8)}"
+        gathered: list[pa.RecordBatch] = []
+        nbytes = count = 0
+        for piece in rows:
+            if not piece.num_rows:
+                continue
+            gathered.append(piece)
+            nbytes += piece.nbytes
+            if nbytes >= FILE_BYTES:
+                yield self._put(f"{stem}-{count:05d}.arrow", gathered, schema)
+                gathered, nbytes, count = [], 0, count + 1
+        if gathered:
+            yield self._put(f"{stem}-{count:05d}.arrow", gathered, schema)
+
+    def _put(self, name: str, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> StagedFile:
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(sink, schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        content = sink.getvalue()
+        self._folder.put(f"{ROWS}/{name}", content)
+        return StagedFile(name, sum(batch.num_rows for batch in batches), content.size)
+
+    def take(self, batch: int, files: Sequence[StagedFile], extent: str = "") -> bool:
+        """Take a batch: from when this returns, its rows are safe.
+
+        Returns
+        -------
+        bool
+            False if it was taken before; the files that are offered now are deleted then.
+
+        Raises
+        ------
+        OtherQuery
+            The query has handed over later batches before, or this one with other rows.
+        """
+        before = self.newest()
+        if before is not None:
+            self._require_same(before, batch, extent)
+            if before.batch == batch:
+                # Whoever has put it may have died, or failed, before it was durable.
+                self._folder.keep(_path(batch), before.encode(), lambda _: True)
+                self.discard(batch, files)
+                return False
+        if not files:
+            return True
+        manifest = Manifest(batch, extent, tuple(files))
+        if not self._folder.create(_path(batch), manifest.encode()):
+            self.discard(batch, files)  # another driver of the query has just taken it
+            return False
+        for done in filter(None, [before, manifest]):
+            self._sweep(done)
+        return True
+
+    def discard(self, batch: int, files: Iterable[StagedFile]) -> None:
+        """Delete files of an attempt, unless they are the batch: Spark also aborts what it has
+        committed, if it has not heard so."""
+        found = self._read(_path(batch)) if self._folder.has(_path(batch)) else None
+        kept = {file.name for file in found.files} if found is not None else set()
+        self._folder.delete(f"{ROWS}/{file.name}" for file in files if file.name not in kept)
+
+    def _require_same(self, newest: Manifest, batch: int, extent: str) -> None:
+        """Spark offers at most its last batch again, and then as it was before."""
+        if batch < newest.batch:
+            what = f"the query is at batch {batch}, but has handed over batch {newest.batch} before"
+        elif batch == newest.batch and extent and newest.extent and extent != newest.extent:
+            what = f"batch {batch} was handed over before, but began or ended elsewhere"
+        else:
+            return
+        raise OtherQuery(
+            what,
+            where=self._folder.root,
+            remedy="the query's checkpoint was replaced by an older copy, or in part: restore its "
+            "newest state, or let the query begin anew with a new checkpoint and a new folder",
+        )
+
+    def _sweep(self, manifest: Manifest) -> None:
+        """Delete what attempts that came to nothing have left of a batch."""
+        kept = {file.name for file in manifest.files}
+        found = self._folder.entries(f"{ROWS}/{manifest.batch:012d}")
+        names = [f"{manifest.batch:012d}/{info.name}" for info in found]
+        self._folder.delete(f"{ROWS}/{name}" for name in names if name not in kept)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def newest(self) -> Manifest | None:
+        """The last batch that was taken."""
+        for block in reversed(self._folder.entries(MANIFESTS)):
+            found = [info for info in self._folder.entries(block.path) if _number(info) is not None]
+            if found:
+                return self._read(found[-1].path)
+        return None
+
+    def behind(self, position: Position) -> Iterator[Segment]:
+        """The files behind a position, in order."""
+        for info in self._manifests(position):
+            manifest = self._read(info.path)
+            if manifest is None:
+                continue
+            for number, file in enumerate(manifest.files):
+                at = Position(manifest.batch, number)
+                path = self._folder.path(f"{ROWS}/{file.name}")
+                if at > position:
+                    yield Segment(TASK, at, file.rows, file.nbytes, info.mtime_s, path)
+
+    def forget(self, until: Position) -> None:
+        """Delete manifests whose files are all gone: up to a position. The newest one stays: it
+        says which batch was the last."""
+        for info in self._manifests(START)[:-1]:
+            manifest = self._read(info.path)
+            if manifest is None or Position(manifest.batch, len(manifest.files) - 1) > until:
+                return
+            self._folder.delete([info.path])
+
+    def _manifests(self, position: Position) -> list[Info]:
+        found: list[Info] = []
+        for block in self._folder.entries(MANIFESTS):
+            if block.name.isdecimal() and int(block.name) >= position.generation // _BLOCK:
+                entries = self._folder.entries(block.path)
+                found += [i for i in entries if (_number(i) or 0) >= position.generation]
+        return [info for info in found if _number(info) is not None]
+
+    def _read(self, path: str) -> Manifest | None:
+        """A manifest; None if it has just been removed."""
+        try:
+            return Manifest.decode(self._folder.read(path).to_pybytes())
+        except FileNotFoundError:
+            return None
+
+
+def _path(batch: int) -> str:
+    return f"{MANIFESTS}/{batch // _BLOCK:010d}/{batch:012d}.json"
+
+
+def _number(info: Info) -> int | None:
+    found = _MANIFEST.fullmatch(info.name)
+    return int(found[1]) if found else None

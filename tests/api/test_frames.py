@@ -1,0 +1,139 @@
+"""PySpark's names on streams, and what is said where a stream has none of them."""
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.functions import udf
+from pyspark.sql.pandas import functions
+from pyspark.sql.types import LongType, StringType
+
+import clonos
+from clonos.api.frames import INSTEAD
+from clonos.errors import BadGraph, OperatorError, UnknownColumn, WrongType
+from clonos.testing import InMemoryRun
+
+arrow_udf: Any = functions.arrow_udf
+pandas_udf: Any = functions.pandas_udf
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
+ROWS = [(n % 3, f"w{n}", START + dt.timedelta(seconds=n)) for n in range(9)]
+
+
+def stream():
+    return clonos.Job("named").source(
+        clonos.sources.from_batches([ROWS[:5], ROWS[5:]], "id long, word string, at timestamp")
+    )
+
+
+def rows_of(made):
+    made.sink(clonos.sinks.collect(), name="out")
+    table = InMemoryRun(made._job.compile()).run()["out"]
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def test_duplicates():
+    ids = stream().select("id")
+    assert rows_of(ids.dropDuplicates()) == [(0,), (1,), (2,)]
+    words = stream().dropDuplicates(["id"]).select("word")
+    assert rows_of(words) == [("w0",), ("w1",), ("w2",)]
+    timed = stream().withWatermark("at", "1 second")
+    assert len(rows_of(timed.drop_duplicates(["id"]))) == 3
+    with pytest.raises(BadGraph, match="no watermark"):
+        stream().dropDuplicatesWithinWatermark()
+    with pytest.raises(BadGraph, match="column was dropped"):
+        timed.select("id").dropDuplicatesWithinWatermark(["id"])
+
+
+def test_union_by_name():
+    one = stream()
+    other = one._job.source(
+        clonos.sources.from_batches([[("x", START, 7)]], "word string, at timestamp, id long")
+    )
+    assert (7, "x", START) in rows_of(one.unionByName(other))
+    with pytest.raises(UnknownColumn):
+        one.unionByName(other.select("id"))
+    with pytest.raises(UnknownColumn, match="also has word, at"):
+        other.select("id").unionByName(other)
+
+
+def test_what_dataframes_have_and_streams_have_not_is_said():
+    rows = stream()
+    for name, instead in INSTEAD.items():
+        with pytest.raises(AttributeError, match=name) as raised:
+            getattr(rows, name)
+        assert instead in str(raised.value)
+    with pytest.raises(AttributeError, match=r"no 'selec'$"):
+        _ = rows.selec
+
+
+@pytest.mark.parametrize("how", ["left", "left_outer", "full", "leftsemi", "left_anti", "cross"])
+def test_joins_that_there_are_not(how):
+    keyed = stream().key_by("id")
+    other = keyed._job.source(clonos.sources.from_batches([], "key long")).key_by("key")
+    with pytest.raises(BadGraph, match=r"pairs of rows only.*Process"):
+        keyed.join(other, how=how)
+    with pytest.raises(WrongType, match="how='lft'"):
+        keyed.join(other, how="lft")
+    assert keyed.join(other, how="inner").columns == ["id", "word", "at", "key"]
+
+
+def test_grouping_needs_a_window():
+    with pytest.raises(BadGraph, match=r"never done.*F\.window"):
+        stream().groupBy("id").count()
+    with pytest.raises(UnknownColumn):
+        stream().groupBy("missing")
+    with pytest.raises(WrongType, match="7 is not a column"):
+        stream().groupBy(7)
+
+
+@udf(StringType())
+def loud(word):
+    return word.upper()
+
+
+@udf(LongType(), useArrow=True)
+def plus_one(n):
+    return n + 1
+
+
+def twice(words: pd.Series) -> pd.Series:
+    return words * 2
+
+
+def lengths(words: pa.Array) -> pa.Array:
+    return pc.utf8_length(words)
+
+
+def test_udf_objects_of_spark():
+    both = pandas_udf(twice, StringType())
+    size = arrow_udf(lengths, LongType())
+    made = stream().with_column("loud", loud, "word").with_column("id", plus_one, "id")
+    made = made.with_column("both", both, "word").with_column("size int", size, "word")
+    assert made.dtypes[3:] == [("loud", "string"), ("both", "string"), ("size", "int")]
+    found = rows_of(made.select("id", "loud", "both", "size"))
+    assert found[0] == (1, "W0", "w0w0", 2)
+    assert len(found) == 9
+
+
+def test_udf_objects_that_are_refused():
+    with pytest.raises(WrongType, match="use an arrow_udf"):
+        stream().with_column("x", pandas_udf(twice, StringType()), "at")
+    total = pandas_udf(_total, LongType())
+    with pytest.raises(WrongType, match="no function of one row after the other"):
+        stream().with_column("x", total, "id")
+    short = arrow_udf(_short, LongType())
+    with pytest.raises(OperatorError, match=r"1 values of \d rows"):
+        rows_of(stream().with_column("x", short, "id"))
+
+
+def _total(values: pd.Series) -> int:
+    return int(np.sum(values))
+
+
+def _short(values: pa.Array) -> pa.Array:
+    return values.slice(0, 1)
