@@ -53,6 +53,7 @@ class Movers:
         self.moved, self.overtaken, self.has_failures = 0, 0, False
         self._rivals = rivals
         self._overtaking: co.Note | None = None
+        self._heard_of: co.Coordinator | None = None
         self._kills = KILLS if deadly else 0
         cluster.on_note.append(self._noted)
         for _ in range(ASKED):
@@ -110,11 +111,14 @@ class Movers:
             self.cluster.scheduler.after(self.random.choice((0.0, 0.5, 3.0)), self._kill, note.task)
 
     def _look_at_rivals(self, note: co.Note) -> None:
+        coordinator = self.cluster.driver.coordinator
+        if coordinator is not self._heard_of:  # a driver that has died ends what it had begun
+            self._heard_of, self._overtaking = coordinator, None
         if note.what == "rival":
             self._overtaking, self.overtaken = note, self.overtaken + 1
         elif note.what in ("moved", "stayed") and self._overtaking is not None:
             rival, self._overtaking = self._overtaking, None
-            rival_wins(rival, note, self.cluster.driver.coordinator)
+            rival_wins(rival, note, coordinator)
 
     def _kill(self, task: int) -> None:
         """Who moves, where it moves to, any other, or the driver."""
