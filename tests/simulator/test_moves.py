@@ -71,6 +71,33 @@ def test_a_task_goes_on_elsewhere(standbys):
     assert [n.task for n in play.notes if n.what == "moving"] == [MIDDLE]
 
 
+def test_who_is_overtaken_is_not_asked():
+    """It never rests, as it takes for ever to answer; the fence is answered meanwhile."""
+    play = Play()
+    before = play.home()
+    assert before is not None
+    play.cluster.slow[before] = 30.0
+    play.post(co.MoveAsked(MIDDLE, overtakes=True))
+    play.until(lambda: play.says("moved"))
+    assert play.home() not in (before, None)
+    assert [(n.task, n.value) for n in play.notes if n.what == "rival"] == [(MIDDLE, play.home())]
+    assert not play.says("moving")
+    assert [n.task for n in play.notes if n.what == "detected"] == [MIDDLE]
+    play.notes.clear()
+    play.post(co.MoveAsked(MIDDLE, overtakes=True))  # but for where it was slow, no slot is free
+    free = {slot.number for slot in play.cluster.alive()} - {before, play.home()}
+    for slot in play.cluster.alive():
+        if slot.number in free and not any(t.slot == slot.number for t in tasks(play)):
+            play.cluster.kill(slot, "no slot is left")
+    play.until(lambda: play.says("stayed") or play.says("moved"))
+    assert play.home() != before
+    play.end()
+
+
+def tasks(play):
+    return play.cluster.driver.coordinator.tasks.values()
+
+
 def test_there_and_back_again():
     """Its old slot has forgotten it, and takes it again."""
     play = Play()
@@ -168,3 +195,4 @@ def test_a_yield_of_an_earlier_life_is_void():
 
 def test_seeds():
     assert main(12, kind=Kind(moves=True)) == 0
+    assert main(6, kind=Kind(rivals=True)) == 0

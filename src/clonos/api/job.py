@@ -10,7 +10,16 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from clonos.api.feedback import Feedback
-from clonos.api.settings import MORE_ROOM, SAID_RARELY, keep_of, name_of, number_of, one_of, size_of
+from clonos.api.settings import (
+    MORE_ROOM,
+    SAID_RARELY,
+    keep_of,
+    name_of,
+    number_of,
+    one_of,
+    require_logs,
+    size_of,
+)
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
@@ -80,6 +89,9 @@ class Job:
     state_memory
         How much memory a slot gives to values by key, 1 MiB or more. What has not been wanted
         lately is on its local disk beyond that, or where the checkpoint is.
+    speculation
+        Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
+        by its standby: it is fenced where it is slow, and recovered in another slot.
     seed
         Of ``ctx.random``.
     lineage
@@ -118,24 +130,22 @@ class Job:
         inflight: Literal["spill", "memory"] = "spill",
         inflight_bytes: str | int = "256 MiB",
         log_bytes: str | int = "256 MiB",
+        speculation: bool = False,
         state_memory: str | int = "512 MiB",
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
         one_of("guarantee", guarantee, "exactly_once", "at_least_once", "at_most_once")
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
-        if checkpoints == "uncoordinated" and guarantee != "exactly_once":
-            raise WrongType(
-                f"checkpoints={checkpoints!r} with guarantee={guarantee!r}",
-                remedy="without logs only marked checkpoints fit together: use one or the other",
-            )
+        if checkpoints == "uncoordinated":
+            what = "only marked checkpoints fit together"
+            require_logs(guarantee, f"checkpoints={checkpoints!r}", what)
+        if speculation:
+            require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
         one_of("on_orphan", on_orphan, "consistency", "availability")
         keep = keep_of(history, history_bytes, history_interval)
-        if keep is not None and guarantee != "exactly_once":
-            raise WrongType(
-                f"history={history!r} with guarantee={guarantee!r}",
-                remedy="without logs the past cannot be replayed: use one or the other",
-            )
+        if keep is not None:
+            require_logs(guarantee, f"history={history!r}", "the past cannot be replayed")
         if keep is not None and on_orphan == "availability":
             raise WrongType(
                 f"history={history!r} with on_orphan={on_orphan!r}",
@@ -166,6 +176,7 @@ class Job:
                 inflight=inflight,
                 inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
                 log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
+                speculation=speculation,
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
             ),
         )

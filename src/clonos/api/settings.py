@@ -47,6 +47,15 @@ def one_of(name: str, value: str, *allowed: str) -> None:
         raise WrongType(f"{name}={value!r}", remedy=f"use {' or '.join(repr(a) for a in allowed)}")
 
 
+def require_logs(guarantee: str, setting: str, what: str) -> None:
+    """See that there are logs; `what`: how it is without them."""
+    if guarantee == "at_least_once":
+        raise WrongType(
+            f"{setting} with guarantee={guarantee!r}",
+            remedy=f"without logs {what}: use one or the other",
+        )
+
+
 def name_of(name: str, value: Any) -> str:
     """A text that is not empty."""
     if not (isinstance(value, str) and value):

@@ -292,6 +292,7 @@ class DriverSetup:
             progress_s=progress_s,
             inflight_bytes=options.inflight_bytes,
             log_bytes=options.log_bytes,
+            speculation=options.speculation,
             versions=installed(),
             interruptions=(JobCancelled, SparkStopped),
         )

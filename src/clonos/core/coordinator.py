@@ -7,7 +7,7 @@ decided is decided by its parts, on one :class:`~clonos.core.roster.Roster`; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from clonos.core import messages as msg
@@ -35,6 +35,7 @@ from clonos.core.placement import Slot, best_slot
 from clonos.core.plan import Plan
 from clonos.core.reach import GATHER_MS, Reach
 from clonos.core.recovery import PATIENCE_MS, Recoveries
+from clonos.core.rivals import Rivals
 from clonos.core.roster import Roster, TaskEvent, TaskPhase, TaskState
 from clonos.core.standbys import Standbys
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES, Throttle
@@ -66,6 +67,8 @@ class Coordinator:
         How long complaints about slots that cannot be reached are gathered.
     inflight_bytes, log_bytes
         What a process may keep in memory for its receivers, and hold of logs.
+    speculation
+        Whether tasks that fall far behind their peers are overtaken.
     term
         This driver's, if it has claimed one: one that died before its first record has used up a
         term that the journal does not know.
@@ -84,6 +87,7 @@ class Coordinator:
         gather_ms: int = GATHER_MS,
         inflight_bytes: int = INFLIGHT_BYTES,
         log_bytes: int = LOG_BYTES,
+        speculation: bool = False,
         term: int | None = None,
     ) -> None:
         self.plan = plan
@@ -108,6 +112,7 @@ class Coordinator:
             patience_ms=patience_ms,
         )
         self.moves = Moves(self.roster, self.standbys, self.recoveries, self._bound)
+        self._rivals = Rivals(self.roster, self._bound) if speculation else None
         self._reports: dict[type[Any], Callable[[int, Any], None]] = {
             msg.FenceAnswer: self.recoveries.answered,
             msg.LogPrefix: self.recoveries.read,
@@ -231,8 +236,8 @@ class Coordinator:
                     self._reports[type(report)](slot, report)
             case Compacted():
                 self.checkpoints.compacted(event)
-            case MoveAsked(task=task):
-                self.moves.ask(task)
+            case MoveAsked(task=task, overtakes=overtakes):
+                self.moves.ask(task, overtakes=overtakes)
             case Leaving(group=group, ends=ends):
                 self.moves.leaving(group, ends=ends)
 
@@ -287,10 +292,14 @@ class Coordinator:
         """Whether layers should be sealed at once: logs are long, or a cell is about to move."""
         return self.throttle.wants_floor or self.moves.wants_floor
 
-    def pressure(self, task: int, inflight_bytes: int, log_bytes: int = 0) -> list[Action]:
-        """A task says how much it keeps for its receivers, and holds of logs: past the high marks,
-        sources wait."""
-        self.throttle.pressure(task, inflight_bytes, log_bytes)
+    def counted(self, task: int, counters: Mapping[str, int], is_current: bool) -> list[Action]:
+        """A task tells its statistics, or an earlier life of it does. Past the high marks of what
+        it keeps for receivers, and holds of logs, sources wait; who is slow may be overtaken."""
+        self.throttle.pressure(
+            task, counters.get("inflight_bytes", 0), counters.get("log_bytes", 0)
+        )
+        if self._rivals is not None and is_current and self._rivals.told(task, counters):
+            self.moves.ask(task, overtakes=True)
         return self.roster.take_actions()
 
     # --- slots --------------------------------------------------------------------------------

@@ -42,9 +42,11 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class MoveAsked:
-    """Somebody wants the cell of `task` to live in another slot."""
+    """Somebody wants the cell of `task` to live in another slot; if that `overtakes` it, whatever
+    it is at."""
 
     task: int
+    overtakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Note:
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
         "generation", "standby", "unreachable", "unreadable", "moving", "moved", "stayed",
+        "rival",
     ]  # fmt: skip
     task: int = -1
     incarnation: Incarnation = NOBODY

@@ -12,6 +12,11 @@
 
 So a move is a recovery whose every step is known in advance. One cell moves at a time, and none
 while anything recovers: whoever fails meanwhile comes first.
+
+A cell may also be *overtaken*, because it is slow (:mod:`clonos.core.rivals`) and would not rest in
+time. It is not asked to: when the copy, its rival, is as near as it comes, a fence ends the old
+life, whatever it is at, and the rival recovers from the log. That is a failure like any other, but
+for a slot that is ready and a log that is read to its end.
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ FRESH_MS: Final = 500
 """How long a move waits for the floor that it has asked for: without it there is more to replay."""
 YIELD_MS: Final = 1_000
 """How long steps, calls and writes under way may take: until then the cell takes nothing new."""
+SLOW_MS: Final = 300_000
+"""No rival begins for so long where a cell was overtaken."""
 AGAIN_MS: Final = 1_000
 """How long a cell that could not move away from a slot that leaves waits for the next attempt."""
 
@@ -53,6 +60,7 @@ class MoveEvent(Enum):
     ASKED = "all run, there is a slot"
     PREPARED = "copy and floor are new"
     YIELDED = "all tasks rest"
+    OVERTAKEN = "copy is near, and nobody is asked"
     LIVE = "all tasks live again"
     GIVEN_UP = "too slow, or a failure"
 
@@ -63,6 +71,7 @@ MOVE = Table(
     {
         (MovePhase.IDLE, MoveEvent.ASKED): MovePhase.PREPARING,
         (MovePhase.PREPARING, MoveEvent.PREPARED): MovePhase.YIELDING,
+        (MovePhase.PREPARING, MoveEvent.OVERTAKEN): MovePhase.HANDING,
         (MovePhase.PREPARING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
         (MovePhase.YIELDING, MoveEvent.YIELDED): MovePhase.HANDING,
         (MovePhase.YIELDING, MoveEvent.GIVEN_UP): MovePhase.IDLE,
@@ -99,6 +108,7 @@ class Moves:
         self.machine = MOVE.machine("moves")
         self._wanted: dict[Cell, int] = {}  # since when
         self._again: dict[Cell, int] = {}  # of slots that leave: when they were last tried
+        self._slow: set[Cell] = set()  # those that are not asked
         self._leaving: set[str] = set()
         self._ending: set[str] = set()
         self._cell: Cell = ()
@@ -109,9 +119,12 @@ class Moves:
 
     # --- what is wanted -------------------------------------------------------------------------
 
-    def ask(self, task: int) -> None:
-        """The cell of `task` is to live in another slot."""
-        self._wanted.setdefault(self._roster.plan.cell_of[task], self._roster.now_ms)
+    def ask(self, task: int, *, overtakes: bool = False) -> None:
+        """The cell of `task` is to live in another slot; if that overtakes it, it is not asked."""
+        cell = self._roster.plan.cell_of[task]
+        if overtakes and cell not in self._wanted:
+            self._slow.add(cell)
+        self._wanted.setdefault(cell, self._roster.now_ms)
 
     def leaving(self, group: str, *, ends: bool = False) -> None:
         """The slots of an executor are about to go, those too that it has yet to offer. It `ends`:
@@ -172,16 +185,25 @@ class Moves:
             if target is not None:
                 self._begin(cell, target)
                 return
-            if roster.now_ms - since_ms >= PREPARE_MS:
+            # Who is slow now may not be so later.
+            if cell in self._slow or roster.now_ms - since_ms >= PREPARE_MS:
                 self._forget(cell)
                 roster.do(Note("stayed", cell[0]))
 
     def _slot_for(self, cell: Cell) -> Slot | None:
-        """Another one, with the fullest copy; never one that leaves."""
+        """Another one, with the fullest copy; never one that leaves. A rival had better be on
+        another executor, and not where somebody was slow."""
         roster = self._roster
         running = {t.slot for t in roster.tasks.values() if t.slot is not None}
         slots = [slot for slot in roster.slots.values() if not slot.leaves]
-        return best_slot(cell, slots, running, self._bound)
+        home = roster.home(cell)
+        if cell not in self._slow or home is None:
+            return best_slot(cell, slots, running, self._bound)
+        for slot in slots:
+            if slot.slow_since is not None and roster.now_ms - slot.slow_since >= SLOW_MS:
+                slot.slow_since = None
+        fast = [slot for slot in slots if slot.slow_since is None]
+        return best_slot(cell, fast, running, self._bound, {roster.slots[home].group})
 
     def _begin(self, cell: Cell, target: Slot) -> None:
         self.machine.on(MoveEvent.ASKED)
@@ -205,10 +227,22 @@ class Moves:
         elif self._is_filled() and (
             self._roster.keeper.epoch > self._epoch or waited_ms >= FRESH_MS
         ):
+            if self._cell in self._slow:
+                self._overtake()
+                return
             self.machine.on(MoveEvent.PREPARED)
             self._since_ms, self._awaited = self._roster.now_ms, set(self._cell)
             for task in self._cell:
                 self._roster.command(task, msg.Yield())
+
+    def _overtake(self) -> None:
+        """Whatever the old lives are at, they are over."""
+        roster, home = self._roster, self._roster.home(self._cell)
+        assert home is not None
+        self.machine.on(MoveEvent.OVERTAKEN)
+        roster.slots[home].slow_since = roster.now_ms
+        roster.do(Note("rival", self._cell[0], value=self.target))
+        self._recoveries.hand_over(self._cell, self.target, is_planned=False)
 
     def _is_filled(self) -> bool:
         """Whether the copy has come to the floor."""
@@ -251,4 +285,5 @@ class Moves:
 
     def _forget(self, cell: Cell) -> None:
         self._wanted.pop(cell, None)
+        self._slow.discard(cell)
         self._again[cell] = self._roster.now_ms

@@ -14,7 +14,7 @@ class Slot:
 
     ``group`` names its executor; ``bound`` the task without which it can serve no cell (it has a
     partition of its DataFrame). ``standbys``: task -> epoch that the copy has reached (-1: still
-    empty). ``leaves``: it is about to go.
+    empty). ``leaves``: it is about to go. ``slow_since``: when a cell was overtaken there.
     """
 
     id: int
@@ -23,6 +23,7 @@ class Slot:
     bound: int | None = None
     standbys: dict[int, int] = field(default_factory=dict)
     leaves: bool = False
+    slow_since: int | None = None
 
     def serves(self, cell: Cell, bound: Collection[int]) -> bool:
         """Whether `cell` could live here; tasks in `bound` need slots of their own."""
@@ -46,13 +47,20 @@ def best_slot(
 ) -> Slot | None:
     """Where to activate `cell`: its most advanced standby, else the slot with least to lose.
 
-    Slots that leave, and executors in `shunned` (they cannot reach its neighbours), only if there
-    is no other.
+    Slots that leave or are slow, and executors in `shunned` (they cannot reach its neighbours),
+    only if there is no other.
     """
     free = [s for s in slots if s.id not in running and s.serves(cell, bound)]
     return min(
         free,
-        key=lambda s: (s.leaves, s.group in shunned, -s.progress(cell), len(s.standbys), s.id),
+        key=lambda s: (
+            s.leaves,
+            s.slow_since is not None,
+            s.group in shunned,
+            -s.progress(cell),
+            len(s.standbys),
+            s.id,
+        ),
         default=None,
     )
 

@@ -113,12 +113,12 @@ class Recoveries:
             self._begin(task)
             self._advance()
 
-    def hand_over(self, cell: Cell, heir: int) -> None:
-        """A cell that rests goes on in another slot. Each task has its log to the end, and is asked
-        for it: nothing is lost."""
+    def hand_over(self, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
+        """A cell goes on in another slot. Each task has its log to the end, and is asked for it. If
+        the cell rests, as planned, nothing is lost; else what it is at is."""
         self._heirs[cell] = heir
         for task in cell:
-            self._begin(self._tasks[task], is_planned=True)
+            self._begin(self._tasks[task], is_planned=is_planned)
         self._advance()
 
     def _begin(self, task: TaskState, *, is_planned: bool = False) -> None:

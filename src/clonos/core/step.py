@@ -147,6 +147,8 @@ class RunningStep:
         It takes the marker of this epoch (0: none); something ends with it; these inputs do.
     is_quiet
         It takes nothing that could make a loop go on.
+    has_called
+        It has called a service, live.
     is_abandoned
         Its life is over: whatever it still calls returns by raising :class:`Abandoned`.
     """
@@ -174,7 +176,7 @@ class RunningStep:
         self.marker = 0
         self.ended: tuple[int, ...] = ()
         self.is_quiet = isinstance(cause, Marker)
-        self.ends = self.is_abandoned = False
+        self.ends = self.is_abandoned = self.has_called = False
         self.is_live = logged is None
         self._world, self._time = world, time
         self._replayed = list(logged[::-1]) if logged is not None else None
@@ -207,6 +209,7 @@ class RunningStep:
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         arguments = arguments_digest(args, kwargs)
         if self._replayed is None:
+            self.has_called = True
             self._go_on()
             try:
                 outcome = Call(arguments, True, encode(self._world.call(fn, args, kwargs)))

@@ -77,6 +77,7 @@ class JobOptions:
     inflight: str = "spill"
     inflight_bytes: int = INFLIGHT_BYTES
     log_bytes: int = LOG_BYTES
+    speculation: bool = False
     state_memory: int = STATE_MEMORY
 
 

@@ -132,6 +132,7 @@ class DriverNode:
             gather_ms=int(settings.gather_s * 1000),
             inflight_bytes=settings.inflight_bytes,
             log_bytes=settings.log_bytes,
+            speculation=settings.speculation,
             term=settings.term,
         )
         self._waiting = waiting
@@ -348,8 +349,7 @@ class DriverNode:
         self._ports.audience.sampled(Sample(sample.at_s, said.task, kept))
         self._has_rates = True
         if self.phase is Phase.RUNNING:
-            held, logs = (said.counters.get(name, 0) for name in ("inflight_bytes", "log_bytes"))
-            self._pending += self.coordinator.pressure(said.task, held, logs)
+            self._pending += self.coordinator.counted(said.task, said.counters, is_current)
 
     def _on_channel_opened(self, event: ChannelOpened) -> None:
         if self.phase is not Phase.RUNNING:

@@ -108,6 +108,8 @@ class Resident:
         self.number = number
         self.machine: TaskMachine | None = None
         self.is_busy = self.is_over = False
+        self._busy_s, self._rested_at, self._has_called = 0.0, 0.0, False
+        self._began_at: float | None = None  # None: it is not its turn
         self._has_room = True
         self._home, self._ports = home, home.ports
         self._command, self._standby, self._source = command, standby, warm
@@ -248,8 +250,13 @@ class Resident:
         if machine is None:
             return
         self._has_room = has_room
+        clock, position = self._ports.clock, machine.position
+        self._began_at = began = self._rested_at if self.is_busy else clock.ticks_s()
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
+        self._rested_at, self._began_at = clock.ticks_s(), None
+        if machine.position > position:
+            self._busy_s += self._rested_at - began
         if not self.is_over:
             self._share(machine)
             if self._yields:
@@ -297,8 +304,10 @@ class Resident:
     def ran(self, error: Exception | None) -> None:
         """The job of the step under way is done; `error`: what it has raised."""
         assert self.machine is not None
+        step = self.machine.under_way
+        self._has_called |= step is not None and step.has_called
         if error is not None:
-            self._failed_step = self.machine.under_way
+            self._failed_step = step
         self._perform(self.machine.end(error))
 
     def _share(self, machine: TaskMachine) -> None:
@@ -370,6 +379,7 @@ class Resident:
             "replay_to": machine.replay_to,
             "queued": sum(len(i.queue) for i in machine.inputs.values()),
             "calls": len(machine.calls),
+            "busy_ms": self._busy_ms(machine),
             "log_bytes": machine.book.nbytes,
             **machine.outbounds.statistics(),
             **self._counters,
@@ -381,6 +391,17 @@ class Resident:
         self._told_logs = counters["log_bytes"]
         self._latency_ms = 0
         self._home.send(TaskStatistics(self.task, machine.world.clock_ms(), counters))
+
+    def _busy_ms(self, machine: TaskMachine) -> int:
+        """How long it has had something to do; -1: that says nothing, because it calls services in
+        the midst of steps."""
+        step = machine.under_way
+        if self._has_called or (step is not None and step.has_called):
+            return -1
+        busy_s = self._busy_s
+        if step is not None and self._began_at is not None:
+            busy_s += self._ports.clock.ticks_s() - self._began_at
+        return int(busy_s * 1000)
 
     def wait_s(self) -> float:
         """How long it has nothing to do once it is not busy, unless something comes."""

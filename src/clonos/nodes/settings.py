@@ -42,6 +42,8 @@ class DriverSettings:
         What a slot may keep in memory for receivers: at twice as much, sources wait.
     log_bytes
         What a slot may hold of logs: with half of it a floor is hurried, with more sources wait.
+    speculation
+        Whether tasks that fall far behind their peers are overtaken.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -68,3 +70,4 @@ class DriverSettings:
     pace: Pace = PACE
     inflight_bytes: int = INFLIGHT_BYTES
     log_bytes: int = LOG_BYTES
+    speculation: bool = False

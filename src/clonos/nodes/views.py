@@ -312,7 +312,8 @@ class JobEvent:
     complete; "standby": a copy of the task has reached checkpoint `value`; "orphan": a task has to
     go back with a failed one; "generation": rows may have been delivered twice from here on;
     "moving", for each task of a cell: it is fenced, to go on elsewhere; then, for the first of
-    them, "moved" or "stayed".
+    them, "moved" or "stayed"; "rival", for the first of a cell that was slow: it is overtaken, and
+    recovers.
     """
 
     what: str

@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``clonos sim`` understands."""
     _add_arguments_of_a_job(parser)
+    parser.add_argument("--rivals", action="store_true", help="slow tasks are overtaken")
     parser.add_argument(
         "--seeds", type=int, help="how many to run; by default 1000, or 50 for a job of your own"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from clonos.core import coordinator as co
 from clonos.nodes import events
+from clonos.simulator.violations import require
 
 if TYPE_CHECKING:
     from clonos.simulator.cluster import Cluster
@@ -17,22 +18,42 @@ ASKED: Final = 12
 """So many moves are asked for."""
 KILLS: Final = 3
 """So many die on purpose."""
+SLOW_MS: Final = 4.0
+"""How much longer a turn takes a process that is to be overtaken."""
 
 
 class Movers:
     """Asks for moves until faults are over.
 
+    Parameters
+    ----------
+    rivals
+        Draws which tasks become slow, and are overtaken; None: none.
+
     Attributes
     ----------
     moved
         How many cells have moved.
+    overtaken
+        How many began to be overtaken.
     has_failures
         Whether anything was recovered that had not moved.
     """
 
-    def __init__(self, cluster: Cluster, random: Random, renewals: Random, *, deadly: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        random: Random,
+        renewals: Random,
+        *,
+        deadly: bool,
+        rivals: Random | None = None,
+    ) -> None:
         self.cluster, self.random = cluster, random
-        self.moved, self.has_failures = 0, False
+        self.moved, self.overtaken, self.has_failures = 0, 0, False
+        self._rivals = rivals
+        self._overtaking: co.Note | None = None
+        self._heard_of: co.Coordinator | None = None
         self._kills = KILLS if deadly else 0
         cluster.on_note.append(self._noted)
         for _ in range(ASKED):
@@ -50,8 +71,23 @@ class Movers:
     def _ask(self) -> None:
         if self._is_running():
             task = self.random.randrange(len(self.cluster.job.plan.tasks))
+            if self._rivals is not None and self._rivals.random() < 0.7:
+                self._overtake(task, self._rivals)
+                return
             self.cluster.trace(f"task {task} is asked to move")
             self.cluster.driver.post(co.MoveAsked(task))
+
+    def _overtake(self, task: int, random: Random) -> None:
+        """Its process is slow, or in fact is not; sooner or later that is seen."""
+        slot = self.cluster.slot_of(task)
+        if slot is not None and random.random() < 0.7:
+            self.cluster.slow[slot.number] = SLOW_MS
+            self.cluster.scheduler.after(40.0, self._speed_up, slot.number)
+        self.cluster.trace(f"task {task} is to be overtaken")
+        self.cluster.driver.post(co.MoveAsked(task, overtakes=True))
+
+    def _speed_up(self, slot: int) -> None:
+        self.cluster.slow.pop(slot, None)
 
     def _leave(self, group: str) -> None:
         if self._is_running():
@@ -68,10 +104,21 @@ class Movers:
     def _noted(self, note: co.Note) -> None:
         self.moved += note.what == "moved"
         self.has_failures |= note.what in ("detected", "orphan")
+        self._look_at_rivals(note)
         is_time = self.cluster.scheduler.now <= self.cluster.heals_at
         if note.what in STAGES and self._kills and is_time and self.random.random() < 0.15:
             self._kills -= 1
             self.cluster.scheduler.after(self.random.choice((0.0, 0.5, 3.0)), self._kill, note.task)
+
+    def _look_at_rivals(self, note: co.Note) -> None:
+        coordinator = self.cluster.driver.coordinator
+        if coordinator is not self._heard_of:  # a driver that has died ends what it had begun
+            self._heard_of, self._overtaking = coordinator, None
+        if note.what == "rival":
+            self._overtaking, self.overtaken = note, self.overtaken + 1
+        elif note.what in ("moved", "stayed") and self._overtaking is not None:
+            rival, self._overtaking = self._overtaking, None
+            rival_wins(rival, note, coordinator)
 
     def _kill(self, task: int) -> None:
         """Who moves, where it moves to, any other, or the driver."""
@@ -85,3 +132,11 @@ class Movers:
         slot = self.cluster.slot_of(task) if who == "task" else None
         if slots := [slot] if slot is not None else self.cluster.alive():
             self.cluster.kill(self.random.choice(slots), "killed while something moves")
+
+
+def rival_wins(rival: co.Note, end: co.Note, coordinator: co.Coordinator) -> None:
+    """Who was overtaken goes on where its rival is, unless that is gone: else the failure that it
+    was made to have has helped nobody."""
+    is_there = rival.value in coordinator.slots
+    what = f"task {rival.task} was overtaken by slot {rival.value}, and {end.what} at last"
+    require(end.task == rival.task and (end.what == "moved" or not is_there), "rivals", what)

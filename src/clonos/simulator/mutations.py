@@ -78,6 +78,7 @@ from clonos.simulator.mutation import (
     MOVES,
     OVERLAP,
     REWIND,
+    RIVALS,
     SPILL,
     UPGRADE,
     Mutation,
@@ -554,6 +555,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "each task of a cell moves by itself": mutation(
         "placement", (Recoveries, "_inherit", moves.one_by_one), kind=MOVES
+    ),
+    "who is overtaken goes on where it was slow": mutation(
+        "rivals", (Recoveries, "hand_over", moves.without_heir), kind=RIVALS
+    ),
+    "who is overtaken is not fenced": mutation(
+        "no orphans", (Recoveries, "_tell_all", moves.without_fences), kind=RIVALS
     ),
     "rows of a key overtake each other": mutation(
         "order per key", (Lanes, "unblocked", wrong_order.overtake), kind=ARROW

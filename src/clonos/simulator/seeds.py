@@ -70,6 +70,7 @@ class Kind(NamedTuple):
     live: bool = False
     logs: bool = False
     moves: bool = False
+    rivals: bool = False
     rewind: bool = False
     wire: bool = False
     gaps: bool = False
@@ -235,6 +236,7 @@ def simulate(
     live: bool = False,
     logs: bool = False,
     moves: bool = False,
+    rivals: bool = False,
     rewind: bool = False,
     wire: bool = False,
     gaps: bool = False,
@@ -261,15 +263,16 @@ def simulate(
     `rewind`: a job goes back to points of its past, and on from there.
     `wire`: channels are bytes on simulated sockets, between the planes of production.
     `gaps`: the job promises at most once.
-    `moves`: cells are asked to move; in every second seed, nothing else goes wrong.
+    `moves`: cells are asked to move; in every second seed, nothing else goes wrong. `rivals`: most
+    of them are not asked, but overtaken.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
     if upgrade or live or rewind:
         begin: Callable[..., Upgrades] = Rewinds if rewind else Upgrades
         return _simulate_upgrade(seed, partial(begin, is_live=live, **judged), trace=trace)
-    if moves:
-        return _simulate_moves(seed, **judged)
+    if moves or rivals:
+        return _simulate_moves(seed, rivals=rivals, **judged)
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
@@ -361,7 +364,7 @@ def _simulate_logs(seed: int, **judged: bool) -> Result:
     return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
 
 
-def _simulate_moves(seed: int, **judged: bool) -> Result:
+def _simulate_moves(seed: int, *, rivals: bool, **judged: bool) -> Result:
     random = Random(f"moves {seed}")
     job, is_poisoned = _toy_job(random, seed, loops=seed % 6 == 4)
     job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
@@ -376,10 +379,13 @@ def _simulate_moves(seed: int, **judged: bool) -> Result:
 
     def prepare(cluster: Cluster) -> None:
         drawn = (Random(f"movers {seed}"), Random(f"renewals {seed}"))
-        movers.append(Movers(cluster, *drawn, deadly=bool(kinds)))
+        overtaken = Random(f"rivals {seed}") if rivals else None
+        movers.append(Movers(cluster, *drawn, deadly=bool(kinds), rivals=overtaken))
 
     result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
     result.coverage["moved", "running"] = movers[0].moved
+    if rivals:
+        result.coverage["overtaken", "running"] = movers[0].overtaken
     has_failures = movers[0].has_failures or cluster.driver.term > 1
     if result.verdict == "ok" and not has_failures:
         with judging(result, trace=judged["trace"]):

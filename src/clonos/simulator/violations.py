@@ -34,6 +34,7 @@ INVARIANTS = {
     "calls": "no call is made again whose answer was used",
     "settled calls": "who has settled in time waits for no answer",
     "planned moves": "who moves without a failure asks nothing again",
+    "rivals": "who is overtaken goes on where its rival is",
     "effects": "an effect is made once, and by a history that stays",
     "monotonic clock": "the time that a task sees never goes back",
     "bounded memory": "who is far ahead of a live receiver waits",

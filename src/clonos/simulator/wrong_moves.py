@@ -46,3 +46,25 @@ def one_by_one(original: Any) -> Any:
         original(self, cell, heir)
 
     return inherit
+
+
+def without_heir(original: Any) -> Any:
+    def hand_over(self: Recoveries, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
+        original(self, cell, heir, is_planned=is_planned)
+        if not is_planned:
+            self._heirs.pop(cell, None)
+
+    return hand_over
+
+
+def without_fences(original: Any) -> Any:
+    def tell_all(self: Recoveries, command: msg.TaskCommand) -> None:
+        if not isinstance(command, msg.Fence) or not self._heirs:
+            original(self, command)
+            return
+        for other in self._tasks.values():  # those who fence it themselves may
+            if other.id != command.task:
+                self._roster.command(other.id, command)
+        self._tasks[command.task].awaited.discard(command.task)
+
+    return tell_all
