@@ -135,8 +135,7 @@ def conduct(
     def done(what: str, began: float) -> None:
         marks.append(Happened(what, began, time.time()))
 
-    def kill(what: str) -> None:
-        pid = worker(running)
+    def kill(what: str, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         kills.append(Kill(what, pid, time.time()))
         marks.append(Happened("kill", time.time(), time.time()))
@@ -155,8 +154,9 @@ def conduct(
     sending.wait(DOUBLE)
     began = time.time()
     doubling = threading.Thread(target=running.rescale, args=(4,))
+    victim = worker(running)  # while one job follows the other, there is none
     doubling.start()
-    kill("a worker, while the job gets twice as many tasks")
+    kill("a worker, while the job gets twice as many tasks", victim)
     doubling.join()
     done("double", began)
     tasks = sum(task.name.startswith("profile[") for task in running.tasks())
@@ -164,7 +164,7 @@ def conduct(
     sending.allow(DOUBLED)
     sending.wait(KILL)
     wait_until(running, lambda: is_quiet(running) and asked(world)["open"])
-    kill("a worker that waits for answers")
+    kill("a worker that waits for answers", worker(running))
     wait_until(running, lambda: is_quiet(running))
     sending.allow(KILLED)
     return branch, kills, marks

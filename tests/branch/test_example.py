@@ -15,6 +15,7 @@ from examples.fraud.payments import day
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("new_jvm")]
 
 
+@pytest.mark.soak
 def test_a_prompt_is_tried_on_the_past_and_adopted_while_workers_die(tmp_path):
     from clonos.spark.session import get_or_create
 

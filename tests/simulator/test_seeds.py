@@ -102,7 +102,7 @@ def test_no_seed_violates_an_invariant_where_jobs_keep_their_past():
 
 @pytest.mark.parametrize("kind", [{}, {"disk": True}, {"harsh": True}, {"arrow": True}])
 def test_no_seed_violates_an_invariant_where_channels_are_bytes(kind):
-    assert main(30, 100, jobs=1, kind=Kind(wire=True, **kind)) == 0
+    assert main(12, 100, jobs=1, kind=Kind(wire=True, **kind)) == 0
 
 
 @pytest.mark.parametrize("harsh", [False, True])
