@@ -8,6 +8,7 @@ was sent. Faults are those of the network of messages, which this replaces.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -299,7 +300,7 @@ class Wired(Network):
     def lose(self, stream: Any) -> None:
         out, into = stream.socket.out, stream.socket.into
         if out is None or into is None:
-            stream.socket.broken(104)
+            stream.socket.broken(errno.ECONNRESET)
             return
         out.reset()
         into.reset()
@@ -307,7 +308,7 @@ class Wired(Network):
     def give_up(self, stream: Stream) -> None:
         wire: Any = stream
         out = wire.socket.out
-        wire.socket.broken(104)
+        wire.socket.broken(errno.ECONNRESET)
         if out is not None:
             self.scheduler.after(30.0, out.reset)
 
