@@ -26,6 +26,11 @@ FIRST_S: Final = 60.0
 """Something has to be delivered so soon, or there is nothing to be seen."""
 END_S: Final = 120.0
 """The job has to end so soon after the last row is due."""
+CONFIG: Final = {
+    "spark.ui.enabled": "false",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+"""Else a master ends an application whose executors fail too often in a row."""
 
 
 class Diary:
@@ -41,7 +46,7 @@ class Diary:
 def soak(settings: dict[str, Any], folder: Path, url: str, diary: Diary) -> None:
     """Run the job to its end, and judge it."""
     rows = int(settings["rate"] * 60 * settings["minutes"])
-    spark = get_or_create(settings["master"], "soak", config={"spark.ui.enabled": "false"})
+    spark = get_or_create(settings["master"], "soak", config=CONFIG)
     diary.write("spark")
     job = _start(
         spark,
