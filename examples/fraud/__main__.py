@@ -199,8 +199,14 @@ def story(branch: clonos.Branch, payments: Any) -> list[str]:
 
 
 def worker(running: clonos.RunningJob) -> int:
-    """A process that runs a task which judges payments."""
-    return next(slot.pid for slot in running.slots() for name in slot.runs if name == "profile[1]")
+    """A process that runs a task which judges payments; one job follows another for a moment."""
+
+    def found() -> list[int]:
+        return [slot.pid for slot in running.slots() if "profile[1]" in slot.runs]
+
+    wait_until(running, found)
+    (pid,) = found()
+    return pid
 
 
 def is_quiet(running: clonos.RunningJob) -> bool:
