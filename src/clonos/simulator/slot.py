@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clonos.core import events as ev
 from clonos.core import messages as msg
 from clonos.core.content import STATE_MEMORY
+from clonos.core.layer import UnreadableLayer
 from clonos.core.plan import Incarnation
 from clonos.core.program import Program
 from clonos.core.step import Job, attempt, nothing
@@ -74,8 +75,8 @@ class WatchedNode(SlotNode):
         return resident.task, resident.machine.incarnation
 
     def _failed(self, resident: Resident, error: Exception) -> None:
-        if self.is_given_up():
-            return
+        if isinstance(error, UnreadableLayer) and self.is_given_up():
+            return  # the floor has passed it: nobody waits for this life; all else is still judged
         if not isinstance(error, PoisonRecord):
             restorable(error)
             if isinstance(error, ClonosError):
