@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ WAIT_S = 600.0
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
-Row = Sequence[Any]
+Row = tuple[Any, ...]
 
 
 class Driver:
@@ -306,10 +307,10 @@ def test_it_has_what_was_delivered_whoever_is_killed(kind, place_of, victims, re
         try:
             for victim in (*victims, None):
                 due = due_next(place, tmp_path, due)
-                driver.wait_for(lambda due=due: len(place.read()) >= due)
+                driver.wait_for(partial(has, place, due))
                 if victim is None:
                     break
-                driver.wait_for(lambda driver=driver, dead=dead: driver.is_quiet_without(dead))
+                driver.wait_for(partial(driver.is_quiet_without, dead))
                 seen = content(place.read())
                 dead |= driver.kill(victim)
                 assert set(seen.splitlines()) <= set(content(place.read()).splitlines())
@@ -325,6 +326,11 @@ def test_it_has_what_was_delivered_whoever_is_killed(kind, place_of, victims, re
     assert content(found) == content(kept)
     assert sorted(n for n, *_ in found) == list(range(len(found)))
     assert len(found) >= (len(victims) + 1) * FEW
+
+
+def has(place: Place, rows: int) -> bool:
+    """So many are there."""
+    return len(place.read()) >= rows
 
 
 def due_next(place: Place, folder: Path, due: int) -> int:
