@@ -41,13 +41,15 @@ Row = tuple[Any, ...]
 class Driver:
     """The process of the job, and what it has said last."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str) -> None:
         script = str(Path(__file__).with_name("sink_job.py"))
         self.said: dict[str, Any] = {"quiet": False, "slots": {}}
         self.is_over = False
+        self._log = log.open("ab")  # Spark has much to say about processes that die
         self.process = subprocess.Popen(
             [sys.executable, script, *arguments],
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
             env={
                 **os.environ,
@@ -78,7 +80,9 @@ class Driver:
         until = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < until, "it has not come about"
-            assert self.process.poll() is None or self.is_over, "the driver has ended"
+            if self.process.poll() is not None:
+                self._listener.join()
+                assert self.is_over, f"the driver has ended: see {self._log.name}"
             time.sleep(0.05)
 
     def kill(self, what: str) -> set[int]:
@@ -96,6 +100,7 @@ class Driver:
         self.process.kill()
         self.process.wait()
         self._listener.join()
+        self._log.close()
 
 
 # --- places where rows go ------------------------------------------------------------------------
@@ -299,7 +304,7 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "place_of", "victims"), KINDS)
 def test_it_has_what_was_delivered_whoever_is_killed(kind, place_of, victims, request, tmp_path):
     place = place_of(request)
-    arguments = (kind, place.address, str(tmp_path))
+    arguments = (tmp_path / "log", kind, place.address, str(tmp_path))
     with contextlib.closing(place):
         driver = Driver(*arguments)
         dead: set[int] = set()
