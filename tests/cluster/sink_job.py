@@ -25,8 +25,8 @@ from clonos.sources.spec import SourceSpec
 from clonos.spark.session import get_or_create
 from examples.transactional.sqlite_sink import sqlite
 
-ROWS: Final = "n long, token string, half double"
-SQLITE_ROWS: Final = "n integer, token text, half real"
+ROWS: Final = "n long, token string, more double"
+SQLITE_ROWS: Final = "n integer, token text, more real"
 BATCH: Final = 4
 PAUSE_S: Final = 0.02
 SCHEMA: Final = pa.schema([pa.field("n", pa.int64())])
@@ -78,7 +78,7 @@ def numbers(folder: Path, index: int, parallelism: int) -> Numbers:
 
 def with_token(row: Any, ctx: Any) -> tuple[int, str, float]:
     """A row that is another one if it is made again and the log is not asked."""
-    return row.n, ctx.call(secrets.token_hex, 8), row.n / 2
+    return row.n, ctx.call(secrets.token_hex, 8), row.n + 0.25
 
 
 def sink(kind: str, address: str) -> Any:

@@ -143,7 +143,7 @@ class Postgres(Place):
 
     def read(self) -> list[Row]:
         ((known,),) = self._sql("select to_regclass('numbers')")
-        return self._sql("select n, token, half from numbers") if known else []
+        return self._sql("select n, token, more from numbers") if known else []
 
     def close(self) -> None:
         self._sql("drop table if exists numbers")
