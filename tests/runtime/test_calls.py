@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import queue
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -609,6 +611,47 @@ def test_a_flood_of_answers_of_100_mb_is_refused_one_by_one(slot):
         assert "at most 262144 are logged" in str(decode_error(outcome.answer))
         assert len(outcome.answer) < 1000
     assert decode(slot.one(policy(quick)).answer) == 1
+
+
+class Large:
+    """Stands for 100 MB; it cannot be logged, either."""
+
+
+@pytest.mark.parametrize("what", ["answer", "error"])
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("how", [{}, {"attempts": 3}, {"hedge_s": 30.0}, {"batch": 2}, "effect"])
+def test_nothing_keeps_what_an_attempt_has_left(slot, what, is_async, how):
+    """Not even until Python looks for cycles: it counts objects for that, not their bytes."""
+    left: list[weakref.ref[Large]] = []
+
+    def answer(*_):
+        large = Large()
+        left.append(weakref.ref(large))
+        if what == "error":
+            raise ValueError("no")
+        return large
+
+    async def ask(*arguments):
+        return answer(*arguments)
+
+    fn = ask if is_async else answer
+    kind = policy(fn, effect=effect(fn), timeout_s=0.1) if how == "effect" else policy(fn, **how)
+    slot.one(policy(quick))
+    gc.collect()
+    gc.disable()
+    try:
+        arguments = ([1, 2],) if how == {"batch": 2} else ()
+        key = "KEY" if how == "effect" else ""
+        slot.runner.make(LIFE, [(CallId(2, 1), Request(kind, arguments, 1, key))])
+        assert not slot.outcomes(1)[0].ok
+        slot.one(policy(quick))  # the turn of the loop is over
+        assert len(left) == (3 if how == {"attempts": 3} and what == "error" else 1)
+        until = time.monotonic() + LIMIT_S
+        while any(ref() is not None for ref in left):  # a thread lets go when it has told
+            assert time.monotonic() < until, "it is kept"
+            time.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 def test_a_service_that_is_down_for_a_while_costs_attempts_and_no_row(slot):

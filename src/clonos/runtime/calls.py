@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
+from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.storage.retry_after import asked_to_wait_s
@@ -389,18 +390,19 @@ class _Asker:
         return outcome
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
+        # No error is kept in a variable, nor beyond its block: its traceback leads to all that user
+        # code had in its hands, and to our variables, so only a search for cycles would free it.
         policy, began_s, attempts = self._policy, self._clock(), 0
-        answer: bytes | Exception
         while True:
             attempts += 1
             try:
                 answer = self._encoded(request, await self.attempt(request))
             except Exception as error:  # noqa: BLE001 - user code
-                if attempts < policy.attempts and not isinstance(error, ClonosError):
-                    await asyncio.sleep(policy.pause_s(attempts))
-                    continue
-                answer = error
-            return self._over(call, request, began_s, attempts, answer)
+                if attempts == policy.attempts or isinstance(error, ClonosError):
+                    return self._over(call, request, began_s, attempts, error)
+            else:
+                return self._over(call, request, began_s, attempts, answer)
+            await asyncio.sleep(policy.pause_s(attempts))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
         """Make an effect."""
@@ -410,11 +412,10 @@ class _Asker:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
         run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
-        answer: bytes | Exception
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
-            answer = error
+            return self._over(call, request, began_s, run.attempts, error)
         return self._over(call, request, began_s, run.attempts, answer)
 
     def _over(
@@ -462,16 +463,23 @@ class _Asker:
         until_s = clock() + policy.timeout_s
         calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(request, named))}
         try:
-            if (hedge_s := policy.hedge_s) is not None and hedge_s < policy.timeout_s:
-                done, _ = await asyncio.wait(calls, timeout=hedge_s)
-                if not done:
+            hedge_s = policy.hedge_s
+            if hedge_s is not None and hedge_s < policy.timeout_s:
+                is_answered = bool((await asyncio.wait(calls, timeout=hedge_s))[0])
+                if not is_answered:
                     calls.add(asyncio.ensure_future(self._call_in_turn(request, named)))
-            return await _first(calls, until_s)
+            first = await first_of(calls, until_s)
         except NoAnswer:
             raise self._no_answer() from None
         finally:
-            for call in calls:
-                call.cancel()
+            while calls:
+                calls.pop().cancel()
+        try:
+            if first.cancelled():
+                raise by_engine(RuntimeError("the call has cancelled itself"))
+            return first.result()
+        finally:
+            del first  # see _attempts
 
     def _no_answer(self) -> TimeoutError:
         return by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
@@ -542,7 +550,7 @@ class _Asker:
                 if self._is_effect:
                     raise NotMade(f"no connection: {in_short(error)}") from error
                 raise
-        return await _guarded(self._fn(*self._given(request), **named))
+        return await guarded(self._fn(*self._given(request), **named))
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
@@ -552,7 +560,7 @@ class _Asker:
         """Once; if that fails, or takes too long, the next call tries again."""
         opened = self._opened
         if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
-            opening = asyncio.wait_for(_guarded(service.open()), self._policy.timeout_s)
+            opening = asyncio.wait_for(guarded(service.open()), self._policy.timeout_s)
             opened = self._opened = asyncio.ensure_future(opening)
         await asyncio.shield(opened)
 
@@ -564,37 +572,4 @@ class _Asker:
             self._threads.close()
         if self._opened is not None and self._service is not None:
             with contextlib.suppress(Exception):  # user code, and nothing depends on it
-                await _guarded(self._service.close())
-
-
-async def _guarded(code: Any) -> Any:
-    """Wait for user code; what would end the loop, or nobody would catch, is an error of it."""
-    try:
-        return await code
-    except (Exception, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise by_engine(RuntimeError(in_short(error))) from error
-
-
-class NoAnswer(Exception):
-    """Time is over."""
-
-
-async def _first(calls: set[asyncio.Future[Any]], until_s: float) -> Any:
-    """The first answer; an error counts if no call is left that may still answer."""
-    clock = asyncio.get_running_loop().time
-    running = calls
-    while True:
-        left_s = max(until_s - clock(), 0.0)
-        done, running = await asyncio.wait(
-            running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            raise NoAnswer
-        good = [call for call in done if not call.cancelled() and call.exception() is None]
-        if good or not running:
-            (first, *_) = good or done
-            if first.cancelled():
-                raise by_engine(RuntimeError("the call has cancelled itself"))
-            return first.result()
+                await guarded(self._service.close())
