@@ -16,7 +16,7 @@ import clonos
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
-ATTEMPTS = 4
+ATTEMPTS = 2
 
 
 class TooManyRequests(Exception):

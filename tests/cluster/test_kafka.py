@@ -192,6 +192,7 @@ def test_from_topic_to_topic(kit, spark, bench):
     assert "out[0]" in {r.name for r in job.observer.recoveries}
 
 
+@pytest.mark.soak
 def test_a_message_that_brokers_reject_ends_the_job_by_name(kit, spark, kafka):
     if not kafka.is_real:
         kafka.producer().list_topics(MARKS, timeout=10)

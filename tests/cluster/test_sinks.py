@@ -293,7 +293,7 @@ PLACES: dict[str, type[Place]] = {
     "transactional": Sqlite,
 }
 KINDS = [
-    pytest.param("parquet", Parquet, ("driver", "executor"), id="parquet in short"),
+    pytest.param("parquet", Parquet, ("executor",), id="parquet in short"),
     *(
         pytest.param(kind, place, ("task", "executor", "driver", "task"), marks=pytest.mark.soak)
         for kind, place in {"parquet": Parquet, **PLACES}.items()

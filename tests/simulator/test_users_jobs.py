@@ -112,8 +112,8 @@ SAID = sorted((f"{user} {cents}!", score_of(f"{user} {cents}!")) for user, cents
 def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
     told, most = CallTable.add, [0]
 
-    def counting(table, number, kept):
-        request = told(table, number, kept)
+    def counting(table, number, kept, step):
+        request = told(table, number, kept, step)
         most[0] = max(most[0], len(table.requests()))
         return request
 
@@ -128,6 +128,43 @@ def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
     done = simulate(job, ROWS[:4], services=fakes, seeds=1, every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert most[0] == in_flight
+
+
+def said(outputs):
+    return sorted(map(tuple, map(dict.values, outputs["out"].to_pylist())))
+
+
+@pytest.mark.parametrize("within", [None, "20 ms"])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_questions_of_a_process_have_one_answer_together_whatever_dies(in_flight, within):
+    sizes: Counter[int] = Counter()
+
+    def scores(texts):
+        sizes[len(texts)] += 1
+        return [score_of(text) for text in texts]
+
+    def check(outputs):
+        assert said(outputs) == SAID
+
+    job = users.talking_together(in_flight, within)
+    done = simulate(job, ROWS, services={"scores": scores}, seeds=20, check=check)
+    assert done.deaths
+    assert set(sizes) > {1}
+    done = simulate(job, ROWS[:4], services={"scores": scores}, seeds=1, every_step=True)
+    assert done.deaths >= done.runs - 1, "the last step may end the job"
+
+
+def test_which_questions_are_asked_together_is_state(monkeypatch):
+    told = KeyedStore.put
+
+    def forgetful(store, key, group, value):
+        told(store, key, group, value)
+        if key[:1] == b"b":
+            store._dirty.pop(key)
+
+    monkeypatch.setattr(KeyedStore, "put", forgetful)
+    with pytest.raises(SimulationFailed):
+        simulate(users.talking_together(), ROWS, services={"scores": as_scores}, seeds=60)
 
 
 def test_rows_of_a_loop_are_scored_and_charged_once_a_round():

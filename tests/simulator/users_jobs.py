@@ -130,6 +130,24 @@ async def charge_all(rows: list[Any], *, call: Any) -> list[str]:
     raise AssertionError("a simulation charges nobody")
 
 
+class TalkTogether(Talk):
+    """... together with others."""
+
+    def __init__(self, within):
+        self._within = within
+
+    def open(self, ctx):
+        self.score = ctx.service("score", scores, batch=3, batch_within=self._within)
+
+
+def talking_together(in_flight=2, within=None):
+    job, rows = payments()
+    keyed = rows.key_by("user")
+    talks = keyed.process(TalkTogether(within), "said string, score double", in_flight=in_flight)
+    talks.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
 def batched(ordered=True):
     job, rows = payments()
     how = {"in_flight": 2, "batch": 3, "batch_within": "20 ms", "ordered": ordered}

@@ -74,8 +74,11 @@ class Running(Process):
 class Asking(Process):
     """Asks twice for each row, and gives it back with the answers."""
 
+    def __init__(self, **together: Any) -> None:
+        self._together = together
+
     def open(self, ctx: ProcessContext) -> None:
-        self.service = ctx.service("look up", look_up)
+        self.service = ctx.service("look up", look_up, **self._together)
         self.answers = ctx.state("answers", "long")
 
     def on_row(self, row: Any, ctx: ProcessContext) -> None:
@@ -153,7 +156,12 @@ def with_calls(stream: Stream, random: Random) -> Stream:
         stream = stream.with_column_async("amount double", look_up, "id", name="priced", **how)
     if random.random() < 0.3:
         in_flight = random.choice((1, 3, 10))
-        stream = stream.key_by("key").process(Asking(), SCHEMA, name="asking", in_flight=in_flight)
+        together: dict[str, Any] = {}
+        if random.random() < 0.5:
+            within = random.choice((None, "5 ms"))
+            together = {"batch": random.choice((2, 4)), "batch_within": within}
+        asking = Asking(**together)
+        stream = stream.key_by("key").process(asking, SCHEMA, name="asking", in_flight=in_flight)
     return stream
 
 

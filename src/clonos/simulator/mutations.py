@@ -571,6 +571,9 @@ MUTATIONS: dict[str, Mutation] = {
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
     ),
+    "layers do not say which questions are asked together": mutation(
+        "equivalence", (KeyedStore, "put", wrong_order.forget_together), kind=ARROW
+    ),
     "an older level hides what newer ones say of a key": mutation(
         "equivalence", (ValueStore, "_look_up", wrong_values.oldest_first), kind=ARROW
     ),
