@@ -9,6 +9,8 @@ from typing import Any
 import clonos
 
 SCHEMA = "user string, cents long"
+ORDERS = "id long, at timestamp"
+PAYMENTS = "order long, paid_at timestamp, cents long"
 COUNTER = itertools.count()
 
 
@@ -170,6 +172,22 @@ def one_less(row):
     if row.cents == 4:
         raise ValueError("four")
     return row.user, row.cents - 1
+
+
+def unpaid(how):
+    """Orders with what was paid for them within ten seconds, or without."""
+    job = clonos.Job("unpaid", parallelism=2)
+    orders, payments = (
+        job.source(
+            clonos.sources.kafka("broker:9092", topic, schema=schema), name=topic
+        ).with_watermark(schema.split()[2], "2 seconds")
+        for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
+    )
+    both = orders.key_by("id").join(
+        payments.key_by("order"), keep=("10 seconds", "0 ms"), on=("at", "paid_at"), how=how
+    )
+    both.sink(clonos.sinks.collect(), name="out")
+    return job
 
 
 def job():

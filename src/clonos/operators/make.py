@@ -21,6 +21,7 @@ from clonos.operators.last import LastOperator
 from clonos.operators.look_up import LookUpOperator, VersionedLookUpOperator, VersionsOperator
 from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator
+from clonos.operators.outer_join import OuterJoinOperator
 from clonos.operators.process import ProcessOperator
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
@@ -157,7 +158,9 @@ def _(operation: op.RowsOfWindows) -> Operator:
 
 @make_operator.register
 def _(operation: op.Join) -> Operator:
-    return JoinOperator(operation.schemas, operation.keys, operation.bounds)
+    if operation.how == "inner":
+        return JoinOperator(operation.schemas, operation.keys, operation.bounds)
+    return OuterJoinOperator(operation.schemas, operation.keys, operation.bounds, operation.how)
 
 
 @make_operator.register
