@@ -45,6 +45,7 @@ STATELESS = (
     '.where(F.col("f") > -1)',
     ".where(\"k in ('a', 'b') and not f <=> 0.25\")",
     '.withColumn("x", F.coalesce("x", F.lit(7)) * 3)',
+    '.withColumn("x", F.col("x") + F.udf(lambda x: x and x % 5, "long")("x"))',
     '.withColumn("f", F.when(F.col("g") == 1, F.col("f")).otherwise(F.col("f") / 2))',
     '.selectExpr("id", "upper(k) as k", "g", "x", "f", "r", "d", "t", "u")',
     ".filter(lambda row: row.x is None or row.x % 3 != 0)",
