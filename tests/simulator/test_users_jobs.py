@@ -20,6 +20,7 @@ from clonos.operators.asking import CallTable
 from clonos.operators.outer_join import OuterJoinOperator
 from clonos.simulator.user_job import answers
 from clonos.state.stores import KeyedStore
+from clonos.state.values import ValueStore
 from clonos.testing import CannotSimulate, SimulationFailed, simulate
 from tests.simulator import users_jobs as users
 
@@ -217,6 +218,43 @@ def test_rows_without_a_partner_come_once_if_a_process_dies_after_each_step(how)
     given = {"orders": ORDERS, "payments": PAYMENTS}
     simulate(users.unpaid(how), given, seeds=1, every_step=True, same_rows=True)
     simulate(users.unpaid(how), given, seeds=200, same_rows=True)
+
+
+def test_a_processor_of_sparks_does_the_same_whatever_dies():
+    """How rows are cut into batches is in the log, and is no business of this processor."""
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+
+    def check(outputs):
+        found = outputs["out"].to_pylist()
+        assert sum(-row["cents"] for row in found if row["cents"] < 0) == sum(c for _, c in ROWS)
+        counts = {user: [r["cents"] for r in found if r["user"] == user and r["cents"] > 0]
+                  for user, _ in ROWS}  # fmt: skip
+        assert all(each == [1, 2, 3, 4] for each in counts.values())
+
+    assert simulate(users.visits(), rows, seeds=3, check=check).deaths
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_processor_of_sparks_does_the_same_if_a_process_dies_after_each_step():
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+    simulate(users.visits(), rows[:6], seeds=2, every_step=True)
+    simulate(users.visits(), rows, seeds=100)
+
+
+def test_what_a_processor_of_sparks_keeps_is_state(monkeypatch):
+    """Who forgets a change of it does something else after a failure."""
+    told = ValueStore.put_kept
+
+    def forgetful(store, key, group, kept):
+        told(store, key, group, kept)
+        if b"count" in key:
+            store._dirty.pop(key, None)
+
+    monkeypatch.setattr(ValueStore, "put_kept", forgetful)
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+    with pytest.raises(SimulationFailed):
+        simulate(users.visits(), rows, seeds=60)
 
 
 def test_who_has_met_a_partner_is_state(monkeypatch):

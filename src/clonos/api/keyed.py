@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from clonos.api.joins import check_join, join_bounds, kind_of_join
+from clonos.api.stateful import transform_operation
 from clonos.api.streams import Stream
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
@@ -229,6 +230,59 @@ class KeyedStream(Stream):
         operation = op.ProcessRows(process, self.keys, parsed, in_flight, effects)
         known = {"has_effects": effects}
         vertex = self._add("process", name, parsed, parallelism, operation, **known)
+        return Stream(self._job, vertex)
+
+    def transformWithState(  # noqa: N802 - as PySpark spells it
+        self,
+        statefulProcessor: Any,  # noqa: N803
+        outputStructType: Any,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: Any = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Run one of Spark's ``StatefulProcessor`` objects, as it is.
+
+        It is called for each batch of a task, once for each key that has rows in it. Values, lists
+        and maps by key, timers and ``ttlDurationMs`` are what they are in Spark, and survive
+        failures. :meth:`process` also has services, and both kinds of timers at once.
+
+        Parameters
+        ----------
+        statefulProcessor, outputStructType
+            The object, and the columns of its results.
+        outputMode
+            "Append" or "Update", which is the same here.
+        timeMode
+            "None", "ProcessingTime" or "EventTime": of its timers.
+        initialState, eventTimeColumnName
+            Refused.
+
+        Raises
+        ------
+        NotInTasks
+            It uses something of Spark's that tasks do not have.
+
+        Examples
+        --------
+        ``clicks.key_by("user").transformWithState(Count(), "user string, n long", "Append",
+        "None")``
+        """
+        where = name or "transformWithState"
+        operation = transform_operation(
+            self,
+            statefulProcessor,
+            outputStructType,
+            output_mode=outputMode,
+            time_mode=timeMode,
+            initial_state=initialState,
+            event_time_column=eventTimeColumnName,
+            where=where,
+        )
+        vertex = self._add("transformWithState", name, operation.schema, parallelism, operation)
         return Stream(self._job, vertex)
 
     def _like_this(self, vertex: Vertex) -> KeyedStream:

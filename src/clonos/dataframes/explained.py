@@ -31,6 +31,7 @@ _LOGGED: Final[dict[type[op.Operation], str]] = {
     op.MapAsync: "answers",
     op.WithColumnAsync: "answers",
     op.ForEachAsync: "answers",
+    op.TransformRows: "timers",
     op.ProcessRows: "timers, and what it asks",
 }
 

@@ -23,6 +23,7 @@ from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator
 from clonos.operators.outer_join import OuterJoinOperator
 from clonos.operators.process import ProcessOperator
+from clonos.operators.stateful import StatefulOperator
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
 from clonos.operators.window_rows import WindowRowsOperator
@@ -183,6 +184,13 @@ def _(operation: op.Last) -> Operator:
         operation.number,
         dict(operation.aggregates),
         operation.where,
+    )
+
+
+@make_operator.register
+def _(operation: op.TransformRows) -> Operator:
+    return StatefulOperator(
+        operation.processor, operation.keys, operation.schema, operation.mode, operation.time
     )
 
 

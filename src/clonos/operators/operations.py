@@ -375,6 +375,18 @@ class Last(Operation):
 
 
 @dataclass(frozen=True)
+class TransformRows(Operation):
+    """``transformWithState``; `states` are those that the processor declares."""
+
+    processor: Any
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    mode: str
+    time: str | None
+    states: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
 class ProcessRows(Operation):
     """``process``."""
 
