@@ -199,8 +199,32 @@ class JobStatus(Told):
 
 
 @dataclass(frozen=True)
+class Dataset:
+    """What a source reads or a sink writes.
+
+    ``operator``: its name in the job; ``kind``: such as "files", "kafka" or "parquet"; ``place``:
+    where, without secrets (None: nowhere that has a name); ``columns``: names and types, in Spark's
+    words.
+    """
+
+    operator: str
+    kind: str
+    place: str | None
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a job reads and writes."""
+
+    inputs: tuple[Dataset, ...] = ()
+    outputs: tuple[Dataset, ...] = ()
+
+
+@dataclass(frozen=True)
 class JobStarted(Told):
-    """A job begins. ``term``: how often it was started with its checkpoint."""
+    """A job begins. ``term``: how often it was started with its checkpoint; ``inputs``,
+    ``outputs``: its sources and sinks."""
 
     name: str
     run_id: str
@@ -208,6 +232,8 @@ class JobStarted(Told):
     tasks: tuple[str, ...]
     slots: int
     application_id: str
+    inputs: tuple[Dataset, ...] = ()
+    outputs: tuple[Dataset, ...] = ()
 
 
 @dataclass(frozen=True)

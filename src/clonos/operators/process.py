@@ -301,9 +301,13 @@ class ProcessOperator(Operator):
     def value_state(self, name: str, data_type: str | None) -> ValueState:
         """State of a name, by key."""
         state = ValueState(name, data_type, self)
-        if state.prefix not in self._prefixes:
-            self._prefixes.append(state.prefix)
+        self.expects(state.prefix)
         return state
+
+    def expects(self, prefix: bytes) -> None:
+        """Values of this prefix are looked up together, for all keys of a batch."""
+        if prefix not in self._prefixes:
+            self._prefixes.append(prefix)
 
     def _expect(self, keys: Iterable[bytes]) -> None:
         """Values of these keys will be wanted."""

@@ -20,6 +20,7 @@ from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.asking import Reply
+from clonos.operators.outer_join import HOWS
 from clonos.operators.process import Process, ProcessContext
 from clonos.simulator.key_order import with_order
 from clonos.simulator.programs import Rows
@@ -135,9 +136,12 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
     if kind == "top":
         return keyed.window(tumbling("10 seconds", on="at")).top(2, "amount", "id")
     if kind == "join":
+        # Drawn by itself: all else in a seed is as it was.
+        how = Random(random.getstate()[1][3]).choice(tuple(HOWS))
         names = {"id": "other", "key": "key_of_other", "at": "other_at"}
-        right = keyed.select(*names).withColumnsRenamed(names).key_by("key_of_other")
-        return keyed.join(right, keep="3 seconds", on=("at", "other_at"))
+        some = keyed if how == "inner" else keyed.filter(lambda row: row.id % 5 == 0)
+        right = some.select(*names).withColumnsRenamed(names).key_by("key_of_other")
+        return keyed.join(right, keep="3 seconds", on=("at", "other_at"), how=how)
     if kind == "deduplicate":
         return keyed.deduplicate("5 seconds", on="at")
     if kind == "last":
