@@ -56,8 +56,8 @@ LAYERS: dict[str, set[str]] = {
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "columns", "core", "state", "operators", "storage", "sinks",
         "sources", "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
-    "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
-        "replay", "runtime"},
+    "branch": {"blame", "named", "columns", "core", "state", "operators", "storage", "sources",
+        "graph", "nodes", "replay", "runtime"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 
