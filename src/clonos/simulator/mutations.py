@@ -31,6 +31,7 @@ from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
 from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
+from clonos.core.messages import Restored
 from clonos.core.moves import Moves
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
@@ -246,6 +247,9 @@ MUTATIONS: dict[str, Mutation] = {
         "fitting floors",
         (Seals, "may_seal", floors.while_starting_over),
         kind=FORGIVING_EDGE,
+    ),
+    "a task says that its standby had all of its state": mutation(
+        "restored as told", (Restored, "__init__", floors.all_in_memory)
     ),
     "layers are deleted while somebody reads them": mutation(
         "durable", (Coordinator, "is_restoring", wrong.never_full)
