@@ -13,10 +13,10 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Event, Expel, Fail, Reported, SlotReady
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.reach import GATHER_MS, GONE, MOVES_MIN, NEVER, Reach
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.seeds import simulate
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.seeds import simulate
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),
