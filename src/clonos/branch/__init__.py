@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from clonos.branch import kept
 from clonos.branch.answers import BILL, Answers, StandIn
-from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
 from clonos.branch.errors import Unanswered
 from clonos.branch.original import ENDLESS, Original, record
 from clonos.branch.tasks import BranchedTask, Made, made_of
 from clonos.core.history import Point
 from clonos.errors import CannotReplace, OperatorError
+from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
 from clonos.replay.bundle import Bundle
@@ -78,7 +78,7 @@ class Branch:
         self.failed: OperatorError | None = None
         with ExitStack() as undo:
             undo.callback(past.close)
-            self._changed = _compiled(past.compiled, replace)
+            self._changed = changed(past.compiled, replace)
             self._schemas = {
                 name: self._changed.schemas[channel]
                 for task in past.tasks
@@ -215,13 +215,6 @@ def end_of(past: Past, until: At | Point) -> Point:
             remedy="give a later until=, or an earlier at=; clonos history DIR lists the points",
         )
     return end
-
-
-def _compiled(original: CompiledJob, replace: Mapping[str, Any] | CompiledJob) -> CompiledJob:
-    if isinstance(replace, CompiledJob):
-        require_same_shape(original, replace)
-        return replace
-    return changed(original, replace)
 
 
 def _run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -85,6 +85,8 @@ class Answers:
         What the original has asked.
     calls, stand_in, ask, reuse, cost
         See :class:`~clonos.branch.Branch`.
+    remembers
+        How many questions of the original are remembered that nobody has asked again; None: all.
     """
 
     def __init__(
@@ -95,13 +97,12 @@ class Answers:
         ask: Collection[Any],
         reuse: Collection[Any],
         cost: Callable[[Any], float] | None,
+        remembers: int | None = None,
     ) -> None:
-        self._asked = asked
+        self._remembers = remembers
+        self._in_turn: deque[tuple[Question, int, tuple[int, int]]] = deque()
+        self._asked: list[Asked | None] = []
         self._known: dict[tuple[Question, int], _Known] = defaultdict(_Known)
-        for index, one in enumerate(asked):
-            known = self._known[one.question, one.task]
-            insort(known.all, (one.position, index))
-            insort(known.free, (one.position, index))
         self._calls, self._stand_in, self._cost = calls, stand_in, cost
         self._may_ask, self._may_reuse = _names(ask), _names(reuse)
         self._lines: dict[tuple[str, str], Line] = defaultdict(Line)
@@ -110,6 +111,30 @@ class Answers:
         """The first call for which the budget was not enough."""
         self._over: SimpleQueue[CallsOver] = SimpleQueue()
         self._runner: CallRunner | None = None
+        self.add(asked)
+
+    def add(self, asked: Iterable[Asked]) -> None:
+        """The original has asked more."""
+        for one in asked:
+            known, place = self._known[one.question, one.task], (one.position, len(self._asked))
+            self._asked.append(one)
+            insort(known.all, place)
+            insort(known.free, place)
+            if self._remembers is not None:
+                self._in_turn.append((one.question, one.task, place))
+                if len(self._in_turn) > self._remembers:
+                    self._forget(*self._in_turn.popleft())
+
+    def _forget(self, question: Question, task: int, place: tuple[int, int]) -> None:
+        """Nobody gets this answer any more."""
+        known = self._known[question, task]
+        for places in (known.all, known.free):
+            at = bisect_left(places, place)
+            if at < len(places) and places[at] == place:
+                del places[at]
+        self._asked[place[1]] = None
+        if not known.all:
+            del self._known[question, task]
 
     def close(self) -> None:
         """Let go of connections to services."""
@@ -129,7 +154,11 @@ class Answers:
             if not question.arguments and known.free[chosen][0] != position:
                 return None  # whether arguments without a canonical form are equal is not known
             line.matched += 1
-            return self._asked[known.free.pop(chosen)[1]]
+            place = known.free.pop(chosen)
+            found = self._asked[place[1]]
+            if self._remembers is not None and question.function not in self._may_reuse:
+                self._forget(question, task, place)
+            return found
         if question.function in self._may_reuse and question.arguments:
             chosen = _nearest(known.all, position)
             assert chosen is not None

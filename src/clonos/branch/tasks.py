@@ -132,7 +132,7 @@ class BranchedTask:
         self._clock_ms = max(floor.clock_ms if floor else 0, begin_ms)
         self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else None
         self._queues: dict[int, deque[Made]] = {c: deque() for c in code.task.inputs}
-        self._waiting: dict[int, list[tuple[Asked, CallId, Request]]] = {}
+        self._waiting: list[tuple[Asked, CallId, Request]] = []  # for what a later entry brings
         for call, request in program.open_calls().items() if program.makes_calls else ():
             self._expect(call, request)
 
@@ -171,8 +171,10 @@ class BranchedTask:
                 if self._wake_ms is not None and self._wake_ms <= now_ms:
                     self._do(program.on_timer, now_ms)
             case Outcomes():
-                due = sorted(self._waiting.pop(self.position, ()), key=lambda one: one[0].rank)
+                due = [one for one in self._waiting if one[0].came == self.position]
                 if due:
+                    due.sort(key=lambda one: one[0].rank)
+                    self._waiting = [one for one in self._waiting if one[0].came != self.position]
                     self._do(program.on_outcomes, [_outcome(*one) for one in due])
         self._wake_then_ms = note.wake_ms
 
@@ -256,8 +258,8 @@ class BranchedTask:
         """The answer that the log has, or will have, or nobody has."""
         question = question_of(self._program, call, request)
         known = self._answers.match(question, self.id, self.position)
-        if known is not None and known.came is not None and known.came > self.position:
-            self._waiting.setdefault(known.came, []).append((known, call, request))
+        if known is not None and (known.came is None or known.came > self.position):
+            self._waiting.append((known, call, request))
         return known
 
     def _answered_at_once(self, step: BranchStep) -> list[Outcome]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from clonos.graph.compile import CompiledJob
 
 
 def bundle(
+    _: Callable[[float], bool],
     compiled: CompiledJob,
     checkpoint_dir: str,
     journal: str | None,
@@ -22,6 +23,7 @@ def bundle(
 
 
 def write(
+    _: Callable[[float], bool],
     compiled: CompiledJob,
     checkpoint_dir: str,
     journal: str | None,

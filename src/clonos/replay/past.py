@@ -31,7 +31,7 @@ from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import Disk, folder_name
 from clonos.storage.journal import Journal
-from clonos.storage.layers import LayerStore, get_layers
+from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers
 
 COPIES_MAX: Final = 20
 
@@ -48,7 +48,8 @@ class Past:
 
     ``only``: the one task that it is of, which was sent ``items``, by channel; ``is_exact``: what
     was delivered is known, and comes again; ``kills``: what was said of the failed step, if it
-    kills the process that takes it.
+    kills the process that takes it; ``opened_bytes``: layers of this size stay in the store, and
+    are read a part at a time.
     """
 
     compiled: CompiledJob
@@ -66,6 +67,7 @@ class Past:
     items: Mapping[int, Sequence[msg.Item]] = field(default_factory=dict)
     is_exact: bool = True
     kills: str = ""
+    opened_bytes: int = OPENED_BYTES
 
     @property
     def tasks(self) -> tuple[TaskSpec, ...]:
@@ -125,7 +127,7 @@ class Past:
 
     def layers(self, task: int) -> tuple[msg.Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
-        return get_layers(self.store, self.activations[task].layers)
+        return get_layers(self.store, self.activations[task].layers, self.opened_bytes)
 
 
 def read(
@@ -243,6 +245,21 @@ def _read(
         store,
         pin,
     )
+
+
+def keeper_now(
+    compiled: CompiledJob, checkpoint_dir: str, journal: str | Path | None
+) -> tuple[HouseKeeper, LayerStore]:
+    """What the house-keeper of a job knows at this moment, which may run; and where layers are.
+
+    Raises
+    ------
+    OtherJob
+        The job has another plan by now.
+    """
+    with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
+        directory.check(compiled)
+        return _keeper(compiled, directory), LayerStore(directory.layers_uri)
 
 
 def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:

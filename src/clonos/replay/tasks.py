@@ -82,6 +82,13 @@ class PastWorld(RealWorld):
         return self._call(fn, *args, **kwargs)
 
 
+class FollowingMachine(TaskMachine):
+    """Never live: where its log ends, there is more to come."""
+
+    def _if_replayed(self) -> None:
+        return
+
+
 class ReplayedTask:
     """A task as it was at its floor, and steps from there.
 
@@ -101,13 +108,16 @@ class ReplayedTask:
         task: int,
         call: Callable[..., Any] | None,
         watch: Callable[[ChainProgram], Watched],
+        *,
+        follows: bool = False,
     ) -> None:
         plan, code = past.compiled.plan, past.codes[task]
         self.name, self._plan, self._code = code.task.name, plan, code
         self.watched = watch(code.program(past.lineage, past.run))
         activate = past.activations[task]
         program: Any = self.watched
-        self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
+        kind = FollowingMachine if follows else TaskMachine
+        self.machine = kind(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
         self.failed_at = past.failed.get(task)
         self._hash_seed = past.hash_seed
@@ -146,6 +156,13 @@ class ReplayedTask:
         if spec.replayable:
             source.advance(self.machine.intake.taken, self.machine.intake.cut)
         return source
+
+    def extend(self, run: msg.Run) -> None:
+        """The log has more entries."""
+        self.machine.book.append(run)
+        self.log_ends_at = self.machine.book.length(self.machine.id)
+        if self._source is not None:
+            self._source.ask(cuts_to_read(run.records))
 
     def _expect(self, keeper: HouseKeeper) -> None:
         """What has left the job is made again, or a ``Divergence`` says that it is not."""
