@@ -106,7 +106,7 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {f"clonos.api.{one}" for one in ("job", "feedback", "streams", "columns",
          "frames", "grouped", "keyed", "joins", "placed",
-            "windowed")}
+            "stateful", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
+from clonos.cluster.datasets import datasets_of
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
 from clonos.cluster.errors import NothingKept
@@ -287,6 +288,7 @@ class DriverSetup:
             places=tuple(self.pool.places),
             operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
             application_id=str(self.spark.sparkContext.applicationId),
+            datasets=datasets_of(compiled),
             checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
