@@ -39,12 +39,10 @@ from clonos.replay.errors import NothingToReplay, NotInLog
 from clonos.replay.past import Past
 from clonos.replay.steps import State, Step, count
 from clonos.runtime.world import RealWorld
-from clonos.sources.prefetch import PrefetchThread
+from clonos.sources.prefetch import PATIENCE, PrefetchThread
 
 ROWS_MAX: Final = 4096
 """Rows that a source reads at once behind the log's end."""
-WAIT_S: Final = 60.0
-"""Time for rows that the log knows to be read again."""
 QUIET_S: Final = 1.0
 """Behind the log's end, a source that says nothing for this long has nothing to say."""
 
@@ -346,16 +344,13 @@ class ReplayedTask:
         return bool(cuts_to_read([record]))
 
     def _wait_for(self, source: PrefetchThread) -> Any:
-        while (ready := source.taken()) is None:
-            self._has_rows.clear()
-            if (ready := source.taken()) is not None:
-                break
-            if not self._has_rows.wait(WAIT_S):
-                raise NothingToReplay(
-                    f"the source gave no rows for {WAIT_S:.0f} s",
-                    where=self.name,
-                    remedy="check that what it has read is still there",
-                )
+        ready = source.wait_for_taken()
+        if ready is None:
+            raise NothingToReplay(
+                f"the source gave no rows for {PATIENCE} s",
+                where=self.name,
+                remedy="check that what it has read is still there",
+            )
         return ready
 
     def _told(self, step: RunningStep, *, is_logged: bool) -> Step:
