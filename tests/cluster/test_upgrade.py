@@ -295,7 +295,12 @@ def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
     judged.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
     kit.wait_rows(running, 100)
-    branch = job.branch(at="oldest", replace={"judge": lambda row: (row.at, "new")})
+    with pytest.raises(CannotReplace, match="no operator 'nobody'"):
+        running.branch(at="oldest", replace={"nobody": str})
+    with pytest.raises(OperatorError, match="ZeroDivisionError") as caught:
+        running.branch(at="oldest", replace={"judge": lambda row: 1 / 0})
+    assert "1 / 0" in caught.value.trace
+    branch = running.branch(at="oldest", replace={"judge": lambda row: (row.at, "new")})
     assert branch.compare(keys=["at"]).count("changed") == branch.rows().num_rows > 0
     running.adopt(branch, within="60 seconds")
     running.rescale(1)  # what was adopted stays

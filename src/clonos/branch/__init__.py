@@ -72,26 +72,27 @@ class Branch:
         ask: Collection[Any] = (),
         reuse: Collection[Any] = (),
         cost: Callable[[Any], float] | None = None,
+        in_flight: int = 0,
         keeps_errors: bool = False,
     ) -> None:
-        self._past, self.replaces = past, replace
+        self._job, self.replaces = past.compiled.name, replace
         self.failed: OperatorError | None = None
         with ExitStack() as undo:
             undo.callback(past.close)
-            self._changed = changed(past.compiled, replace)
+            other = changed(past.compiled, replace)
             self._schemas = {
-                name: self._changed.schemas[channel]
+                name: other.schemas[channel]
                 for task in past.tasks
                 for name, channel in past.outputs(task.id).items()
             }
             original = _original(past, until, undo)
             self.error = original.error
-            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
+            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost, in_flight)
             undo.callback(answers.close)
             self._a = original.outputs
             self._b: Outputs = {}
             try:
-                _run(past, self._changed, original, answers, self._b)
+                _run(past, other, original, answers, self._b)
             except OperatorError as error:
                 if not keeps_errors:
                     raise
@@ -133,7 +134,7 @@ class Branch:
             what = "several sinks" if sink is None else f"no sink {sink!r}"
             raise CannotReplace(
                 f"the job has {what}",
-                where=self._past.compiled.name,
+                where=self._job,
                 remedy=f"name one of {', '.join(self.sinks)}",
             )
         return sink

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
-from clonos.blame import users_traceback
 from clonos.branch.answers import Answers
 from clonos.branch.follow import Follower, Report
 from clonos.branch.live_log import LiveLog
-from clonos.errors import OperatorError
+from clonos.branch.witness import with_trace
 from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
 from clonos.replay.errors import NothingToReplay
@@ -33,13 +33,14 @@ def follow(
     ask: Sequence[Any] = (),
     reuse: Sequence[Any] = (),
     cost: Any = None,
+    in_flight: int = 0,
 ) -> Iterator[Report]:
     """See :meth:`clonos.RunningJob.canary`."""
     log = LiveLog(compiled, checkpoint_dir, journal)
-    answers = Answers((), calls, stand_in, ask, reuse, cost, remembers=QUESTIONS_MAX)
+    answers = Answers((), calls, stand_in, ask, reuse, cost, in_flight, QUESTIONS_MAX)
     follower = Follower(log, changed(compiled, replace), answers, keys)
     failures = 0
-    try:
+    with with_trace(), closing(follower):
         while not log.is_over:
             ends = is_to_end(every_s)
             try:
@@ -52,9 +53,3 @@ def follow(
             if ends:
                 return
         yield follower.go_on(to_the_end=True)
-    except OperatorError as error:
-        if error.__cause__ is not None and not error.trace:
-            error.trace = users_traceback(error.__cause__)
-        raise
-    finally:
-        follower.close()

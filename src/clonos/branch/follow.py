@@ -276,6 +276,8 @@ class Follower:
         if not self._followed.is_partial:
             for _ in range(len(self._waiting) if to_the_end else ready):
                 self._take(self._waiting.popleft())
+            for task in self._tasks.values():
+                task.settle()
         if to_the_end:
             for task in self._tasks.values():
                 task.drain(dict.fromkeys((c.id for c in self._changed.plan.channels), 1 << 62))

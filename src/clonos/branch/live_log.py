@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from clonos.core.history import History, Point
+from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Run
+from clonos.errors import OtherJob
 from clonos.graph.compile import CompiledJob
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import since
 from clonos.replay.past import Past, keeper_now, read
+from clonos.storage.layers import LayerStore
 
 WHOLE = 1 << 62
 """Layers are read as a whole: the job may delete them while somebody stands on them."""
@@ -28,6 +31,7 @@ class LiveLog:
     def __init__(self, compiled: CompiledJob, checkpoint_dir: str, journal: str | None) -> None:
         self.compiled = compiled
         self._where = checkpoint_dir, journal
+        self._version: int | None = None
         self.is_over = False
         """Whether nothing more will come: the job is complete."""
 
@@ -44,16 +48,16 @@ class LiveLog:
         NothingToReplay
             There is none.
         OtherJob
-            The job has another plan now.
+            The job has another graph now, or other functions.
         """
-        keeper, _ = keeper_now(self.compiled, *self._where)
+        keeper, _ = self._now()
         point = newest(keeper.history, heard, self.compiled.name)
         past = read(self.compiled, *self._where, at=point.number)
         return without_log(past)
 
     def more(self, heard: Mapping[int, int]) -> list[Run]:
         """The entries behind these positions, of all tasks, in order."""
-        keeper, store = keeper_now(self.compiled, *self._where)
+        keeper, store = self._now()
         self.is_over = keeper.complete
         keeper.committed()  # now it knows what can never be cut
         point = newest(keeper.history, heard, self.compiled.name)
@@ -63,6 +67,18 @@ class LiveLog:
             for run in runs
             if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
         ]
+
+    def _now(self) -> tuple[HouseKeeper, LayerStore]:
+        keeper, store, version = keeper_now(self.compiled, *self._where)
+        if self._version is None:
+            self._version = version
+        if version != self._version:
+            raise OtherJob(
+                "the job has got another graph, or other functions, since its log is followed",
+                where=self.compiled.name,
+                remedy="begin another canary",
+            )
+        return keeper, store
 
 
 def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point:

@@ -155,6 +155,8 @@ class BranchedTask:
         self._fire_before(note)
         self.position += 1
         self._clock_ms = max(self._clock_ms, note.clock_ms)
+        if isinstance(note.cause, SourceEnd) or note.kind is Kind.END:
+            self.settle()
         program, cause = self._program, note.cause
         match cause:
             case Source(rows=rows) | SourceCut(rows=rows):
@@ -196,6 +198,12 @@ class BranchedTask:
         """Take what the job had nothing to take of: its sender has made more than it did."""
         for channel in self._queues:
             self._take_up_to(channel, ends[channel])
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for all calls that are open, and for those that are asked then."""
+        while over := self._answers.answered(self.id):
+            self._do(self._program.on_outcomes, over)
 
     def _take_up_to(self, channel: int, position: int) -> None:
         """Consecutive batches as one, up to a watermark, as the job does it."""
@@ -272,7 +280,7 @@ class BranchedTask:
                 others.append((call, request, question_of(self._program, call, request)))
             elif known.came is not None and known.came <= self.position:
                 over.append(_outcome(known, call, request))
-        return over + self._answers.outcomes(others)
+        return over + self._answers.ask(self.id, others)
 
 
 def _apply(program: ChainProgram, layers: Sequence[Layer], where: str) -> Layer | None:

@@ -44,7 +44,7 @@ class Canary:
         self._report: Any = None
         self._error: ClonosError | None = None
         self._changed = threading.Condition()
-        self._is_over = False
+        self._is_over = self._adopts = False
         self._thread = threading.Thread(target=self._listen, name="clonos-canary", daemon=True)
         self._thread.start()
 
@@ -57,7 +57,8 @@ class Canary:
                 if not self._running.is_running:
                     self._aside.ask_to_end()
         except ClonosError as error:
-            self._error = error
+            if not self._adopts:  # else it may well find that the job has other code now
+                self._error = error
         finally:
             with self._changed:
                 self._is_over = True
@@ -181,5 +182,10 @@ class Canary:
                 f"with the changed code {self.changes} rows are different",
                 remedy="look at canary.compare(sink); if that is what you want, adopt(anyway=True)",
             )
-        self._running.adopt(self, within=within)
+        self._adopts = True
+        try:
+            self._running.adopt(self, within=within)
+        except BaseException:
+            self._adopts = False
+            raise
         self.stop()

@@ -15,6 +15,7 @@ from clonos.columns.durations import parse_duration
 from clonos.graph.changed import changed
 
 BUNDLE: Final = "clonos.branch.witness:bundle"
+BRANCH: Final = "clonos.branch.witness:branch"
 
 
 class RunningPast:
@@ -57,8 +58,8 @@ class RunningPast:
         every
             How often it looks what has come.
         how
-            ``calls``, ``stand_in``, ``ask``, ``reuse``, ``cost``: who answers what the job has not
-            asked, as for :meth:`clonos.Job.branch`.
+            ``calls``, ``stand_in``, ``ask``, ``reuse``, ``cost``, ``in_flight``: who answers what
+            the job has not asked, as for :meth:`clonos.Job.branch`.
 
         Returns
         -------
@@ -81,24 +82,84 @@ class RunningPast:
         alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
         >>> canary.adopt(anyway=True)  # doctest: +SKIP
         """
-        setup = self._setup
-        past = setup.past()
-        if setup.compiled.options.keep is None:
-            raise NothingKept(
-                "this job keeps no history, so its log cannot be followed",
-                where=setup.compiled.name,
-                remedy='clonos.Job(history="1 hour") keeps it',
-            )
-        changes = replace if isinstance(replace, Mapping) else replace.compile()
-        changed(setup.compiled, changes)  # what does not fit is said here
         request = {
-            **past,
-            "replace": changes,
+            **self._history("its log cannot be followed"),
+            "replace": self._changes(replace),
             "keys": dict(keys or {}),
             "every_s": parse_duration(every) / 1000,
             **how,
         }
-        return Canary(self, Aside(FOLLOW, request, setup.directory.hash_seed), replace)
+        return Canary(self, Aside(FOLLOW, request, self._setup.directory.hash_seed), replace)
+
+    def branch(
+        self,
+        *,
+        at: int | str | datetime,
+        until: int | str | datetime | None = None,
+        replace: Any,
+        timeout_s: float = 3600.0,
+        **how: Any,
+    ) -> Any:
+        """Run changed code on the past of this job, in another process, while the job goes on.
+
+        It is what :meth:`clonos.Job.branch` does, but its memory and time are not the driver's, and
+        sets have the order there that they have in the slots.
+
+        Parameters
+        ----------
+        at, until, replace, how
+            See :meth:`clonos.Job.branch`.
+        timeout_s
+            How long it may take.
+
+        Returns
+        -------
+        Branch
+            :meth:`adopt` takes it.
+
+        Raises
+        ------
+        NothingKept
+            The job keeps no history.
+        CannotReplace
+            The changed code does not fit.
+        ClonosError
+            See :meth:`clonos.Job.branch`; ``AsideFailed`` if it takes too long.
+
+        Examples
+        --------
+        >>> branch = running.branch(at="08:00", replace={"judge": careful})  # doctest: +SKIP
+        >>> print(branch.compare("alerts", keys=["id"]))  # doctest: +SKIP
+        alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
+        >>> running.adopt(branch)  # doctest: +SKIP
+        """
+        request = {
+            **self._history("there is no past to branch from"),
+            "at": at,
+            "until": until,
+            "changes": self._changes(replace),
+            **how,
+        }
+        found = Aside(BRANCH, request, self._setup.directory.hash_seed).result(timeout_s)
+        found.replaces = replace
+        return found
+
+    def _history(self, so: str) -> dict[str, Any]:
+        """Where another process finds the history."""
+        past, compiled = self._setup.past(), self._setup.compiled
+        if compiled.options.keep is None:
+            raise NothingKept(
+                f"this job keeps no history, so {so}",
+                where=compiled.name,
+                remedy='clonos.Job(history="1 hour") keeps it',
+            )
+        return past
+
+    def _changes(self, replace: Any) -> Any:
+        """What is to be changed, as another process is told; what does not fit is said here."""
+        changes = replace if isinstance(replace, Mapping) else replace.compile()
+        changed(self._setup.compiled, changes)
+        return changes
 
     def bundle(
         self,

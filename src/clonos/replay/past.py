@@ -216,19 +216,20 @@ def _read(
     show: Callable[[HouseKeeper, LayerStore], object] | None,
 ) -> Past:
     directory.check(compiled)
-    keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
+    store = LayerStore(directory.layers_uri)
+    keeper, _ = _keeper(compiled, directory)
     pin = None
     if at is not None:
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper = _keeper(compiled, directory)  # only now it says what stays
+            keeper, _ = _keeper(compiled, directory)  # only now it says what stays
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
             pin.close()
             raise
-    codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
+    codes = tuple(readable(code, directory.spool_uri) for code in compiled.codes)
     if show is not None:
         show(keeper, store)
     lives, failed, lost = activations(compiled, keeper)
@@ -249,8 +250,9 @@ def _read(
 
 def keeper_now(
     compiled: CompiledJob, checkpoint_dir: str, journal: str | Path | None
-) -> tuple[HouseKeeper, LayerStore]:
-    """What the house-keeper of a job knows at this moment, which may run; and where layers are.
+) -> tuple[HouseKeeper, LayerStore, int]:
+    """What the house-keeper of a job knows at this moment, which may run; where layers are; and
+    which of the job's graphs it is.
 
     Raises
     ------
@@ -259,15 +261,17 @@ def keeper_now(
     """
     with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
         directory.check(compiled)
-        return _keeper(compiled, directory), LayerStore(directory.layers_uri)
+        keeper, version = _keeper(compiled, directory)
+        return keeper, LayerStore(directory.layers_uri), version
 
 
-def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
+def _keeper(compiled: CompiledJob, directory: JobDirectory) -> tuple[HouseKeeper, int]:
     keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
-        directory.require(compiled, version_of(journal.replay()))
+        version = version_of(journal.replay())
+        directory.require(compiled, version)
         keeper.recover(journal.replay())
-    return keeper
+    return keeper, version
 
 
 @contextmanager
@@ -364,7 +368,7 @@ def _gathered(job: str, actions: list[Action]) -> dict[int, msg.Activate]:
     return found
 
 
-def _readable(code: TaskCode, spool_uri: str) -> TaskCode:
+def readable(code: TaskCode, spool_uri: str) -> TaskCode:
     """A task whose source, if it has one, can be read in this process."""
     source = code.source
     if source is None or source.factory is not None:
