@@ -9,7 +9,7 @@ import pytest
 
 import clonos
 from clonos.columns.batches import seal
-from clonos.core.determinants import Source, SourceEnd, encode_record
+from clonos.core.determinants import Determinant, Source, SourceEnd, encode_record
 from clonos.core.messages import Run
 from clonos.core.plan import Incarnation
 from clonos.errors import CannotRewind
@@ -31,7 +31,7 @@ def compiled(*numbers, **how):
 def looked(job, *cuts, after=0):
     """What came in these batches, behind so many rows."""
     layer = replace(beginning(job.plan.tasks[0]), source_rows=after)
-    causes = [Source(len(cut), seal(batch(*cut)).digest, None) for cut in cuts]
+    causes: list[Determinant] = [Source(len(c), seal(batch(*c)).digest, None) for c in cuts]
     records = tuple(encode_record([cause]) for cause in [*causes, SourceEnd()])
     return reread(job, {0: layer}, [Run(0, Incarnation(1, 0), 5, records)], "memory://none")
 
