@@ -232,6 +232,10 @@ def _failed(
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 
 
+class _NotWanted(BaseException):  # what is tried again after an Exception is not after this
+    """The call was given up: its outcome has been told."""
+
+
 class _Life:
     """The calls of one life of a task.
 
@@ -448,6 +452,8 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """An answer within the time there is; `named`: more arguments."""
+        if asyncio.current_task() in self._life.stubborn:
+            raise _NotWanted
         await self._turn()
         try:
             return await self._in_time(request, named)
