@@ -602,6 +602,13 @@ def test_coroutines_that_go_on_are_not_too_many(slot, stubborn, monkeypatch):
         pass
 
 
+def test_second_attempts_that_go_on_are_counted_too(slot, stubborn, monkeypatch):
+    monkeypatch.setattr(calls, "STUBBORN_MAX", 3)
+    how = policy(stubborn.ask, timeout_s=0.05, hedge_s=0.01)
+    told = (str(decode_error(slot.one(how).answer)) for _ in range(100))
+    assert any("3 coroutines go on" in error for error in told)
+
+
 def test_an_effect_behind_code_that_blocks_is_in_doubt(slot):
     gate = threading.Event()
 
