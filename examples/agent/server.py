@@ -18,11 +18,12 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from examples.demo.process import LOOPBACK, announce, die_with_parent
+from examples.serving import JsonHandler
 
 HANDLED_AT_ONCE = 128
 
@@ -130,41 +131,20 @@ class Server(ThreadingHTTPServer):
             threading.Thread(target=self.world.send_decisions, args=(client,), daemon=True).start()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """One connection."""
 
-    wbufsize = -1
     server: Server
 
-    def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", -1))
-        said = self.rfile.read(length)
-        if not 0 <= length <= len(said):
-            self.close_connection = True  # who asks was killed while asking: nothing was asked
-            return
-        body = json.loads(said)
+    def post(self, body: dict[str, Any]) -> None:
         agent, key = int(self.headers["Agent"]), self.headers["Idempotency-Key"]
-        self._send(self.server.world.answer(self.path, body, agent, key))
+        self.send(self.server.world.answer(self.path, body, agent, key))
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         """Where the decisions are, and that no more are wanted."""
         if self.path == "/close":
             self.server.world.close()
-        self._send({"port": self.server.desk.getsockname()[1]})
-
-    def _send(self, answer: dict[str, Any]) -> None:
-        said = json.dumps(answer).encode()
-        try:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-            self.wfile.flush()
-        except OSError:
-            self.close_connection = True  # who has asked was killed
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """The journal says it all."""
+        self.send({"port": self.server.desk.getsockname()[1]})
 
 
 def main() -> None:
