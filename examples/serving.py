@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """One connection; who serves says what to :meth:`send` to whom."""
+    """One connection, until it breaks; who serves says what to :meth:`send` to whom."""
 
     wbufsize = -1
 
@@ -21,37 +23,43 @@ class JsonHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_POST(self) -> None:
-        if (body := self._heard()) is not None:
-            self.post(body)
+        length = int(self.headers.get("Content-Length", 0))
+        said = self.rfile.read(length)
+        if said and len(said) == length:
+            self.post(json.loads(said))
+        else:
+            self.close_connection = True  # who asks was killed while asking: nothing was asked
 
     def do_GET(self) -> None:
         self.get()
 
-    def _heard(self) -> dict[str, Any] | None:
-        """What was asked; None: nothing, because who asks was killed while asking."""
-        try:
-            length = int(self.headers.get("Content-Length", 0))
-            said = self.rfile.read(length)
-        except OSError:
-            said = b""
-        if not said or len(said) < length:
-            self.close_connection = True
-            return None
-        body: dict[str, Any] = json.loads(said)
-        return body
-
     def send(self, answer: dict[str, Any], status: int = 200) -> None:
-        """... unless who has asked was killed."""
+        """The answer."""
         said = json.dumps(answer).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+        self.wfile.flush()
+
+    def stream(self, pieces: Iterable[dict[str, Any]]) -> None:
+        """Server-sent events: each piece when it comes. They end with the connection."""
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
             self.wfile.flush()
-        except OSError:
-            self.close_connection = True
+
+    def handle(self) -> None:
+        with suppress(OSError):  # who asks, or has asked, was killed: that is what we are here for
+            super().handle()
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """The journal says it all."""

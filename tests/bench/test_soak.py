@@ -63,7 +63,7 @@ def test_the_job_delivers_what_it_says(tmp_path):
 def test_the_service_does_not_complain_of_who_dies_while_asking(tmp_path, capsys, said):
     with service.running(tmp_path / "service.jsonl", seed=1) as url:
         place = urlsplit(url)
-        with socket.create_connection((place.hostname, place.port), 10) as caller:
+        with socket.create_connection((str(place.hostname), place.port or 0), 10) as caller:
             caller.sendall(said)
             caller.shutdown(socket.SHUT_WR)
             while caller.recv(1024):
