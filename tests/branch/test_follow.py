@@ -19,7 +19,7 @@ from clonos.core.history import Point
 from clonos.errors import CannotReplace, OperatorError
 from clonos.graph.changed import changed
 from clonos.replay import NothingToReplay
-from clonos.simulator.arrow_jobs import Asking, Running, random_arrow_job
+from clonos.simulator.jobs.arrow import Asking, Running, random_arrow_job
 from tests.branch.test_branch import AskingMore, asking, mine, more, other, points_of, simulated
 from tests.replay.test_points import at_point
 
