@@ -132,7 +132,8 @@ class Draft:
             task, position, entry = fields
             if task not in self.failed:
                 return None
-            return _packed(kind, task, position, self._entry(task, position, entry, {}))
+            entry = self._entry(task, position, entry, digests.get(task, {}))
+            return _packed(kind, task, position, entry)
         if kind == "floor" and self._redaction is not None:
             fields[3] |= {t: [ref.named for ref in chain] for t, chain in chains.items() if chain}
             return _packed(kind, *fields)
