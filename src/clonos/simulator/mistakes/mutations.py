@@ -92,6 +92,7 @@ from clonos.simulator.mistakes.mutation import (
     mutation,
 )
 from clonos.simulator.mistakes.protocol import constant
+from clonos.simulator.mistakes.reach import WRONG_REACH
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
@@ -594,4 +595,5 @@ MUTATIONS: dict[str, Mutation] = {
         kind=FORGIVING_EDGE,
     ),
     **WRONG_GAPS,
+    **WRONG_REACH,
 }
