@@ -61,7 +61,7 @@ class Tasks:
 
 
 def expected(how: str) -> list[Any]:
-    left, right = (SIDES[port] + LATER[port] for port in (0, 1))
+    left, right = ([*SIDES[port], *LATER[port]] for port in (0, 1))
     pairs = [(a, b) for a in left for b in right if a[0] == b[0]]
     met = [{a for a, _ in pairs}, {b for _, b in pairs}]
     if how == "semi":

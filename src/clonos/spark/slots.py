@@ -171,7 +171,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
         self._handles: list[SlotHandle] = []
-        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
+        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
         if self._setting("spark.speculation", "false") == "true" and self._setting(_AFTER, ""):
@@ -319,7 +319,7 @@ class SlotLauncher:
                 self._prepared[key] = (body, dataframe, self._rows(run, dataframe))
             return self._prepared[key][2]
 
-    def _rows(self, run: Callable[[Batches], Batches], dataframe: DataFrame | None) -> Any:
+    def _rows(self, run: Callable[[Any], Batches], dataframe: DataFrame | None) -> Any:
         """An RDD of no rows that runs a function. Without a DataFrame it needs no plan: that is
         seconds where neither driver nor executors have made one yet."""
         if dataframe is None:
@@ -394,7 +394,7 @@ def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(_KILLS_IDLE, before)
 
 
-def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], Batches]:
+def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Any], Batches]:
     """The function that Spark runs; of the driver's objects it holds only what is named here."""
 
     def run(batches: Batches) -> Batches:
