@@ -115,8 +115,12 @@ def test_what_is_no_part_of_it(tmp_path):
     with pytest.raises(BundleTooLarge, match="more than 10"):
         bundled(job, cluster, tmp_path, nbytes=10)
     assert not list(tmp_path.iterdir())
+    elsewhere = tmp_path / "of somebody else"
+    elsewhere.touch(0o644)
+    (tmp_path / ".past.clonos.part").symlink_to(elsewhere)
     out, _ = bundled(job, cluster, tmp_path, task="running[0]")
     assert out.stat().st_mode & 0o077 == 0, "it is the user's alone"
+    assert not elsewhere.stat().st_size
     with (
         closing(read(job.compiled, str(out), None)) as past,
         Replay(past) as replay,

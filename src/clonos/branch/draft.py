@@ -226,7 +226,8 @@ class Draft:
         """
         whole = to.with_name(f".{to.name}.part")
         try:
-            descriptor = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            whole.unlink(missing_ok=True)  # of a process that was killed; or somebody else's
+            descriptor = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with (
                 os.fdopen(descriptor, "w+b") as file,
                 zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
