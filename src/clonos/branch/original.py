@@ -34,6 +34,7 @@ from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay import Replay, ReplayedTask
+from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import Past
 from clonos.replay.tasks import Watched
 
@@ -233,7 +234,16 @@ def record(past: Past, until: Point | None, folder: Path) -> Original:
     ------
     Divergence
         The job's own code does something else than it did.
+    NothingToReplay
+        Some tasks have shared no log.
     """
+    for task in past.compiled.plan.tasks:
+        if task.is_implied:
+            raise NothingToReplay(
+                "its log, which a branch or a bundle has to read, was left out",
+                where=task.name,
+                remedy="run the job with log='everything'; clonos replay does without it",
+            )
     with RecordedReplay(past) as replay:
         return _Recording(past, replay, until, folder).run()
 

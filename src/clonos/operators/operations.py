@@ -78,10 +78,11 @@ class PassVersions(Operation):
 
 @dataclass(frozen=True)
 class Map(Operation):
-    """``map``."""
+    """``map``. ``is_declared``: here and below, the user says that `fn` is deterministic."""
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class FlatMap(Operation):
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Filter(Operation):
     """``filter`` with a function."""
 
     fn: Function
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class MapBatches(Operation):
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class WithColumn(Operation):
     of: tuple[str, ...]
     column: str
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

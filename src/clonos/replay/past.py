@@ -260,7 +260,7 @@ def _missing(plan: Plan, keeper: HouseKeeper, task: int, position: int, record: 
         return f"the log of the task ends at step {keeper.length(task)}"
     cause = decode_record(record)[0]
     if isinstance(cause, Order):
-        sender = plan.channels[cause.channel].sender
+        sender = plan.makers[cause.channel]
         if cause.position > keeper.length(sender):
             name, end = plan.tasks[sender].name, keeper.length(sender)
             return f"it took what {name} made in step {cause.position}, whose log ends at {end}"

@@ -86,6 +86,7 @@ from clonos.simulator.mutation import (
 )
 from clonos.simulator.programs import Job, Toy, Waiting
 from clonos.simulator.wrong_gaps import WRONG_GAPS
+from clonos.simulator.wrong_implied import WRONG_IMPLIED
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
 from clonos.state.values import ValueStore
@@ -581,4 +582,5 @@ MUTATIONS: dict[str, Mutation] = {
         kind=FORGIVING_EDGE,
     ),
     **WRONG_GAPS,
+    **WRONG_IMPLIED,
 }
