@@ -56,8 +56,8 @@ LAYERS: dict[str, set[str]] = {
     "causal": {"extras", "core", "columns", "operators", "transport", "storage"},
     "replay": {"blame", "named", "columns", "core", "state", "operators", "storage", "sinks",
         "sources", "graph", "nodes", "runtime", "upgrade", "watch", "cluster"},
-    "branch": {"blame", "named", "columns", "core", "operators", "storage", "graph", "nodes",
-        "replay", "runtime"},
+    "branch": {"blame", "named", "columns", "core", "state", "operators", "storage", "sources",
+        "graph", "nodes", "replay", "runtime"},
 }  # fmt: skip
 """layer -> the layers it may import."""
 
@@ -106,7 +106,7 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset(
         {f"clonos.api.{one}" for one in ("job", "feedback", "streams", "columns",
          "frames", "grouped", "keyed", "joins", "placed",
-            "windowed")}
+            "stateful", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
     frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):

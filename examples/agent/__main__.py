@@ -27,8 +27,9 @@ from rich.console import Console
 import clonos
 from clonos.spark.session import get_or_create
 from examples.agent import agent
-from examples.agent.verdict import Kill, Line, judge, table
+from examples.agent.verdict import judge
 from examples.demo.process import ServerProcess
+from examples.judging import Kill, Line, table
 
 TASK: Final = "agent[0]"
 KILLS: Final = (("/model", 1.0), ("/desk", 0.1), ("/refund", 0.1))
@@ -86,7 +87,7 @@ def kill_workers(running: clonos.RunningJob, journal: Path, options: Options) ->
         if is_over():
             break
         os.kill(pids[0], signal.SIGKILL)
-        kills.append(Kill(pids[0], time.time()))
+        kills.append(Kill("worker", frozenset({pids[0]}), time.time()))
         over = running.delivered["done"]
         print(
             f"kill -9 {pids[0]}: {path} is being asked, {over} conversations are over", flush=True

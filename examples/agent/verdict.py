@@ -9,31 +9,11 @@ from itertools import chain, pairwise, starmap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rich.table import Table
-
 from examples.agent.agent import LARGE_CENTS, price
+from examples.judging import Kill, Line, asked_again, entries, lives
 
 TOLD: Final = ("model", "tool", "bank")
 """Whose answers are part of a conversation."""
-
-
-class Kill(NamedTuple):
-    """A process that was killed, and when (s since the epoch)."""
-
-    pid: int
-    at: float
-
-
-class Line(NamedTuple):
-    """A line of the verdict. Without `wanted` it is a measurement, and judges nothing."""
-
-    what: str
-    found: Any
-    wanted: Any = None
-
-    @property
-    def ok(self) -> bool:
-        return self.wanted is None or bool(self.found == self.wanted)
 
 
 class Call(NamedTuple):
@@ -58,26 +38,19 @@ class Journal:
     """
 
     def __init__(self, path: Path, kills: Sequence[Kill]) -> None:
-        self.killed = {kill.pid: (life, kill.at) for life, kill in enumerate(kills)}
+        self._kills, self.lives = kills, lives(kills)
+        noted = entries(path)
         self.asked: dict[Call, list[dict[str, Any]]] = defaultdict(list)
-        self.answers: dict[int, dict[str, Any]] = {}
-        self.made: Counter[Call] = Counter()
-        self.decided: set[tuple[int, str]] = set()
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if entry["kind"] == "asked":
-                self.asked[call(entry["path"], entry["body"])].append(entry)
-            elif entry["kind"] == "answered":
-                self.answers[entry["number"]] = entry
-            elif entry["kind"] == "made":
-                self.made[call(entry["path"], entry["body"])] += 1
-            else:
-                self.decided.add((entry["request"], entry["text"]))
+        for entry in noted["asked"]:
+            self.asked[call(entry["path"], entry["body"])].append(entry)
+        self.answers = {entry["number"]: entry for entry in noted["answered"]}
+        self.made = Counter(call(entry["path"], entry["body"]) for entry in noted["made"])
+        self.decided = {(entry["request"], entry["text"]) for entry in noted["decided"]}
         for requests in self.asked.values():  # a killed process may be heard late
             requests.sort(key=lambda entry: (self._life(entry), entry["number"]))
 
     def _life(self, asked: dict[str, Any]) -> int:
-        return self.killed.get(asked["agent"], (len(self.killed), 0.0))[0]
+        return self.lives.get(asked["agent"], len(self._kills))
 
     def newest(self, made: Call) -> int | None:
         """The number of the last request of a call."""
@@ -92,12 +65,12 @@ class Journal:
         """How long before its asker was killed a request was answered: negative, if it was still
         open then."""
         answered = self.answers.get(asked["number"])
-        _, killed_at = self.killed[asked["agent"]]
-        return -1.0 if answered is None else killed_at - answered["at"]
+        killed_at = self._kills[self.lives[asked["agent"]]].at
+        return -1.0 if answered is None else float(killed_at - answered["at"])
 
     def is_unexcused(self, asked: dict[str, Any], newer: dict[str, Any]) -> bool:
         """It was made again, and not because its process was killed in between."""
-        return asked["agent"] not in self.killed or self._life(newer) == self._life(asked)
+        return asked["agent"] not in self.lives or self._life(newer) == self._life(asked)
 
     def cents(self, requests: Iterable[dict[str, Any]]) -> float:
         """What the model charges for those it has answered."""
@@ -166,8 +139,7 @@ def judge(
     stale = sum(journal.newest(made) != request for made, request in used)
     again = journal.again()
     pairs = chain(*(pairwise(requests) for requests in journal.asked.values()))
-    unheard = [journal.unheard_s(asked) for asked in again if asked["agent"] in journal.killed]
-    on_the_way = [seconds for seconds in unheard if seconds >= 0]
+    unheard = [journal.unheard_s(asked) for asked in again if asked["agent"] in journal.lives]
     charged, in_vain = journal.cents(chain(*journal.asked.values())), journal.cents(again)
     whos = Counter(said["who"] for _, said in calls)
     made = Counter(each.path for each in journal.made.elements())
@@ -180,9 +152,7 @@ def judge(
         Line("... that no conversation knows of", len(unknown), 0),
         Line("asked again, though the answer was used", stale, 0),
         Line("asked again, though not killed", sum(starmap(journal.is_unexcused, pairs)), 0),
-        Line("asked again, open at a kill", len(unheard) - len(on_the_way)),
-        Line("asked again, answer on its way at a kill", len(on_the_way)),
-        Line("... sent at most so many ms before", round(1000 * max(on_the_way, default=0))),
+        *asked_again(unheard),
         Line("calls on the job's bill", bill.calls, len(journal.asked)),
         Line("cents that the model charged", round(charged, 3)),
         Line("... for calls asked again", round(in_vain, 3)),
@@ -194,12 +164,3 @@ def judge(
         Line("effects made twice", sum(n > 1 for n in journal.made.values()), 0),
         Line("effects asked for again, by the same key", sum(bool(a["key"]) for a in again)),
     ]
-
-
-def table(lines: Sequence[Line]) -> Table:
-    """For the terminal."""
-    made = Table("what", "found", "must be", "")
-    for line in lines:
-        judged = ("", "") if line.wanted is None else (line.wanted, "ok" if line.ok else "FAULT")
-        made.add_row(line.what, str(line.found), *map(str, judged))
-    return made

@@ -33,7 +33,8 @@ from rich.console import Console
 
 from examples.demo.process import ServerProcess, environment
 from examples.enrich import pipeline, stores
-from examples.enrich.verdict import Kill, Line, Row, judge, rich_table
+from examples.enrich.verdict import Row, judge
+from examples.judging import Kill, Line, table
 
 STARTS_MAX = 4
 WORDS = ["chair", "lamp", "a table of oak", "two mirrors", "carpet", "an old radio", "shelf"]
@@ -206,7 +207,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="clonos-enrich-"))
     folder.chmod(0o755)  # PostgreSQL may be another user
     lines = run(folder, options)
-    Console().print(rich_table(lines))
+    Console().print(table(lines))
     ok = all(line.ok for line in lines)
     print("nothing lost, nothing twice, nothing paid twice but what was open at a kill"
           if ok else f"FAULTS: see {folder}")  # fmt: skip

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from examples.enrich.service import price
+from examples.judging import Kill, Line, asked_again, entries, lives
 
 Row = tuple[int, str, str, float]
 """Of the table: id, text, receipt, cents."""
-
-
-class Kill(NamedTuple):
-    """Processes that died together, and when (s since the epoch)."""
-
-    what: str
-    pids: frozenset[int]
-    at: float
-
-
-class Line(NamedTuple):
-    """A line of the verdict. Without `wanted` it is a measurement, and judges nothing."""
-
-    what: str
-    found: Any
-    wanted: Any = None
-
-    @property
-    def ok(self) -> bool:
-        return self.wanted is None or bool(self.found == self.wanted)
 
 
 class Request(NamedTuple):
@@ -42,30 +20,21 @@ class Request(NamedTuple):
 
     number: int
     life: int
-    came_at: float
     answer: dict[str, Any] | None
     is_turned_away: bool
 
 
 def read(journal: Path, kills: Sequence[Kill]) -> dict[int, list[Request]]:
     """The requests for each order, in the order of the lives that made them."""
-    asked, ends = [], {}
-    for text in journal.read_text().splitlines():
-        entry = json.loads(text)
-        if entry["kind"] == "asked":
-            asked.append(entry)
-        else:
-            ends[entry["number"]] = entry
-    # A process that was killed may be heard late.
-    lives = {pid: life for life, kill in reversed([*enumerate(kills)]) for pid in kill.pids}
+    noted, died_of = entries(journal), lives(kills)
+    answers = {entry["number"]: entry for entry in noted["answered"]}
+    turned_away = {entry["number"] for entry in noted["turned away"]}
     found: dict[int, list[Request]] = defaultdict(list)
-    for entry in asked:
-        end = ends.get(entry["number"], {"kind": ""})
-        answer = end if end["kind"] == "answered" else None
-        life = lives.get(entry["asker"], len(kills))
-        is_turned_away = end["kind"] == "turned away"
-        request = Request(entry["number"], life, entry["at"], answer, is_turned_away)
+    for entry in noted["asked"]:
+        number, life = entry["number"], died_of.get(entry["asker"], len(kills))
+        request = Request(number, life, answers.get(number), number in turned_away)
         found[entry["id"]].append(request)
+    # A process that was killed may be heard late.
     return {n: sorted(each, key=lambda one: (one.life, one.number)) for n, each in found.items()}
 
 
@@ -92,7 +61,6 @@ def judge(
     again = [(one, then) for one, then in pairs if not one.is_turned_away]
     excused = [one for one, then in again if one.life < min(then.life, len(kills))]
     unheard = [_answered_before_s(one, kills) for one in excused]
-    on_the_way = [seconds for seconds in unheard if seconds >= 0]
     charged = sum(one.answer["cents"] for each in requests.values() for one in each if one.answer)
     in_vain = sum(one.answer["cents"] for one, _ in again if one.answer)
     free = sum(map(price, orders.values()))
@@ -104,9 +72,7 @@ def judge(
         Line("... with what the service answered last", told, len(orders)),
         Line("requests turned away, and repeated", len(pairs) - len(again)),
         Line("asked again, though not killed", len(again) - len(excused), 0),
-        Line("asked again, open at a kill", len(unheard) - len(on_the_way)),
-        Line("asked again, answer on its way at a kill", len(on_the_way)),
-        Line("... sent at most so many ms before", round(1000 * max(on_the_way, default=0))),
+        *asked_again(unheard),
         Line("calls on the job's bill", bill["calls"], len(orders)),
         Line("cents without any failure", round(free, 2)),
         Line("cents on the job's bill", round(bill["cents"], 2), round(free, 2)),
@@ -120,12 +86,3 @@ def _answered_before_s(request: Request, kills: Sequence[Kill]) -> float:
     if request.answer is None:
         return -1.0
     return float(kills[request.life].at - request.answer["at"])
-
-
-def rich_table(lines: Sequence[Line]) -> Table:
-    """For the terminal."""
-    made = Table("what", "found", "must be", "")
-    for line in lines:
-        judged = ("", "") if line.wanted is None else (line.wanted, "ok" if line.ok else "FAULT")
-        made.add_row(line.what, str(line.found), *map(str, judged))
-    return made

@@ -35,7 +35,8 @@ from examples.fraud import pipeline
 from examples.fraud.day import Day, free_port
 from examples.fraud.page import Happened, Seen, write
 from examples.fraud.payments import day
-from examples.fraud.verdict import Journal, Kill, Line, Paid, judge, quality, rich_table
+from examples.fraud.verdict import Journal, Paid, judge, quality, short
+from examples.judging import Kill, Line, table
 
 BRANCH, ADOPTED, DOUBLE, DOUBLED, KILL, KILLED = 12.0, 15.0, 16.0, 19.0, 20.0, 22.0
 """Hours: when it begins, and until when it has to be done, or the day waits."""
@@ -137,7 +138,7 @@ def conduct(
 
     def kill(what: str, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
-        kills.append(Kill(what, pid, time.time()))
+        kills.append(Kill(what, frozenset({pid}), time.time()))
         marks.append(Happened("kill", time.time(), time.time()))
         say(f"kill -9 {pid}: {what}")
 
@@ -252,7 +253,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="clonos-fraud-") as folder:
         told = run(spark, Path(folder), Options(**given), lambda line: print(line, flush=True))
     spark.stop()
-    Console().print(rich_table(told.lines))
+    Console().print(table(told.lines, short))
     write(page, told.seen, told.branch, told.lines)
     print(f"a page about it: {page}")
     return 0 if all(line.ok for line in told.lines) else 1

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import clonos
 from examples.fraud import pipeline
 from examples.fraud.payments import Payment
-from examples.fraud.verdict import Journal, Line, Rows, quality
+from examples.fraud.verdict import Journal, Rows, quality
+from examples.judging import Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

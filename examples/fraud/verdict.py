@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from examples.fraud import pipeline
 from examples.fraud.payments import Payment
+from examples.judging import Kill, Line, entries
 
 Rows = Sequence[Mapping[str, Any]]
-
-
-class Kill(NamedTuple):
-    """A process that was killed, and when (s since the epoch)."""
-
-    what: str
-    pid: int
-    at: float
-
-
-class Line(NamedTuple):
-    """A line of the verdict. Without `wanted` it is a measurement, and judges nothing."""
-
-    what: str
-    found: Any
-    wanted: Any = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether it is as it must be."""
-        return self.wanted is None or bool(self.found == self.wanted)
 
 
 class Request(NamedTuple):
@@ -64,19 +41,12 @@ class Journal:
     """What the world outside has seen."""
 
     def __init__(self, path: Path) -> None:
-        asked: list[dict[str, Any]] = []
-        answers: dict[int, dict[str, Any]] = {}
-        self.blocked: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            kind = entry.pop("kind")
-            if kind == "asked":
-                asked.append(entry)
-            elif kind == "answered":
-                answers[entry["number"]] = entry["answer"]
-            else:
-                self.blocked.append(entry)
-        self.requests = [Request(**one, answer=answers.get(one["number"])) for one in asked]
+        noted = entries(path)
+        self.blocked = noted["blocked"]
+        answers = {entry["number"]: entry["answer"] for entry in noted["answered"]}
+        self.requests = [
+            Request(**one, answer=answers.get(one["number"])) for one in noted["asked"]
+        ]
 
     def scores(self) -> dict[int, Request]:
         """What the model was asked, by number."""
@@ -121,7 +91,7 @@ def judge(
     )
     branch = [one for one in scores.values() if one.asker == branched_by]
     spare = scores.keys() - {row["request"] for row in rows} - {one.number for one in branch}
-    killed = {kill.pid for kill in kills}
+    killed = {pid for kill in kills for pid in kill.pids}
     excused = [scores[number] for number in spare if scores[number].asker in killed]
     answers = [one.answer for one in used if one is not None and one.answer is not None]
     cents = sum(map(pipeline.price, answers))
@@ -190,14 +160,6 @@ def quality(rows: Rows, payments: Sequence[Payment]) -> tuple[int, int, int]:
     return len(here), len(here & alerts), len(alerts - frauds)
 
 
-def rich_table(lines: Sequence[Line]) -> Table:
-    """For the terminal."""
-    made = Table("what", "found", "must be", "")
-    for line in lines:
-        judged = ("", "") if line.wanted is None else (line.wanted, "ok" if line.ok else "FAULT")
-        made.add_row(line.what, *map(_short, (line.found, *judged)))
-    return made
-
-
-def _short(what: Any) -> str:
+def short(what: Any) -> str:
+    """As the terminal shows it."""
     return f"{len(what)} cards" if isinstance(what, list) else str(what)

@@ -14,7 +14,7 @@ from linecache import getline
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, extract_stack, extract_tb
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from clonos.errors import ClonosError, ProtocolError
 
@@ -32,7 +32,7 @@ _PATHS: Final = sysconfig.get_paths()
 _LIBRARIES: Final = tuple(
     str(Path(_PATHS[kind], package)) + os.sep
     for kind in ("purelib", "platlib")
-    for package in ("numpy", "pandas", "py4j", "pyarrow", "pyspark")
+    for package in ("msgpack", "numpy", "pandas", "py4j", "pyarrow", "pyspark")
 )
 _STANDARD: Final = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep, "<frozen ")
 _SITE: Final = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
@@ -105,6 +105,17 @@ def users_lines(thread: int) -> str:
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to ask
     frames = _without_ours(extract_stack(frame)) if frame is not None else []
     return "\n".join(_lines(frames)) if any(map(_is_users, frames)) else ""
+
+
+def awaiting_lines(waits: Any) -> str:
+    """Where a coroutine waits in the user's code; "" if it does not wait there."""
+    frames: list[tuple[FrameType, int]] = []
+    while waits is not None:
+        frame = getattr(waits, "cr_frame", None)
+        frames += [(frame, frame.f_lineno)] if frame is not None else []
+        waits = getattr(waits, "cr_await", None)
+    found = _without_ours(StackSummary.extract(iter(frames)))
+    return "\n".join(_lines(found)) if any(map(_is_users, found)) else ""
 
 
 def users_line(frame: FrameType | None) -> str:

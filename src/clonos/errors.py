@@ -154,6 +154,10 @@ class CannotReplace(ClonosError):
     """A replacement does not fit in the place of what it replaces."""
 
 
+class CannotRedact(ClonosError):
+    """Values cannot be replaced in what a bundle would have; there is no bundle."""
+
+
 class NotSettled(ClonosError):
     """A job was asked to settle and has not done so in time; it goes on as it was."""
 

@@ -71,15 +71,28 @@ def test_what_dataframes_have_and_streams_have_not_is_said():
         _ = rows.selec
 
 
-@pytest.mark.parametrize("how", ["left", "left_outer", "full", "leftsemi", "left_anti", "cross"])
-def test_joins_that_there_are_not(how):
-    keyed = stream().key_by("id")
-    other = keyed._job.source(clonos.sources.from_batches([], "key long")).key_by("key")
-    with pytest.raises(BadGraph, match=r"pairs of rows only.*Process"):
-        keyed.join(other, how=how)
-    with pytest.raises(WrongType, match="how='lft'"):
-        keyed.join(other, how="lft")
-    assert keyed.join(other, how="inner").columns == ["id", "word", "at", "key"]
+@pytest.mark.parametrize(
+    ("spelled", "keys", "nullable"),
+    [
+        ("inner", ("id",), [False, False]),
+        ("left_outer", ("id",), [False, True]),
+        ("rightouter", ("key",), [True, False]),
+        ("FULL_OUTER", ("id",), [True, True]),
+        ("outer", ("id",), [True, True]),
+        ("leftsemi", ("id",), [False]),
+        ("left_anti", ("id",), [False]),
+    ],
+)
+def test_joins_have_the_names_that_pyspark_knows(spelled, keys, nullable):
+    job = clonos.Job()
+    left = job.source(clonos.sources.from_batches([], "id long not null")).key_by("id")
+    right = job.source(clonos.sources.from_batches([], "key long not null")).key_by("key")
+    made = left.join(right, how=spelled)
+    assert made.keys == keys
+    assert [field.nullable for field in made.schema] == nullable
+    for wrong in ("lft", "cross"):
+        with pytest.raises(WrongType, match=f"how='{wrong}'.*'anti'"):
+            left.join(right, how=wrong)
 
 
 def test_grouping_needs_a_window():

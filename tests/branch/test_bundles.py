@@ -12,11 +12,10 @@ import pytest
 
 import clonos
 from clonos.branch import Branch, CannotReplace
-from clonos.branch.bundling import _made
+from clonos.branch.bundling import Wanted, made_of
 from clonos.core.history import Keep
 from clonos.errors import Divergence, OtherJob
 from clonos.replay import NothingToReplay, Replay
-from clonos.replay.bundle import put_past
 from clonos.replay.errors import UnreadableBundle
 from clonos.replay.kept import since
 from clonos.replay.past import read
@@ -37,19 +36,18 @@ def simulated(job, seed):
     return cluster
 
 
-def bundled(job, cluster, tmp_path, number=1):
+def bundled(job, cluster, tmp_path, number=1, **wanted):
     """A bundle of what a simulated cluster has left behind, from one of the points on."""
-    folder = tmp_path / "making"
-    folder.mkdir()
+    known = []
 
     def show(keeper, store):
         point = keeper.history.points[min(number, len(keeper.history.points)) - 1]
         keeper.rewind(point, since(keeper, point, store))
-        put_past(folder, keeper, store)
+        known.extend(keeper.snapshot())
 
     out = tmp_path / "past.clonos"
     with closing(past_of(job, cluster, rewind=show)) as past:
-        made = _made(past, folder, out)
+        made = made_of(past, known, out, Wanted(**wanted))
     assert made.nbytes == out.stat().st_size
     return out, made
 
@@ -188,7 +186,7 @@ def test_the_file_is_not_written_over(mine, tmp_path):
     with pytest.raises(NothingToReplay, match="File exists"):
         bundled(job, simulated(job, 5), tmp_path)
     assert (tmp_path / "past.clonos").read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["making", "past.clonos"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["past.clonos"]
 
 
 def test_rows_of_a_bundle_keep_their_type(mine):

@@ -12,7 +12,8 @@ import pytest
 from clonos.nodes.views import Spent
 from examples.agent import server
 from examples.agent.__main__ import Options, run
-from examples.agent.verdict import Kill, judge, unapproved
+from examples.agent.verdict import judge, unapproved
+from examples.judging import Kill
 
 QUESTION = {"who": "customer", "text": "?"}
 
@@ -84,12 +85,16 @@ class World:
         return {line.what for line in judge(path, kills, 1, rows, bill) if not line.ok}
 
 
+def killed(pid: int, at: float) -> Kill:
+    return Kill("worker", frozenset({pid}), at)
+
+
 def test_a_call_that_was_open_at_a_kill_may_be_made_again(tmp_path):
     world = World()
     world.think(1, 11, at=5.0, tokens=300)
     thought = world.think(2, 12, at=6.0)
-    assert world.faults(tmp_path, thought, Spent(1, 0.2), [Kill(11, 4.0)]) == set()
-    assert world.faults(tmp_path, thought, Spent(1, 0.8), [Kill(11, 4.0)]) == {
+    assert world.faults(tmp_path, thought, Spent(1, 0.2), [killed(11, 4.0)]) == set()
+    assert world.faults(tmp_path, thought, Spent(1, 0.8), [killed(11, 4.0)]) == {
         "cents on the job's bill"
     }
 
@@ -102,7 +107,7 @@ def test_the_verdict_sees_what_went_wrong(tmp_path):
         "... as the journal has them, word for word"
     }
     world.think(2, 12, at=3.0)
-    assert world.faults(tmp_path, thought, Spent(1, 0.2), [Kill(11, 2.0)]) == {
+    assert world.faults(tmp_path, thought, Spent(1, 0.2), [killed(11, 2.0)]) == {
         "... as the journal has them, word for word",
         "asked again, though the answer was used",
     }

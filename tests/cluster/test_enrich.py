@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from examples.enrich.verdict import Kill, judge
+from examples.enrich.verdict import judge
+from examples.judging import Kill
 
 ORDERS = {1: "a lamp", 2: "chair"}
 FREE = 0.11

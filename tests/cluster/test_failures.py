@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from clonos.errors import OtherJob
 from clonos.sinks.errors import OutputExists, SinkFailed
 from clonos.spark.errors import NotEnoughSlots
 from clonos.storage.journal import JournalInUse, UnreadableJournal
+from clonos.testing import run_past
 from clonos.transport.errors import TlsUnavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -66,7 +68,67 @@ def test_a_function_that_raises(spark):
     assert lines[-2:-1] == ["ZeroDivisionError: division by zero"]
     assert lines[-1].startswith("work[")
     assert not running.observer.recoveries
+    assert "MODULE:JOB" not in caught.value.remedy, "nothing is kept that could be replayed"
     assert sys.getswitchinterval() == users, "the process is the user's again"
+
+
+def bundle_of(error: errors.ClonosError, folder: Path) -> Path:
+    """The file that an error names: it lies where the checkpoint is, and is the user's alone."""
+    found = re.search(r"clonos replay MODULE:JOB (\S+) --pdb shows it again", error.remedy)
+    assert found is not None, error.remedy
+    path = Path(found[1])
+    assert path.parent == folder / "bundles"
+    assert (path.stat().st_mode | path.parent.stat().st_mode) & 0o077 == 0
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    return path
+
+
+def test_an_error_leaves_a_bundle(spark, tmp_path):
+    def work(row: Any) -> int:
+        return int(row.n + 0 / (row.n - 57))
+
+    settings: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "is_apart": True}
+    with pytest.raises(errors.OperatorError) as caught:
+        mapped(work, bundle_redact=lambda name, value: value + 0, **settings).run(spark)
+    path = bundle_of(caught.value, tmp_path)
+    assert re.fullmatch(r"work-0-step-\d+.clonos", path.name)
+    away = tmp_path.rename(tmp_path.with_name("away")) / "bundles" / path.name
+    past = run_past(mapped(work, **settings), away)
+    past.expect_error(ZeroDivisionError)
+    mended = run_past(mapped(work, **settings), away, replace={"work": lambda row: row.n})
+    mended.expect_same_output()
+    assert 57 in mended.rows()["n"].to_pylist()
+    away.parents[1].rename(tmp_path)
+    with pytest.raises(errors.OperatorError) as caught:
+        mapped(work, bundle_redact=["n"], **settings).run(spark)
+    assert "MODULE:JOB" in caught.value.remedy
+    assert "--pdb" not in caught.value.remedy, "with another n the function does not raise"
+
+
+def test_a_replay_that_diverges_leaves_a_bundle(kit, spark, tmp_path):
+    def work(row: Any) -> int:
+        return int(row.n + os.getpid())
+
+    folder = str(tmp_path / "cp")
+    job = clonos.Job("pids", checkpoint_dir=folder, checkpoint_interval="1 hour")
+    rows = job.source(kit.until_tapped(tmp_path), name="numbers", rows_per_second=500)
+    apart = rows.slot_group("work").start_new_chain()
+    apart.map(work, "n long", name="work").sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    kit.wait_quiet(running, floors=0)
+    kit.wait_rows(running, 200)
+    made = running.bundle(tmp_path / "early.clonos", task="numbers[0]")
+    assert set(made.steps) == {"numbers[0]"}
+    assert made.error is None
+    with pytest.raises(errors.UnknownTask):
+        running.bundle(tmp_path / "none.clonos", task="nobody")
+    kit.kill(running, "work[0]")
+    with pytest.raises(errors.Divergence, match="differ from those delivered") as caught:
+        running.wait(600)
+    path = bundle_of(caught.value, tmp_path / "cp")
+    with clonos.Replay(job, str(path)) as replay, pytest.raises(errors.Divergence):
+        replay.run()
+    kit.open_tap(tmp_path)
 
 
 def test_bad_records_are_kept_once_whatever_dies(spark, tmp_path):
@@ -107,13 +169,20 @@ def test_a_poison_record(spark, tmp_path):
             os._exit(0)
         return int(row.n)
 
+    settings: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "cp"), "is_apart": True}
     with pytest.raises(errors.PoisonRecord, match=r"\{'n': 50\}.* kills the process") as caught:
         # Apart: a source that dies, too, may cut its rows otherwise, and other items be suspect.
-        mapped(work, is_apart=True).run(spark, timeout_s=600)
+        mapped(work, **settings).run(spark, timeout_s=600)
     assert caught.value.where.startswith("work[")
     parents = deaths.read_text().split()
     assert parents.count(daemon.read_text()) == 2, "slots; the others are copies of a third"
     assert len(parents) >= 4
+    path = bundle_of(caught.value, tmp_path / "cp")
+    assert deaths.read_text().split() == parents, "it was made without dying of it"
+    past = run_past(mapped(work, **settings), path, replace={"work": lambda row: row.n})
+    assert "kills the process" in str(past.error_then)
+    past.expect_same_output()
+    assert 50 in past.rows()["n"].to_pylist()
 
 
 def test_a_callback_that_raises(spark):

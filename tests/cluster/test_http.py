@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,14 @@ class Service:
     Attributes
     ----------
     sent
-        How often each row has come.
+        How often each row has come, by its values.
     kept
         The rows of each name, of the first request that has it.
     """
 
     def __init__(self) -> None:
-        self.sent: Counter[int] = Counter()
-        self.kept: dict[str, list[int]] = {}
+        self.sent: Counter[tuple[Any, ...]] = Counter()
+        self.kept: dict[str, list[dict[str, Any]]] = {}
         self.others: list[str] = []
         self.is_silent, self.has_taken = threading.Event(), threading.Event()
         self.may_answer = threading.Event()
@@ -44,10 +45,9 @@ class Service:
             def do_POST(self) -> None:
                 rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 name = self.headers["Idempotency-Key"]
-                numbers = [row["value"] for row in rows]
                 with lock:
-                    service.sent.update(numbers)
-                    if service.kept.setdefault(name, numbers) != numbers:
+                    service.sent.update(tuple(row.values()) for row in rows)
+                    if service.kept.setdefault(name, rows) != rows:
                         service.others.append(name)
                 if service.is_silent.is_set():
                     service.has_taken.set()
@@ -65,6 +65,11 @@ class Service:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+
+    def close(self) -> None:
+        """It hears nothing more."""
+        self.server.shutdown()
+        self.server.server_close()
 
 
 def test_a_service_that_keeps_names_has_each_row_once_though_tasks_die(kit, spark):
@@ -84,10 +89,11 @@ def test_a_service_that_keeps_names_has_each_row_once_though_tasks_die(kit, spar
         service.is_silent.clear()
         service.may_answer.set()
     running.wait(300)
-    service.server.shutdown()
-    service.server.server_close()
+    service.close()
     assert not service.others, "one name, and other rows"
-    assert sorted(n for kept in service.kept.values() for n in kept) == list(range(ROWS))
-    assert sorted(service.sent) == list(range(ROWS))
+    assert sorted(row["value"] for rows in service.kept.values() for row in rows) == list(
+        range(ROWS)
+    )
+    assert len(service.sent) == ROWS
     assert max(service.sent.values()) > 1, "no request was repeated: this shows nothing"
     assert running.observer.recoveries

@@ -16,6 +16,7 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
+from clonos.sinks.errors import RowRefused
 from clonos.sinks.kafka_transactions import MARKS
 from clonos.sources.kafka_reader import KafkaReader
 from clonos.sources.readers import EndOfInput
@@ -189,3 +190,19 @@ def test_from_topic_to_topic(kit, spark, bench):
     job.wait(kit.WAIT_S)
     assert bench.written(out) == bench.expected()
     assert "out[0]" in {r.name for r in job.observer.recoveries}
+
+
+@pytest.mark.soak
+def test_a_message_that_brokers_reject_ends_the_job_by_name(kit, spark, kafka):
+    if not kafka.is_real:
+        kafka.producer().list_topics(MARKS, timeout=10)
+    topic = kafka.topic()
+    rows = [(n, "y" * 3000 * (n == 5)) for n in range(10)]
+    job = clonos.Job("rejected", parallelism=1)
+    source = job.source(clonos.sources.from_batches([rows], "n long, text string"), name="in")
+    options = {"message.max.bytes": 2000}
+    source.sink(clonos.sinks.kafka(kafka.servers, topic, options=options), name="out")
+    with pytest.raises(RowRefused, match=r'"n":5') as caught:
+        job.run(spark, timeout_s=kit.WAIT_S)
+    assert topic in str(caught.value)
+    assert "message.max.bytes" in caught.value.remedy

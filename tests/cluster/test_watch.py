@@ -7,6 +7,7 @@ import json
 import runpy
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ import clonos
 from clonos.cluster import audience
 from clonos.cluster.audience import JobAudience, Observer, Post, Warnings
 from clonos.cluster.listener import Listener
-from clonos.nodes.views import CheckpointProgress, JobProgress, JobStarted, JobTerminated
+from clonos.nodes.views import (
+    CheckpointProgress,
+    Dataset,
+    JobProgress,
+    JobStarted,
+    JobTerminated,
+    OperatorProgress,
+)
 from clonos.operators.chain import ChainProgram
 from clonos.testing.in_memory import InMemoryRun
 
@@ -148,6 +156,40 @@ def test_what_a_chain_counts():
     assert counted["words: rows_in"] == 2
     assert counted["words: rows_out"] == 6
     assert counted["out: rows_in"] == counted["out: rows_out"] == 4
+
+
+def test_the_example_tells_openlineage(watched, tmp_path):
+    from openlineage.client import OpenLineageClient
+    from openlineage.client.transport.file import FileConfig, FileTransport
+
+    folder = Path(__file__).parents[2] / "examples" / "watching"
+    example = runpy.run_path(str(folder / "open_lineage.py"))
+    config = FileConfig(str(tmp_path / "lineage.jsonl"), append=True)
+    client = OpenLineageClient(transport=FileTransport(config))
+    columns = (("n", "bigint"),)
+    started = replace(
+        STARTED,
+        inputs=(Dataset("numbers", "kafka", "numbers of Kafka", columns),),
+        outputs=(Dataset("out", "collect", None, columns),),
+    )
+    operator = OperatorProgress("out", 7, 7, 0.0, {})
+    seen = watched(example["OpenLineage"](client, "examples"))
+    seen.told(started)
+    seen.told(replace(progress(1), operators=(operator,)))
+    seen.told(COMPLETE)
+    seen.told(replace(COMPLETE, error="ValueError: 7"))
+    seen.told(replace(COMPLETE, is_complete=False))
+    seen.join(WAIT_S)
+    events = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert [e["eventType"] for e in events] == ["START", "COMPLETE", "FAIL", "ABORT"]
+    assert len({event["run"]["runId"] for event in events}) == 1
+    first, last, failed, _ = events
+    assert first["inputs"][0]["name"] == "numbers of Kafka"
+    (field,) = first["inputs"][0]["facets"]["schema"]["fields"]
+    assert (field["name"], field["type"]) == ("n", "bigint")
+    assert last["outputs"][0]["name"] == "collect out"
+    assert last["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 7
+    assert failed["run"]["facets"]["errorMessage"]["message"] == "ValueError: 7"
 
 
 def test_the_example_writes_lines_of_json(watched):

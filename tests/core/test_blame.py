@@ -222,6 +222,7 @@ def test_the_record_is_found(row):
     assert task.tried[0] == list(range(40, 52))
     assert task.tried[-1] == task.tried[-2] or len(task.tried[-1]) == 1
     assert task.said == [TRIAL], "it may take this process along"
+    assert task.watch.condemned == Order(7, 3, 1, 1, 0)
 
 
 def test_records_that_kill_together_are_found_together():

@@ -154,6 +154,7 @@ class TestOpenTelemetry:
         assert whole.name == "clonos.recovery"
         assert dict(whole.attributes) == {
             "job": "fraud", "task": "last of user[0]", "incarnation": "1.2", "log_entries": 57,
+            "level": "start",
         }  # fmt: skip
         assert [span.name.rpartition(".")[2] for span in parts] == [
             "fence", "logs", "slot", "restore", "replay",

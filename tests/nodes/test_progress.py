@@ -140,6 +140,21 @@ def test_a_recovery_is_told_when_it_is_over(job):
     assert seen.progress(7.0, 0.0).recoveries == 1
 
 
+@pytest.mark.parametrize(
+    ("came", "whole", "level"), [(0, 0, "start"), (0, 900, "standby"), (7, 900, "store")]
+)
+def test_where_state_came_from_is_told(job, came, whole, level):
+    life, seen = Incarnation(1, 1), job.chronicle
+    seen.noted(co.Note("detected", 1, life), 5.0)
+    (before,) = seen.view(is_running=True).recoveries
+    assert before.level is None
+    seen.noted(co.Note("restored", 1, life, came, whole), 5.25)
+    recovery = seen.noted(co.Note("live", 1, life, 11), 5.5)
+    assert (recovery.level, recovery.store_bytes, recovery.state_bytes) == (level, came, whole)
+    told = json.loads(recovery.json)
+    assert (told["level"], told["store_bytes"], told["state_bytes"]) == (level, came, whole)
+
+
 def test_status(job):
     assert job.chronicle.view(is_running=True).status.message == "tasks: 2 waiting for a slot"
     assert not job.chronicle.view(is_running=True).status.is_recovering

@@ -10,6 +10,8 @@ import pytest
 import clonos
 from clonos.core.calls import CallId, Request
 from clonos.core.step import arguments_digest
+from clonos.errors import OperatorError, StateMismatch, WrongType
+from clonos.operators.budget import Usage
 from clonos.state.deltas import merge_deltas
 from clonos.testing import (
     Answers,
@@ -18,10 +20,12 @@ from clonos.testing import (
     Event,
     InMemoryRun,
     StepHarness,
+    Tick,
     Watermark,
     check_restore,
     rows,
 )
+from clonos.testing.harness import answered as answered_now
 from clonos.testing.harness import outcome_of
 
 SCHEMA = "id long, text string"
@@ -192,3 +196,216 @@ def test_all_conversations_end_in_any_order(seed):
     talks.sink(clonos.sinks.collect(), name="out")
     out = InMemoryRun(job.compile(), seed=seed, batch_rows=9, restore=0.3).run()["out"]
     assert sorted(out["id"].to_pylist()) == sorted(i % 11 for i in range(80))
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+async def answer_all(keys: list[int], texts: list[str]) -> list[int]:
+    return [100 * key + len(text) for key, text in zip(keys, texts, strict=True)]
+
+
+class TalkTogether(Talk):
+    """The same, asked with others; a second service is asked alone."""
+
+    def __init__(self, within: str | None = None, batch: int = 3) -> None:
+        self._how: Any = {"batch": batch, "batch_within": within}
+
+    def open(self, ctx: Any) -> None:
+        self.model = ctx.service("model", answer_all, **self._how)
+        self.tool = ctx.service("tool", answer)
+
+    def on_row(self, row: Any, ctx: Any) -> None:
+        if row.text == "alone":
+            self.tool.ask(ctx.key, row.text, then="on_second")
+        else:
+            super().on_row(row, ctx)
+
+
+def keys(output: Any) -> list[tuple[int, list[int]]]:
+    """Number and keys of each call that was asked."""
+    return [(name.number, request.arguments[0]) for name, request in output.asked]
+
+
+def test_questions_of_several_keys_are_asked_together():
+    program = program_of(TalkTogether())
+    harness = StepHarness(program)
+    assert keys(harness.input(0, given(1, 2, 3, 4), SCHEMA)) == [(1, [1, 2, 3]), (4, [4])]
+    assert program.is_full, "these are two calls"
+    output = harness.answer(call(1), [0, 0, 0])
+    assert keys(output) == [(5, [1, 2, 3])], "what they ask next, too"
+    (second,) = harness.answer(call(5), [7, 8, 9]).batches.values()
+    assert rows(second) == [(1, "again"), (2, "again"), (3, "again")]
+    assert keys(harness.answer(call(4), [0])) == [(8, [4])]
+
+
+def test_each_question_has_its_own_reply():
+    said: list[Any] = []
+
+    class Hearing(TalkTogether):
+        def on_first(self, reply: Any, ctx: Any) -> None:
+            said.append((ctx.key, reply.service, reply.arguments, reply.get()))
+            if ctx.key == 2:
+                raise ValueError("no")
+
+    harness = StepHarness(program_of(Hearing(), on_bad_record="drop"))
+    harness.input(0, given(1, 2, 3), SCHEMA)
+    harness.answer(call(1), [{"n": 1}, None, [3]])
+    assert said == [
+        (1, "model", (1, "of 1"), {"n": 1}),
+        (2, "model", (2, "of 2"), None),
+        (3, "model", (3, "of 3"), [3]),
+    ]
+    harness = StepHarness(program_of(Hearing(), on_bad_record="drop"))
+    harness.input(0, given(1, 3), SCHEMA)
+    harness.answer(call(1), ValueError("no"))
+    assert len(said) == 3, "reply.get() has raised in both"
+    assert not harness.program.open_calls()
+
+
+def test_questions_wait_for_others_but_not_for_long():
+    program = program_of(TalkTogether("20 ms"))
+    harness = StepHarness(program)
+    assert keys(harness.input(0, given(1, 2), SCHEMA)) == []
+    assert not program.is_full
+    assert not harness.watermark(0, 5).watermarks, "it overtakes no question"
+    due_ms = harness.wake_ms
+    assert due_ms == harness.now_ms + 20
+    assert keys(harness.input(0, given(3, 4), SCHEMA)) == [(1, [1, 2, 3])]
+    assert keys(harness.tick(due_ms - 1)) == []
+    assert keys(harness.tick(due_ms)) == [(4, [4])]
+    assert harness.wake_ms is None, "there is no room, and nobody waits"
+    harness.answer(call(4), [0])
+    assert harness.wake_ms is not None
+
+
+def test_a_question_that_waits_for_others_is_in_nobodys_way():
+    harness = StepHarness(program_of(TalkTogether("1 hour"), in_flight=1))
+    assert asked(harness.input(0, [(1, "of 1"), (2, "alone")], SCHEMA)) == [(2, (2, "alone"))]
+    assert keys(harness.input(0, given(3, 4), SCHEMA)) == []
+    assert keys(harness.answer(call(2), 0)) == [(1, [1, 3, 4])]
+
+
+def test_nobody_waits_for_other_questions_at_the_end():
+    program = program_of(TalkTogether("1 hour"), in_flight=1)
+    harness = StepHarness(program)
+    harness.input(0, given(1, 2), SCHEMA)
+    assert keys(harness.feed(End(0))) == [(1, [1, 2])]
+    assert keys(harness.answer(call(1), [0, 0])) == [(3, [1, 2])]
+    (last,) = harness.answer(call(3), [0, 0]).batches.values()
+    assert rows(last) == [(1, "again"), (2, "again")]
+    assert program.waiting_bytes == 0
+
+
+def test_questions_with_another_number_of_arguments_go_by_themselves():
+    class Uneven(TalkTogether):
+        def on_row(self, row: Any, ctx: Any) -> None:
+            self.model.ask(*([ctx.key] * row.id), then="on_second")
+
+    harness = StepHarness(program_of(Uneven(), in_flight=10))
+    output = harness.input(0, given(1, 1, 2, 1), SCHEMA)
+    assert [request.arguments for _, request in output.asked] == [([1, 1],), ([2], [2]), ([1],)]
+
+
+def test_a_call_costs_once_and_an_effect_has_one_key():
+    @clonos.effect(idempotent=True)
+    async def pay(keys: list[int], texts: list[str], *, call: Any) -> list[int]:
+        return keys
+
+    class Paying(TalkTogether):
+        def open(self, ctx: Any) -> None:
+            price: Any = {"cost": lambda answers: 0.5 * len(answers)}
+            self.model = ctx.service("model", pay, batch=2, **price)
+
+    program = program_of(Paying(), effects=True)
+    harness = StepHarness(program)
+    (first, second) = harness.input(0, given(1, 2, 3), SCHEMA).asked
+    assert first[1].key != second[1].key
+    harness.answer(call(1), [1, 2])
+    spent = [operator.spent for operator in program.operators.values() if operator.makes_calls]
+    assert spent == [Usage(calls=1, micros=1_000_000)]
+
+
+@pytest.mark.parametrize("merge", [None, merge_deltas])
+def test_restored_at_any_step_while_questions_are_together(merge):
+    def some(*ids: int) -> Batches:
+        batch = pa.record_batch({"id": ids, "text": ["x" * i for i in ids]})
+        return Batches(0, (batch,))
+
+    def make() -> Any:
+        return program_of(TalkTogether("20 ms", batch=2))
+
+    harness = StepHarness(make())
+    open_calls: dict[Any, Any] = {}
+    events: list[Any] = []
+
+    def feed(event: Any) -> None:
+        events.append(event)
+        open_calls.update(harness.feed(event).asked)
+
+    def answer_of(number: int) -> None:
+        feed(Answers((answered_now(call(number), open_calls[call(number)]),)))
+
+    feed(some(1))
+    feed(some(2, 3))
+    feed(Watermark(0, 20))
+    feed(Tick(harness.wake_ms or 0))
+    feed(some(4, 5))
+    answer_of(3)
+    answer_of(1)
+    feed(End(0))
+    while opened := harness.program.open_calls():
+        answer_of(max(opened).number)
+    outputs = check_restore(make, events, merge=merge)
+    found = [row for output in outputs for b in output.batches.values() for row in rows(b)]
+    assert sorted(found) == [(i, "again") for i in (1, 2, 3, 4, 5)]
+    assert [output.watermarks for output in outputs if output.watermarks] == [{1: 20}]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_conversations_end_together_in_any_order(seed):
+    job = clonos.Job(parallelism=2)
+    batches = [[(i % 11, f"row {i}") for i in range(part, 80, 2)] for part in range(2)]
+    keyed = job.source(clonos.sources.from_batches(batches, SCHEMA)).key_by("id")
+    process = TalkTogether("5 ms" if seed % 2 else None, batch=4)
+    talks = keyed.process(process, "id long, text string", in_flight=1 + seed % 3)
+    talks.sink(clonos.sinks.collect(), name="out")
+    out = InMemoryRun(job.compile(), seed=seed, batch_rows=9, restore=0.3).run()["out"]
+    assert sorted(out["id"].to_pylist()) == sorted(i % 11 for i in range(80))
+
+
+def test_what_cannot_be_asked_together():
+    class Wrong(Talk):
+        def __init__(self, **how: Any) -> None:
+            self._how = how
+
+        def open(self, ctx: Any) -> None:
+            self.model = ctx.service("model", answer_all, **self._how)
+
+        def on_row(self, row: Any, ctx: Any) -> None:
+            self.model.ask(then="on_first")
+
+    for how, what in (
+        ({"batch": 0}, "batch=0"),
+        ({"batch_within": "20 ms"}, "batch_within='20 ms'"),
+        ({"batch": 2, "cache_ttl": "1 hour"}, "several ask together"),
+    ):
+        with pytest.raises(WrongType, match=what):
+            StepHarness(program_of(Wrong(**how)))
+    harness = StepHarness(program_of(Wrong(batch=2)))
+    with pytest.raises(OperatorError, match="this question has none"):
+        harness.input(0, given(1), SCHEMA)
+
+
+def test_open_calls_go_on_only_as_they_were_declared():
+    class Renamed(Talk):
+        def open(self, ctx: Any) -> None:
+            self.model = ctx.service("another model", answer)
+
+    for other in (Renamed(), TalkTogether()):
+        harness = StepHarness(program_of())
+        harness.input(0, given(1, 2, 3), SCHEMA)
+        program = program_of(other)
+        program.apply(bytes(harness.program.delta()))
+        with pytest.raises(StateMismatch, match="is open, as a plain call"):
+            program.open_calls()

@@ -219,13 +219,15 @@ def test_rows_of_sessions_agree_with_a_model(batches, marks):
     assert sorted(found) == sorted(expected)
 
 
-def join_code(**options):
+def join_code(*, goes_on=False, **options):
+    """The code of a join; `goes_on`: what comes out goes to another task."""
     job = clonos.Job()
     left = job.source(clonos.sources.from_batches([], schema=SCHEMA), name="left")
     right = job.source(clonos.sources.from_batches([], schema=f"{OTHER}, m long"), name="right")
     left = left.with_watermark("t", "0 ms").key_by("k")
     right = right.with_watermark("v", "0 ms").key_by("m")
-    left.join(right, **options, name="op").sink(clonos.sinks.collect())
+    both = left.join(right, **options, name="op")
+    (both.rebalance() if goes_on else both).sink(clonos.sinks.collect())
     return next(c for c in job.compile().codes if c.task.name == "op[0]")
 
 
@@ -263,18 +265,38 @@ def joined(kind, left, right):
     )
 
 
-@settings(deadline=None, max_examples=40)
-@given(join_scripts, st.sampled_from(sorted(JOINS)), merges)
-def test_joins_restored_equal_continued(script, kind, merge):
-    code = join_code(**JOINS[kind])
+HOWS = ["inner", "left", "right", "full", "semi", "anti"]
+
+
+@settings(deadline=None, max_examples=120)
+@given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS), merges)
+def test_joins_restored_equal_continued(script, kind, how, merge):
+    code = join_code(**JOINS[kind], how=how)
     check_restore(code.program, [*script, End(0), End(1)], merge=merge)
 
 
-@settings(deadline=None, max_examples=60)
-@given(join_scripts, st.sampled_from(sorted(JOINS)))
-def test_joins_agree_with_a_model(script, kind):
+def partners(kind, how, sides):
+    """What a join comes to of all rows of both sides."""
+    left, right = sides
+    pairs = [(a, b) for a in left for b in right if joined(kind, a, b)]
+    met = [[a for a, _ in pairs], [b for _, b in pairs]]
+    nothing = ((None,) * 4, (None,) * 4)
+    alone = [[row for row in sides[i] if row not in met[i]] for i in (0, 1)]
+    if how == "semi":
+        return [row for row in left if row in met[0]]
+    if how == "anti":
+        return alone[0]
+    found = [(*a, *b) for a, b in pairs]
+    found += [(*a, *nothing[1]) for a in alone[0]] if how in ("left", "full") else []
+    found += [(*nothing[0], *b) for b in alone[1]] if how in ("right", "full") else []
+    return found
+
+
+@settings(deadline=None, max_examples=200)
+@given(join_scripts, st.sampled_from(sorted(JOINS)), st.sampled_from(HOWS))
+def test_joins_agree_with_a_model(script, kind, how):
     """Watermarks come when they are due: then nothing is late and the model is all pairs."""
-    program = join_code(**JOINS[kind]).program()
+    program = join_code(**JOINS[kind], how=how).program()
     harness = StepHarness(program)
     sides: tuple[list[Any], list[Any]] = ([], [])
     marks, outputs = [0, 0], []
@@ -289,9 +311,59 @@ def test_joins_agree_with_a_model(script, kind):
             schema = (SCHEMA, f"{OTHER}, m long")[event.channel]
             event = Batches(event.channel, (batch(kept, schema),))  # noqa: PLW2901
         outputs.append(harness.feed(event))
-    expected = [(*a, *b) for a in sides[0] for b in sides[1] if joined(kind, a, b)]
+    outputs += [harness.end(0), harness.end(1)]
+    expected = partners(kind, how, sides)
     assert sorted(map(repr, results(outputs))) == sorted(map(repr, expected))
     assert program.statistics == {}
+
+
+slow_scripts = st.lists(
+    st.builds(lambda b: Batches(0, (b,)), some_rows)
+    | st.builds(lambda b: Batches(1, (b,)), some_right_rows)
+    | st.integers(1, 12),
+    min_size=6, max_size=12,
+)  # fmt: skip
+"""Rows, and how much event time advances on both sides."""
+
+
+@settings(deadline=None, max_examples=120)
+@given(slow_scripts, st.sampled_from(sorted(set(JOINS) - {"for ever"})), st.sampled_from(HOWS[1:]))
+def test_a_row_that_waited_for_a_partner_is_not_late(script, kind, how):
+    """What goes on behind a join has not been passed by its watermark, unless it came late."""
+    harness = StepHarness(join_code(goes_on=True, **JOINS[kind], how=how).program())
+    mark, passed = 0, 0
+    for event in script:
+        outputs = []
+        if isinstance(event, int):
+            mark += event
+            outputs = [harness.watermark(0, mark), harness.watermark(1, mark)]
+        elif kept := [r for r in rows(event.batches[0]) if ms(r[2]) > mark]:
+            schema = (SCHEMA, f"{OTHER}, m long")[event.channel]
+            outputs = [harness.feed(Batches(event.channel, (batch(kept, schema),)))]
+        for output in outputs:
+            for row in results([output]):
+                assert all(time is None or ms(time) > passed for time in (row[2], *row[6:7]))
+            passed = max([passed, *output.watermarks.values()])
+
+
+def test_a_row_without_a_partner_leaves_when_none_can_come():
+    harness = StepHarness(join_code(**JOINS["keep"], how="left").program())
+    lonely, met = (1, 0, at(5), at(70)), (2, 0, at(5), at(70))
+    assert not results([harness.feed(Batches(0, (batch([lonely, met]),)))])
+    partner = batch([("a", 1, at(6), 2)], f"{OTHER}, m long")
+    assert results([harness.feed(Batches(1, (partner,)))]) == [(*met, "a", 1, at(6), 2)]
+    harness.watermark(0, 20)
+    assert not results([harness.watermark(1, 14)]), "a row of time 15 could still come"
+    assert results([harness.watermark(1, 15)]) == [(*lonely, None, None, None, None)]
+    assert not results([harness.end(0), harness.end(1)])
+
+
+def test_a_row_that_can_have_no_partner_leaves_at_once():
+    nulls = [(None, 1, at(5), at(70)), (1, 2, None, at(70))]
+    for how in ("left", "full", "anti"):
+        harness = StepHarness(join_code(**JOINS["keep"], how=how).program())
+        found = results([harness.feed(Batches(0, (batch(nulls),)))])
+        assert [row[:2] for row in found] == [(None, 1), (1, 2)]
 
 
 def test_joined_rows_are_dropped_when_their_time_has_come():
@@ -448,6 +520,10 @@ def test_an_idle_source_holds_nobody_back():
         (lambda s: s.key_by("k").deduplicate(on="t"), WrongType, "but no duration"),
         (lambda s: s.key_by("k").join(s.key_by("k")), BadGraph, "both sides"),
         (lambda s: s.key_by("k").join(s), WrongType, "keys on both"),
+        (lambda s: s.key_by("k").join(s.key_by("k"), how="lft"), WrongType, "how='lft'"),
+        (lambda s: s.key_by("k").join(s.withColumnsRenamed({n: f"{n}2" for n in s.columns})
+                                      .key_by("k2"), how="left").in_order("t"),
+         BadGraph, "without a watermark"),
         (lambda s: s.key_by("k").join(s.withColumnRenamed("t", "a").select("a").key_by("a")),
          WrongType, "different types"),
         (lambda s: s.key_by("k").join(s.select("k").withColumnRenamed("k", "a").key_by("a"),

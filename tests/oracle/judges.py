@@ -1,4 +1,4 @@
-"""What computes a program: tasks in memory, Spark's batch plan, Spark's streaming plan."""
+"""What computes a program: tasks in memory, Spark's batch plan, its streaming plan, DuckDB."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
@@ -40,12 +41,12 @@ _numbers = count()
 class Case:
     """A program with its rows."""
 
-    def __init__(self, seed: int, *, streams: bool = False) -> None:
+    def __init__(self, seed: int, *, streams: bool = False, kind: str | None = None) -> None:
         self.seed, self.streams = seed, streams
         self.error = ""
-        self.program = Program(seed, streams=streams)
+        self.program = Program(seed, streams=streams, kind=kind)
         self._random = random = Random(f"rows {seed}")
-        since_ms = 0 if streams else -SPAN_MS // 2  # Spark's streams begin in 1970
+        since_ms = 1 if streams else -SPAN_MS // 2  # Spark's streams begin in 1970
         nulls = not streams and random.random() < 0.2
         self.inputs = [
             batches_of(random, rows_of(random, nulls_in_time=nulls, since_ms=since_ms))
@@ -65,6 +66,22 @@ class Case:
             return self._bag(run.run()["out"])
         except ClonosError:
             return FAILED
+
+    def in_duckdb(self) -> Judgement | None:
+        """DuckDB, where the program has been written in SQL, too."""
+        if not self.program.sql:
+            return None
+        left, right = (pa.Table.from_batches(batches) for batches in self.inputs)
+        right = right.rename_columns([f"{name}2" for name in right.column_names])
+        with duckdb.connect() as connection:
+            connection.execute("set timezone = 'UTC'")
+            connection.execute("create macro pmod(a, b) as (a % b + b) % b")
+            connection.execute(
+                "create macro ms(t) as (epoch_us(t) - pmod(epoch_us(t), 1000)) // 1000"
+            )
+            connection.register("l", left)
+            connection.register("r", right)
+            return self._bag(connection.sql(self.program.sql).to_arrow_table())
 
     def as_batch(self, spark: Any) -> Judgement:
         """Spark's batch plan."""

@@ -45,6 +45,7 @@ STATELESS = (
     '.where(F.col("f") > -1)',
     ".where(\"k in ('a', 'b') and not f <=> 0.25\")",
     '.withColumn("x", F.coalesce("x", F.lit(7)) * 3)',
+    '.withColumn("x", F.col("x") + F.udf(lambda x: x and x % 5, "long")("x"))',
     '.withColumn("f", F.when(F.col("g") == 1, F.col("f")).otherwise(F.col("f") / 2))',
     '.selectExpr("id", "upper(k) as k", "g", "x", "f", "r", "d", "t", "u")',
     ".filter(lambda row: row.x is None or row.x % 3 != 0)",
@@ -66,6 +67,19 @@ WINDOWS = (
     'clonos.session("3 seconds", on="t")',
     'clonos.between("t", "u")',
 )
+JOINED = {
+    'window=clonos.tumbling("5 seconds"), on=("t", "t2")':
+        "ms(l.t) - pmod(ms(l.t), 5000) = ms(r.t2) - pmod(ms(r.t2), 5000)",
+    'keep=("2 seconds", "500 ms"), on=("t", "t2")':
+        "ms(r.t2) <= ms(l.t) + 2000 and ms(l.t) <= ms(r.t2) + 500",
+    'keep="1 second", on=("t", "t2")':
+        "ms(r.t2) <= ms(l.t) + 1000 and ms(l.t) <= ms(r.t2) + 1000",
+    'between=("t", "u"), on="t2"': "ms(l.t) <= ms(r.t2) and ms(r.t2) < ms(l.u)",
+    "": "true",
+}  # fmt: skip
+"""How joins are bounded, and the same in SQL."""
+BOUNDS = tuple(JOINED)
+HOWS = ("inner", "left", "right_outer", "full", "left_semi", "anti")
 KEYS = ('"k"', '"g"', '"f"', '"k", "g"', '"x"', '"d"')
 
 
@@ -76,15 +90,20 @@ class Program:
     ----------
     text
         Sets ``out`` to a stream, and uses ``source(0)``, ``source(1)``, ... as they are given.
+    sql
+        The same as a query of ``in0``, ``in1``, ...; empty if it was not written.
     """
 
-    def __init__(self, seed: int, *, streams: bool) -> None:
+    def __init__(self, seed: int, *, streams: bool, kind: str | None = None) -> None:
         self._random = Random(seed)
         self._streams = streams
         self._sources = 0
+        self.sql = ""
         lines = ["out = " + self._input()]
-        lines += self._steps(self._random.randint(0, 2))
-        kind = self._random.choice(("window", "window", "window", "join", "union", "distinct", ""))
+        steps = self._steps(self._random.randint(0, 2))
+        lines += steps
+        kinds = ("window", "window", "window", "join", "union", "distinct", "")
+        kind = self._random.choice(kinds) if kind is None else kind
         if kind == "union":
             lines.append(f"out = out.union({self._input()})")
             lines += self._steps(self._random.randint(0, 0 if streams else 1))
@@ -92,7 +111,7 @@ class Program:
         if kind == "window":
             lines += self._window()
         elif kind == "join":
-            lines += self._join()
+            lines += self._join(is_plain=not steps)
         elif kind == "distinct":
             lines += ['out = out.select("k", "f").key_by("k", "f").deduplicate()']
         self.text = "\n".join(lines)
@@ -139,24 +158,35 @@ class Program:
             return f"{draw.randint(1, 3)}, {', '.join(by)}, ties=True"
         return f'{draw.randint(1, 3)}, {", ".join(by)}, "id"'
 
-    def _join(self) -> list[str]:
+    def _join(self, *, is_plain: bool) -> list[str]:
         draw = self._random
         renames = {name: f"{name}2" for name in SCHEMA.names}
         key = draw.choice(("k", "g", "f"))
-        how = draw.choice((
-            'window=clonos.tumbling("5 seconds"), on=("t", "t2")',
-            'keep=("2 seconds", "500 ms"), on=("t", "t2")',
-            'between=("t", "u"), on="t2"' if not self._streams else "",
-            "" if not self._streams else 'keep="1 second", on=("t", "t2")',
-        ))  # fmt: skip
+        bound = draw.choice(BOUNDS[:3] if self._streams else BOUNDS)
+        how = draw.choice(HOWS)
+        given = ", ".join(filter(None, (bound, f"how={how!r}")))
         other = f"{self._input()}.withColumnsRenamed({renames!r})"
-        lines = [f'out = out.key_by("{key}").join({other}.key_by("{key}2"), {how})']
-        return [*lines, 'out = out.where("x + x2 > 0")'] if draw.random() < 0.3 else lines
+        lines = [f'out = out.key_by("{key}").join({other}.key_by("{key}2"), {given})']
+        condition = "x > 0" if how in ("left_semi", "anti") else "x + x2 > 0"
+        wanted = draw.random() < 0.3
+        if is_plain:
+            self.sql = _join_in_sql(f"l.{key} = r.{key}2 and {JOINED[bound]}", how)
+            self.sql += f" where {condition}" if wanted else ""
+        return [*lines, f'out = out.where("{condition}")'] if wanted else lines
 
     @property
     def sources(self) -> int:
         """How many it has."""
         return self._sources
+
+
+def _join_in_sql(condition: str, how: str) -> str:
+    if how in ("left_semi", "anti"):
+        is_there = f"exists (select 1 from r where {condition})"
+        chosen = is_there if how == "left_semi" else f"not {is_there}"
+        return f"select * from (select * from l where {chosen})"
+    kind = how.removesuffix("_outer")
+    return f"select * from (select l.*, r.* from l {kind} join r on {condition})"
 
 
 def build(text: str, sources: list[Any]) -> Any:

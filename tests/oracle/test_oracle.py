@@ -31,6 +31,9 @@ def spark(new_jvm: None) -> Iterator[Any]:
 def judge(case: Case, spark: Any, folder: Path) -> str:
     """Compare the judges of a program; what became of it."""
     tasks = case.in_tasks()
+    sql = case.in_duckdb()
+    if sql is not None:
+        assert sql == tasks, case.told({"tasks": tasks, "DuckDB": sql})
     plan = case.as_stream(spark, folder) if case.streams else case.as_batch(spark)
     if plan == REFUSED:
         return "refused"
@@ -41,10 +44,13 @@ def judge(case: Case, spark: Any, folder: Path) -> str:
     return "equal" if tasks else "empty"
 
 
-def judge_all(seeds: range, spark: Any, folder: Path, *, streams: bool) -> Counter[str]:
+def judge_all(
+    seeds: range, spark: Any, folder: Path, *, streams: bool, kind: str | None = None
+) -> Counter[str]:
     """What became of the programs of these seeds."""
     return Counter(
-        judge(Case(seed, streams=streams), spark, folder / f"{streams} {seed}") for seed in seeds
+        judge(Case(seed, streams=streams, kind=kind), spark, folder / f"{streams} {seed}")
+        for seed in seeds
     )
 
 
@@ -70,3 +76,40 @@ def test_many_programs(spark, tmp_path):
 def test_many_programs_on_streams(spark, tmp_path):
     found = judge_all(range(1000, 1050), spark, tmp_path, streams=True)
     assert found["equal"] >= 25, found
+
+
+def test_joins_in_tasks_and_in_duckdb():
+    """Without Spark: many of them take no time."""
+    known = 0
+    for seed in range(100):
+        case = Case(seed, kind="join")
+        if case.program.sql and ".where(" not in case.program.text:  # which needs a session
+            tasks, sql = case.in_tasks(), case.in_duckdb()
+            assert sql is not None
+            assert sql == tasks, case.told({"tasks": tasks, "DuckDB": sql})
+            known += bool(sql)
+    assert known > 15
+
+
+def test_some_joins(spark, tmp_path):
+    found = judge_all(range(4), spark, tmp_path, streams=False, kind="join")
+    assert found["equal"] >= 3, found
+
+
+def test_some_joins_on_streams(spark, tmp_path):
+    found = judge_all(range(1), spark, tmp_path, streams=True, kind="join")
+    assert found["equal"] == 1, found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_joins(spark, tmp_path):
+    found = judge_all(range(1000, 1150), spark, tmp_path, streams=False, kind="join")
+    assert found["equal"] >= 100, found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_joins_on_streams(spark, tmp_path):
+    found = judge_all(range(1000, 1050), spark, tmp_path, streams=True, kind="join")
+    assert found["equal"] >= 30, found

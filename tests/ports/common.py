@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
+from clonos.core.plan import Incarnation
 from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.programs import Behaviour, Stage, build_job
 
@@ -22,14 +24,35 @@ def wait(condition: Callable[[], object], listen: Callable[[], object]) -> None:
         time.sleep(0)
 
 
+class Ear:
+    """As much of a simulated slot as one of its ports needs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.alive = cluster, True
+        self.node = self
+        self.heard: list[Any] = []
+        self.post = self.heard.append
+
+    def who(self, _: int) -> tuple[int, Incarnation]:
+        return 0, Incarnation(1, 1)
+
+
 class Simulated:
-    """A simulated cluster; each seed has other delays and accidents."""
+    """A simulated cluster; each seed has other delays and accidents.
+
+    Attributes
+    ----------
+    ear, heard
+        Who has the port, and what it was told.
+    """
 
     def __init__(self, seed: int, rows: int = 1) -> None:
         stages = (Stage("source", 1, (), Behaviour()), Stage("sink", 1, (0,), Behaviour(), True))
         self.cluster = Cluster(
             build_job(stages, sharing_depth=1, rows=rows), Options(), Random(seed)
         )
+        self.ear: Any = Ear(self.cluster)
+        self.heard: list[Any] = self.ear.heard
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
-from clonos.core.plan import Incarnation
 from clonos.nodes.events import CallsOver
 from clonos.nodes.ports import Calls
 from clonos.operators.service import Policy
@@ -71,23 +70,10 @@ class InEventLoop:
         self._inbox.close()
 
 
-class Ear:
-    """As much of a simulated slot as its calls need."""
-
-    def __init__(self, cluster: Any, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-        self.node = self
-
-    def who(self, _: int) -> tuple[int, Incarnation]:
-        return 0, Incarnation(1, 1)
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.heard: list[Any] = []
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Calls = SlotCalls(ear)
+        self.port: Calls = SlotCalls(self.ear)
         self._held_until = self.cluster.heals_at
 
     @property

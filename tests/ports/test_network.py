@@ -79,7 +79,7 @@ class Sockets:
                 process.network.shutdown(0.0)
 
 
-class Ear(Slot):
+class SimulatedProcess(Slot):
     """A simulated process that only listens."""
 
     heard: list[Any]
@@ -101,13 +101,13 @@ class InSimulation(Simulated):
         super().__init__(seed)
         self.made = 0
 
-    def process(self) -> Ear:
+    def process(self) -> SimulatedProcess:
         self.made += 1
         name = f"process {self.made}"
-        ear = Ear(self.cluster, self.made, name, name, self.cluster.driver.layers)
-        ear.heard = []
-        self.cluster.network.hosts[name] = ear
-        return ear
+        made = SimulatedProcess(self.cluster, self.made, name, name, self.cluster.driver.layers)
+        made.heard = []
+        self.cluster.network.hosts[name] = made
+        return made
 
 
 @pytest.fixture(params=["sockets", *range(5)])

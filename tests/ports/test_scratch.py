@@ -55,19 +55,10 @@ class OnDisk:
         self._inbox.close()
 
 
-class Ear:
-    """As much of a simulated slot as its disk needs."""
-
-    def __init__(self, cluster: Any, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.heard: list[Any] = []
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Scratch = SlotScratch(ear)
+        self.port: Scratch = SlotScratch(self.ear)
 
     def batch(self, number: int) -> Any:
         return self.cluster.job.wrap(((number, number),))

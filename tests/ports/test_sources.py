@@ -49,19 +49,10 @@ class ByThread:
         self._inbox.close()
 
 
-class Ear:
-    """As much of a simulated slot as a prefetch needs."""
-
-    def __init__(self, cluster: Any, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, rows=ROWS)
-        self.heard: list[Any] = []
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Prefetch = SlotPrefetch(ear, 0)
+        self.port: Prefetch = SlotPrefetch(self.ear, 0)
         self._first = self.cluster.job.sources[0].rows[0][0]  # type: ignore[attr-defined]
 
     def rows(self, ready: SourceRows) -> list[int]:

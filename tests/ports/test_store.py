@@ -18,7 +18,6 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, Stored
 from clonos.nodes.ports import Store
 from clonos.runtime.loop import Layers
-from clonos.simulator.cluster import Cluster
 from clonos.simulator.durable import SlotStore
 from clonos.storage import retry
 from clonos.storage.files import LocalFiles
@@ -67,19 +66,10 @@ class InFolder:
         self._inbox.close()
 
 
-class Ear:
-    """As much of a simulated slot as its store needs."""
-
-    def __init__(self, cluster: Cluster, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.heard: list[Any] = []
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Store = SlotStore(ear, "/layers")
+        self.port: Store = SlotStore(self.ear, "/layers")
         self._disk = self.cluster.disks.shared
 
     def fail(self, for_calls: int) -> None:

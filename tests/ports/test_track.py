@@ -33,21 +33,12 @@ class InTheLoop:
         """Nothing is held."""
 
 
-class Ear:
-    """As much of a simulated slot as its track needs."""
-
-    def __init__(self, cluster: Any, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.cluster.options.long_jobs = 0.7
         self.cluster.job_random.seed(seed)
-        self.heard: list[Any] = []
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Track = SlotTrack(ear)
+        self.port: Track = SlotTrack(self.ear)
 
 
 @pytest.fixture(params=["loop", *range(8)])

@@ -64,21 +64,13 @@ class ByThread:
         self._inbox.close()
 
 
-class Ear:
-    """As much of a simulated slot as a writer needs."""
-
-    def __init__(self, cluster: Any, heard: list[Any]) -> None:
-        self.cluster, self.alive, self.post = cluster, True, heard.append
-
-
 class InSimulation(Simulated):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.store, self.heard = Store(), list[Any]()
+        self.store = Store()
         recorder: Any = self.cluster.recorder
         recorder.written = lambda _, output: self.store.written.append(output.item.seq)
-        ear: Any = Ear(self.cluster, self.heard)
-        self.port: Writer = SlotWriter(ear, 1)
+        self.port: Writer = SlotWriter(self.ear, 1)
 
 
 @pytest.fixture(params=["thread", *range(5)])

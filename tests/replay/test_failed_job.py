@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
+REPLAY = ("-m", "clonos.cli", "replay", "failing:job")
 
 
 def run(*words, **options):
@@ -72,9 +73,12 @@ def test_an_error_is_found_again(tmp_path):
     failed = run(HERE / "failing.py", tmp_path)
     said = re.search(r"ValueError: score \d+ after \d+", failed.stderr)
     assert said is not None, failed.stderr[-3000:]
-    assert f"clonos replay MODULE:JOB {tmp_path} shows it again" in failed.stderr
+    bundle = re.search(r"clonos replay MODULE:JOB (\S+) --pdb shows it again", failed.stderr)
+    assert bundle is not None, failed.stderr[-3000:]
+    debugged = run(*REPLAY, bundle[1], "--pdb", input="p row.n, row.score\nq\n")
+    assert f"(777, {said[0].split()[2]})" in debugged.stdout
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    replay = ("-m", "clonos.cli", "replay", "failing:job", tmp_path)
+    replay = (*REPLAY, tmp_path)
     again = run(*replay, "--task", "total[0]")
     assert again.returncode == 1, again.stderr
     assert said[0] in again.stderr, "the same answers, and the same state"
@@ -108,6 +112,14 @@ def test_an_error_is_found_again(tmp_path):
     )
     assert {path: path.read_bytes() for path in files} == files, "nothing was changed"
     bundle_is_enough(tmp_path, out, said[0])
+    part = tmp_path.with_name("part.clonos")
+    words = ("bundle", "failing:job", tmp_path, "--task", "total[0]", "--from", "oldest")
+    made = run("-m", "clonos.cli", *words, "--to", "3", "--redact", "common", "--out", part)
+    assert made.returncode == 0, made.stderr
+    assert " bytes, 3 steps of total[0]" in made.stdout
+    again = run(*REPLAY, part, "--task", "total[0]", "--rows")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("total[0] step ") == 3
     corrected = run(*replay, env={**os.environ, "CORRECTED": "1"})
     assert corrected.returncode == 0, corrected.stderr
     found = re.search(

@@ -14,7 +14,14 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import Divergence, OperatorError
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.past import Past, activations
-from clonos.simulator.arrow_jobs import SCHEMA, ArrowJob, Running, enrich, random_arrow_job
+from clonos.simulator.arrow_jobs import (
+    SCHEMA,
+    ArrowJob,
+    ReaderSource,
+    Running,
+    enrich,
+    random_arrow_job,
+)
 from clonos.simulator.cluster import Options
 from clonos.simulator.disks import JOURNAL
 from clonos.simulator.seeds import random_options, simulate_job
@@ -29,7 +36,10 @@ def reader(batch, index, parallelism):
 def readable(job, code):
     if code.source is None:
         return code
-    factory = partial(reader, job.sources[code.task.id].rows)
+    source = job.sources[code.task.id]
+    if isinstance(source, ReaderSource):
+        return code  # it is read as in production
+    factory = partial(reader, source.rows)
     return replace(code, source=replace(code.source, factory=factory))
 
 

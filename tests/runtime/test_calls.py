@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import queue
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
-from clonos.errors import CallError, EffectUnknown, WrongLength
+from clonos.errors import BudgetSpent, CallError, EffectUnknown, WrongLength
 from clonos.nodes.events import CallsOver
 from clonos.operators.effects import effect
 from clonos.operators.service import Policy, Service
-from clonos.runtime import call_threads
+from clonos.runtime import call_threads, calls
 from clonos.runtime.calls import ANSWER_BYTES_MAX, CallRunner
 
 LIMIT_S = 60.0
@@ -503,6 +506,83 @@ def test_a_coroutine_that_blocks_all_calls_is_named_and_nothing_hangs(slot, capl
     assert slot.outcomes(1, life=9)[0].ok, "the loop goes on when it may, and says nothing twice"
 
 
+class Stubborn:
+    """Does not end when it is cancelled, as loops do that try again whatever is raised."""
+
+    def __init__(self):
+        self.may_end = False
+        self.begun = self.ended = 0
+
+    async def ask(self, n=0):
+        self.begun += 1
+        while not self.may_end:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        self.ended += 1
+        return n
+
+
+@pytest.fixture
+def stubborn(slot, monkeypatch):
+    monkeypatch.setattr(calls, "END_S", 0.1)
+    made = Stubborn()
+    yield made
+    made.may_end = True
+    while made.ended < made.begun:
+        time.sleep(0.01)
+
+
+async def quick():
+    return 1
+
+
+@pytest.mark.parametrize("how", [{}, {"attempts": 3}, {"hedge_s": 0.05}])
+def test_a_coroutine_that_goes_on_when_it_is_cancelled_is_given_up(slot, stubborn, how):
+    outcome = slot.one(policy(stubborn.ask, timeout_s=0.2, **how))
+    error = decode_error(outcome.answer)
+    assert isinstance(error, TimeoutError)
+    assert "no answer within 0.2 s" in str(error)
+    if "hedge_s" not in how:
+        assert "the coroutine goes on" in str(error)
+        assert "await asyncio.sleep(0.01)" in outcome.trace
+        assert stubborn.begun == 1
+    assert slot.one(policy(quick)).ok
+    stubborn.may_end = True
+    while not stubborn.ended:
+        time.sleep(0.01)
+    assert slot.one(policy(quick)).ok, "what it answers at last is no outcome"
+
+
+def test_nobody_waits_for_a_coroutine_that_is_given_up(slot, stubborn):
+    """Neither those who ask the same, nor those who are refused when all others are over."""
+    how = policy(stubborn.ask, timeout_s=0.2, cache_ttl_s=60.0)
+    slot.make(how, (7,), (7,))
+    assert [outcome.ok for outcome in slot.outcomes(2)] == [False, False]
+
+    async def refuse(n):
+        raise BudgetSpent(f"no {n}")
+
+    outcome = slot.one(policy(refuse, instead_of=how), 8)
+    assert isinstance(decode_error(outcome.answer), BudgetSpent)
+
+
+def test_an_effect_that_goes_on_when_it_is_cancelled_is_in_doubt(slot, stubborn):
+    how = policy(stubborn.ask, timeout_s=0.1, effect=effect(stubborn.ask))
+    slot.runner.make(LIFE, [(CallId(2, 1), Request(how, (), 1, "KEY"))])
+    assert isinstance(decode_error(slot.outcomes(1)[0].answer), EffectUnknown)
+
+
+def test_coroutines_that_go_on_are_not_too_many(slot, stubborn, monkeypatch):
+    monkeypatch.setattr(calls, "STUBBORN_MAX", 3)
+    how = policy(stubborn.ask, timeout_s=0.1)
+    slot.make(how, *((n,) for n in range(3)))
+    assert not any(outcome.ok for outcome in slot.outcomes(3))
+    assert "3 coroutines go on" in str(decode_error(slot.one(how).answer))
+    stubborn.may_end = True
+    while not slot.one(how).ok:
+        pass
+
+
 def test_an_effect_behind_code_that_blocks_is_in_doubt(slot):
     gate = threading.Event()
 
@@ -531,6 +611,47 @@ def test_a_flood_of_answers_of_100_mb_is_refused_one_by_one(slot):
         assert "at most 262144 are logged" in str(decode_error(outcome.answer))
         assert len(outcome.answer) < 1000
     assert decode(slot.one(policy(quick)).answer) == 1
+
+
+class Large:
+    """Stands for 100 MB; it cannot be logged, either."""
+
+
+@pytest.mark.parametrize("what", ["answer", "error"])
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("how", [{}, {"attempts": 3}, {"hedge_s": 30.0}, {"batch": 2}, "effect"])
+def test_nothing_keeps_what_an_attempt_has_left(slot, what, is_async, how):
+    """Not even until Python looks for cycles: it counts objects for that, not their bytes."""
+    left: list[weakref.ref[Large]] = []
+
+    def answer(*_):
+        large = Large()
+        left.append(weakref.ref(large))
+        if what == "error":
+            raise ValueError("no")
+        return large
+
+    async def ask(*arguments):
+        return answer(*arguments)
+
+    fn = ask if is_async else answer
+    kind = policy(fn, effect=effect(fn), timeout_s=0.1) if how == "effect" else policy(fn, **how)
+    slot.one(policy(quick))
+    gc.collect()
+    gc.disable()
+    try:
+        arguments = ([1, 2],) if how == {"batch": 2} else ()
+        key = "KEY" if how == "effect" else ""
+        slot.runner.make(LIFE, [(CallId(2, 1), Request(kind, arguments, 1, key))])
+        assert not slot.outcomes(1)[0].ok
+        slot.one(policy(quick))  # the turn of the loop is over
+        assert len(left) == (3 if how == {"attempts": 3} and what == "error" else 1)
+        until = time.monotonic() + LIMIT_S
+        while any(ref() is not None for ref in left):  # a thread lets go when it has told
+            assert time.monotonic() < until, "it is kept"
+            time.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 def test_a_service_that_is_down_for_a_while_costs_attempts_and_no_row(slot):

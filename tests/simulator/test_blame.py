@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clonos.core.blame import Suspicion
+from clonos.core.determinants import Order, decode_record
 from clonos.core.events import Trial
 from clonos.core.watch import DEATHS
 from clonos.simulator.cluster import Cluster, Options
@@ -54,6 +55,9 @@ def test_a_record_that_kills_is_named(seed):
     assert (outcome.state, outcome.error, outcome.task) == ("failed", "PoisonRecord", WORK)
     assert f"the record ({POISON}, " in outcome.message
     assert cluster.poisonings == 2, "the first death says nothing, the second one makes it suspect"
+    (task, (position, record)) = next(iter(cluster.driver.node.keeper.failed.items()))
+    assert (task, position) == (WORK, cluster.driver.node.keeper.length(WORK) + 1)
+    assert isinstance(decode_record(record)[0], Order), "the step is known, and can be looked at"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

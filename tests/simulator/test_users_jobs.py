@@ -8,19 +8,24 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import clonos
 from clonos.operators.asking import CallTable
+from clonos.operators.outer_join import OuterJoinOperator
 from clonos.simulator.user_job import answers
 from clonos.state.stores import KeyedStore
+from clonos.state.values import ValueStore
 from clonos.testing import CannotSimulate, SimulationFailed, simulate
 from tests.simulator import users_jobs as users
 
 HERE = Path(__file__).parent
+EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 ROWS = [(f"user {i % 3}", i) for i in range(12)]
 
 
@@ -112,8 +117,8 @@ SAID = sorted((f"{user} {cents}!", score_of(f"{user} {cents}!")) for user, cents
 def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
     told, most = CallTable.add, [0]
 
-    def counting(table, number, kept):
-        request = told(table, number, kept)
+    def counting(table, number, kept, step):
+        request = told(table, number, kept, step)
         most[0] = max(most[0], len(table.requests()))
         return request
 
@@ -128,6 +133,43 @@ def test_a_process_has_so_many_calls_open_whatever_dies(in_flight, monkeypatch):
     done = simulate(job, ROWS[:4], services=fakes, seeds=1, every_step=True)
     assert done.deaths >= done.runs - 1, "the last step may end the job"
     assert most[0] == in_flight
+
+
+def said(outputs):
+    return sorted(map(tuple, map(dict.values, outputs["out"].to_pylist())))
+
+
+@pytest.mark.parametrize("within", [None, "20 ms"])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_questions_of_a_process_have_one_answer_together_whatever_dies(in_flight, within):
+    sizes: Counter[int] = Counter()
+
+    def scores(texts):
+        sizes[len(texts)] += 1
+        return [score_of(text) for text in texts]
+
+    def check(outputs):
+        assert said(outputs) == SAID
+
+    job = users.talking_together(in_flight, within)
+    done = simulate(job, ROWS, services={"scores": scores}, seeds=20, check=check)
+    assert done.deaths
+    assert set(sizes) > {1}
+    done = simulate(job, ROWS[:4], services={"scores": scores}, seeds=1, every_step=True)
+    assert done.deaths >= done.runs - 1, "the last step may end the job"
+
+
+def test_which_questions_are_asked_together_is_state(monkeypatch):
+    told = KeyedStore.put
+
+    def forgetful(store, key, group, value):
+        told(store, key, group, value)
+        if key[:1] == b"b":
+            store._dirty.pop(key)
+
+    monkeypatch.setattr(KeyedStore, "put", forgetful)
+    with pytest.raises(SimulationFailed):
+        simulate(users.talking_together(), ROWS, services={"scores": as_scores}, seeds=60)
 
 
 def test_rows_of_a_loop_are_scored_and_charged_once_a_round():
@@ -171,6 +213,99 @@ def test_calls_that_wait_are_state(monkeypatch):
     monkeypatch.setattr(KeyedStore, "put_kept", forgetful)
     with pytest.raises(SimulationFailed):
         simulate(users.talking(), ROWS, services={"score": score_of}, seeds=40)
+
+
+ORDERS = [(i % 7, EPOCH + timedelta(seconds=i)) for i in range(14)]
+PAYMENTS = [(i % 9, EPOCH + timedelta(seconds=5 + 2 * i), i) for i in range(9)]
+
+
+def orders_and_payments(how: str) -> list[Any]:
+    """What the join of the two comes to."""
+    ten = timedelta(seconds=10)
+    pairs = [
+        (o, p) for o in ORDERS for p in PAYMENTS if o[0] == p[0] and o[1] <= p[1] <= o[1] + ten
+    ]
+    met, paid = {o for o, _ in pairs}, {p for _, p in pairs}
+    if how in ("semi", "anti"):
+        return sorted(o for o in ORDERS if (o in met) == (how == "semi"))
+    found: list[Any] = [(*o, *p) for o, p in pairs]
+    found += [(*o, None, None, None) for o in ORDERS if o not in met] if how != "right" else []
+    found += [(None, None, *p) for p in PAYMENTS if p not in paid] if how != "left" else []
+    return sorted(found, key=repr)
+
+
+@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+def test_rows_without_a_partner_come_once_whatever_dies(how):
+    """Rows come in the order of their times: none is late, whichever source is ahead."""
+    expected = orders_and_payments(how)
+    assert len(expected) >= 3
+
+    def check(outputs):
+        found = [tuple(row.values()) for row in outputs["out"].to_pylist()]
+        assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+    given = {"orders": ORDERS, "payments": PAYMENTS}
+    assert simulate(users.unpaid(how), given, seeds=3, check=check).deaths
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+def test_rows_without_a_partner_come_once_if_a_process_dies_after_each_step(how):
+    given = {"orders": ORDERS, "payments": PAYMENTS}
+    simulate(users.unpaid(how), given, seeds=1, every_step=True, same_rows=True)
+    simulate(users.unpaid(how), given, seeds=200, same_rows=True)
+
+
+def test_a_processor_of_sparks_does_the_same_whatever_dies():
+    """How rows are cut into batches is in the log, and is no business of this processor."""
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+
+    def check(outputs):
+        found = outputs["out"].to_pylist()
+        assert sum(-row["cents"] for row in found if row["cents"] < 0) == sum(c for _, c in ROWS)
+        counts = {user: [r["cents"] for r in found if r["user"] == user and r["cents"] > 0]
+                  for user, _ in ROWS}  # fmt: skip
+        assert all(each == [1, 2, 3, 4] for each in counts.values())
+
+    assert simulate(users.visits(), rows, seeds=3, check=check).deaths
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_processor_of_sparks_does_the_same_if_a_process_dies_after_each_step():
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+    simulate(users.visits(), rows[:6], seeds=2, every_step=True)
+    simulate(users.visits(), rows, seeds=100)
+
+
+def test_what_a_processor_of_sparks_keeps_is_state(monkeypatch):
+    """Who forgets a change of it does something else after a failure."""
+    told = ValueStore.put_kept
+
+    def forgetful(store, key, group, kept):
+        told(store, key, group, kept)
+        if b"count" in key:
+            store._dirty.pop(key, None)
+
+    monkeypatch.setattr(ValueStore, "put_kept", forgetful)
+    rows = [(user, cents, EPOCH + timedelta(seconds=cents)) for user, cents in ROWS]
+    with pytest.raises(SimulationFailed):
+        simulate(users.visits(), rows, seeds=60)
+
+
+def test_who_has_met_a_partner_is_state(monkeypatch):
+    """Who forgets it lets rows out again, as if they were alone."""
+    told = OuterJoinOperator._leave
+
+    def forgetful(operator, port, orders):
+        met = told(operator, port, orders)
+        operator._waiting[port]._gone.clear()
+        return met
+
+    monkeypatch.setattr(OuterJoinOperator, "_leave", forgetful)
+    with pytest.raises(SimulationFailed):
+        simulate(users.unpaid("left"), {"orders": ORDERS, "payments": PAYMENTS}, seeds=60)
 
 
 def test_rows_that_can_be_read_once_are_read_by_all_tasks():

@@ -6,9 +6,14 @@ import itertools
 import random
 from typing import Any
 
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
 import clonos
 
 SCHEMA = "user string, cents long"
+ORDERS = "id long, at timestamp"
+PAYMENTS = "order long, paid_at timestamp, cents long"
 COUNTER = itertools.count()
 
 
@@ -130,6 +135,24 @@ async def charge_all(rows: list[Any], *, call: Any) -> list[str]:
     raise AssertionError("a simulation charges nobody")
 
 
+class TalkTogether(Talk):
+    """... together with others."""
+
+    def __init__(self, within):
+        self._within = within
+
+    def open(self, ctx):
+        self.score = ctx.service("score", scores, batch=3, batch_within=self._within)
+
+
+def talking_together(in_flight=2, within=None):
+    job, rows = payments()
+    keyed = rows.key_by("user")
+    talks = keyed.process(TalkTogether(within), "said string, score double", in_flight=in_flight)
+    talks.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
 def batched(ordered=True):
     job, rows = payments()
     how = {"in_flight": 2, "batch": 3, "batch_within": "20 ms", "ordered": ordered}
@@ -170,6 +193,59 @@ def one_less(row):
     if row.cents == 4:
         raise ValueError("four")
     return row.user, row.cents - 1
+
+
+class Visits(StatefulProcessor):
+    """Counts, remembers and forgets, in all the ways that Spark knows."""
+
+    def init(self, handle):
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+        self.cents = handle.getListState("cents", "cents long")
+        self.last = handle.getMapState("last", "odd boolean", "cents long")
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - PySpark's names
+        for row in rows:
+            self.count.update((1 + (self.count.get() or (0,))[0],))
+            self.cents.appendValue((row.cents,))
+            self.last.updateValue((row.cents % 2 == 1,), (row.cents,))
+            for due in self.handle.listTimers():
+                self.handle.deleteTimer(due)
+            self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 1 + row.cents)
+            known = sum(cents for (cents,) in self.last.values())
+            yield Row(user=key[0], cents=self.count.get()[0], known=known)
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):  # noqa: N802, N803 - PySpark's
+        total = sum(cents for (cents,) in self.cents.get())
+        yield Row(user=key[0], cents=-total, known=expiredTimerInfo.getExpiryTimeInMs() * 0)
+        self.cents.clear()
+
+
+def visits():
+    job = clonos.Job("visits", parallelism=2)
+    source = clonos.sources.kafka("broker:9092", "visits", schema=f"{SCHEMA}, at timestamp")
+    rows = job.source(source, name="visits").withWatermark("at", "0 seconds")
+    counted = rows.groupBy("user").transformWithState(
+        Visits(), f"{SCHEMA}, known long", "Append", "EventTime", name="visited"
+    )
+    counted.sink(clonos.sinks.collect(), name="out")
+    return job
+
+
+def unpaid(how):
+    """Orders with what was paid for them within ten seconds, or without."""
+    job = clonos.Job("unpaid", parallelism=2)
+    orders, payments = (
+        job.source(
+            clonos.sources.kafka("broker:9092", topic, schema=schema), name=topic
+        ).with_watermark(schema.split()[2], "2 seconds")
+        for topic, schema in (("orders", ORDERS), ("payments", PAYMENTS))
+    )
+    both = orders.key_by("id").join(
+        payments.key_by("order"), keep=("10 seconds", "0 ms"), on=("at", "paid_at"), how=how
+    )
+    both.sink(clonos.sinks.collect(), name="out")
+    return job
 
 
 def job():

@@ -32,6 +32,7 @@ from clonos.sources.spool import (
     write_parts,
 )
 from clonos.storage import retry as retry_module
+from clonos.storage import table_batches
 from clonos.storage.files import LocalFiles
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
@@ -107,7 +108,7 @@ def test_every_row_belongs_to_one_task_and_can_be_read_again_from_anywhere(
 
 
 def test_files_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool_module, "FILE_BYTES", 100)
+    monkeypatch.setattr(table_batches, "FILE_BYTES", 100)
     spool = Spool(str(tmp_path), 1, "process")
     pieces = [batch(range(i, i + 10)) for i in range(0, 100, 10)]
     parts = list(write_parts(spool.store, 0, 0, pieces, SCHEMA))

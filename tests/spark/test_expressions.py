@@ -199,13 +199,6 @@ def test_what_is_not_exact_is_refused_by_name(expression):
     assert caught.value.remedy
 
 
-def test_a_udf_is_refused_with_what_to_write_instead():
-    double = F.udf(lambda n: 2 * n, "int")
-    for build in (lambda s: s.withColumn("m", double("n")), lambda s: s.where(double("n") > 1)):
-        with pytest.raises(NotInTasks, match="with_column"):
-            build(stream())
-
-
 def test_errors_of_the_analysis_are_those_of_spark():
     with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
         stream().where("price > 1")

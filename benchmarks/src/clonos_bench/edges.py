@@ -32,7 +32,7 @@ from clonos.errors import ClonosError
 from clonos.sinks.data_source import FORMAT
 from clonos_bench import plots, run
 from clonos_bench.processes import CpuMeter, descendants
-from clonos_bench.report import Report
+from clonos_bench.report import Aim, Report
 from clonos_bench.spark import PacedSource
 from clonos_bench.statistics import percentile, summarize
 
@@ -43,6 +43,8 @@ AT_ONCE: Final = 1e15
 QUERIES: Final = 2
 """Cores for Spark's own queries, beside the slots."""
 LOOK_S: Final = 0.1
+P50_MS: Final = Aim(800)
+"""Of the latency through clonos, where Spark alone takes 450 ms."""
 
 
 def answer(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -147,6 +149,8 @@ def measure(arguments: argparse.Namespace) -> Report:
         report.add(f"{way}: throughput", f"{rates[way]:,.0f}", "rows/s")
         report.add(f"{way}: CPU of all processes", f"{cpu_s:,.1f}", "s per million rows")
     _pictures(out, late, warm, rates)
+    p50 = report.data["clonos"]["latency_ms"].p50
+    report.notes.append(f"clonos: latency p50 ({P50_MS} ms): {P50_MS.judge(p50)}")
     report.notes.append(
         f"latency: of the oldest row of each micro-batch of the last query, at "
         f"{arguments.rate:,.0f} rows/s; throughput: medians of {arguments.runs} runs of "

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from clonos.columns.durations import parse_duration
 from clonos.columns.schema import require_columns
 from clonos.errors import WrongType
 from clonos.operators.effects import Effect
@@ -15,6 +13,7 @@ from clonos.operators.service import (
     Policy,
     PolicyOptions,
     Service,
+    of_several,
     policy_of,
     require_arguments,
     undeclared,
@@ -156,16 +155,9 @@ def _batched(
 ) -> Policy:
     """The same for calls that are about up to `batch` rows."""
     where = policy.name
-    if batch is None:
-        if within is not None:
-            raise WrongType(
-                f"batch_within={within!r} is given, but without batch= each row has its own call",
-                where=where,
-                remedy="say with batch= how many rows a call is about, at most",
-            )
+    policy = of_several(policy, batch, within, where)
+    if policy.batch is None:
         return policy
-    if type(batch) is not int or batch < 1:
-        raise WrongType(f"batch={batch!r}", where=where, remedy="give a number from 1 on, or None")
     if not values:
         raise WrongType(
             "batch= makes lists of the arguments, but there are no arguments",
@@ -178,11 +170,4 @@ def _batched(
             where=where,
             remedy="leave one of the two out",
         )
-    if policy.cache_ttl_s is not None:
-        raise WrongType(
-            "cache_ttl= remembers what a row asks, but with batch= several ask together",
-            where=where,
-            remedy="leave one of the two out",
-        )
-    within_ms = 0 if within is None else parse_duration(within)
-    return replace(policy, batch=batch, batch_within_ms=within_ms)
+    return policy

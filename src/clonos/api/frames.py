@@ -31,7 +31,8 @@ INSTEAD: Final = {
     "foreach": ".for_each_async(fn), or .sink(clonos.sinks.callback(fn))",
     "mapInArrow": ".map_batches(fn, schema)",
     "mapInPandas": ".map_batches(fn, schema), with batch.to_pandas() in fn",
-    "transformWithState": ".key_by(...).process(...)",
+    "transformWithState": ".groupBy(...).transformWithState(...)",
+    "transformWithStateInPandas": ".groupBy(...).transformWithState(...), whose processor has rows",
     "applyInPandasWithState": ".key_by(...).process(...)",
     "join": ".key_by(...).join(other.key_by(...), ...), or .look_up(table, on=...)",
     "crossJoin": ".look_up(table, on=...)",
@@ -131,7 +132,7 @@ class FrameOperations(ColumnOperations):
         >>> timed.dropDuplicatesWithinWatermark(["id"]).columns
         ['id', 'at']
         """
-        found = _watermark(self._vertex)
+        found = watermark_of(self._vertex)
         if found is None or found.column not in self.columns:
             raise BadGraph(
                 "there is no watermark, or its column was dropped",
@@ -164,8 +165,8 @@ class FrameOperations(ColumnOperations):
         return self.union(other.select(*self.columns))
 
 
-def _watermark(vertex: Vertex) -> op.WithWatermark | None:
+def watermark_of(vertex: Vertex) -> op.WithWatermark | None:
     """The watermark that holds for the rows of an operator."""
     if isinstance(vertex.operation, op.WithWatermark):
         return vertex.operation
-    return _watermark(vertex.edges[0].vertex) if len(vertex.edges) == 1 else None
+    return watermark_of(vertex.edges[0].vertex) if len(vertex.edges) == 1 else None

@@ -167,6 +167,24 @@ class GroupedStream:
 
     mean = avg
 
+    def transformWithState(self, *arguments: Any, **options: Any) -> Stream:  # noqa: N802 - PySpark's
+        """:meth:`KeyedStream.transformWithState` of the rows of each key.
+
+        Examples
+        --------
+        >>> clicks.groupBy("user").transformWithState(  # doctest: +SKIP
+        ...     statefulProcessor=Count(), outputStructType="user string, n long",
+        ...     outputMode="Append", timeMode="None",
+        ... )
+        """
+        if self._window is not None or not self._keys:
+            raise BadGraph(
+                "transformWithState is for the rows of a key, without a window",
+                where="transformWithState",
+                remedy='write groupBy("user").transformWithState(...)',
+            )
+        return self._stream.key_by(*self._keys).transformWithState(*arguments, **options)
+
     def _each(self, kind: str, columns: Sequence[str]) -> Stream:
         return self._made(dict(self._of_name(kind, of) for of in columns), None, None)
 

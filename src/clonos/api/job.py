@@ -14,12 +14,15 @@ from clonos.api.settings import (
     MORE_ROOM,
     SAID_RARELY,
     keep_of,
+    limit_of,
     name_of,
     number_of,
     one_of,
+    require_bounded,
     require_logs,
     require_needed,
     require_one_past,
+    require_logs_of,
     size_of,
 )
 from clonos.api.streams import Execution, Stream, is_spark
@@ -27,9 +30,9 @@ from clonos.columns.durations import parse_duration
 from clonos.columns.keys import KEY_GROUPS
 from clonos.columns.schema import parse_schema
 from clonos.core.plan import FULL_DEPTH
-from clonos.errors import BadGraph, NeedsSpark, Unbounded, WrongType
+from clonos.errors import BadGraph, NeedsSpark, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
-from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
+from clonos.graph.logical import BUNDLE_BYTES, Edge, JobOptions, LogicalGraph, Vertex
 from clonos.operators.bad_records import BAD_RECORDS
 from clonos.operators.base import OnBadRecord
 from clonos.operators.operations import Operation, PassOn
@@ -69,8 +72,8 @@ class Job:
         What tasks do if logs that they depend on are lost: go back to just before they took
         what is lost ("consistency"), or continue and risk duplicates ("availability").
     on_bad_record
-        A record that a function cannot handle fails the job, is dropped and counted ("drop"), or
-        counted and kept in a stream of its own ("keep"), :attr:`bad_records`.
+        A record that a function cannot handle fails the job, is counted and dropped ("drop"), or
+        kept in a stream of its own ("keep"), :attr:`bad_records`.
     history
         How much of the past is kept for :class:`clonos.Replay` and :meth:`branch`: a duration. By
         default, nothing older than the newest checkpoint.
@@ -97,6 +100,9 @@ class Job:
     log
         "needed": tasks with one input and deterministic operators (functions: those declared with
         ``deterministic=True``) share no log. After a failure they compute again.
+    bundle_bytes
+        State and log that the bundle of an error may have; if there is more, it is of the failed
+        task alone. None: none is written. ``bundle_redact``: ``redact`` of :func:`clonos.bundle`.
     seed
         Of ``ctx.random``.
     lineage
@@ -138,16 +144,14 @@ class Job:
         speculation: bool = False,
         log: Literal["everything", "needed"] = "everything",
         state_memory: str | int = "512 MiB",
+        bundle_bytes: str | int | None = BUNDLE_BYTES,
+        bundle_redact: Any = None,
         seed: int = 0,
         lineage: str | None = None,
     ) -> None:
         one_of("guarantee", guarantee, "exactly_once", "at_least_once", "at_most_once")
         one_of("checkpoints", checkpoints, "marked", "uncoordinated")
-        if checkpoints == "uncoordinated":
-            what = "only marked checkpoints fit together"
-            require_logs(guarantee, f"checkpoints={checkpoints!r}", what)
-        if speculation:
-            require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
+        require_logs_of(guarantee, checkpoints, speculation=speculation)
         one_of("on_orphan", on_orphan, "consistency", "availability")
         keep = keep_of(history, history_bytes, history_interval)
         if keep is not None:
@@ -180,6 +184,8 @@ class Job:
                 speculation=speculation,
                 log=log,
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
+                bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
+                bundle_redact=bundle_redact,
             ),
         )
 
@@ -585,14 +591,7 @@ class Job:
         self, stream: Stream, spark: Any, name: str | None, options: dict[str, Any]
     ) -> Any:
         """Run the job for the rows of one stream; see :meth:`Stream.to_dataframe`."""
-        for vertex in self._graph.vertices:
-            if vertex.source is not None and not vertex.source.ends:
-                raise Unbounded(
-                    "this source may never end, and a DataFrame has all rows",
-                    where=vertex.name,
-                    remedy="sink the stream with clonos.sinks.table(path) and read that with "
-                    'spark.readStream.format("clonos").load(path)',
-                )
+        require_bounded(self._graph)
         if stream not in self._frames:
             stream.sink(collect(), name=name)
             self._frames[stream] = self._graph.vertices[-1].name

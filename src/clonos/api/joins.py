@@ -16,21 +16,22 @@ from clonos.errors import BadGraph, WrongType
 from clonos.operators.join import Always, Between, Bound, Keep, SameWindow
 from clonos.operators.look_up import SideTable
 from clonos.operators.operations import LookUp
+from clonos.operators.outer_join import HOWS
 from clonos.operators.window_kinds import Fixed, Window
 
 if TYPE_CHECKING:
     from clonos.api.keyed import KeyedStream
 
 Duration = str | timedelta
-_HOWS: Final = frozenset(
-    {"left", "leftouter", "right", "rightouter", "full", "fullouter", "outer", "semi", "leftsemi",
-     "anti", "leftanti", "cross"}
-)  # fmt: skip
-"""What PySpark knows beside "inner"."""
+_SPELLED: Final = {
+    "leftouter": "left", "rightouter": "right", "fullouter": "full", "outer": "full",
+    "leftsemi": "semi", "leftanti": "anti",
+}  # fmt: skip
+"""PySpark's other names for kinds of joins."""
 Both = tuple[Bound, Bound]
 
 
-def check_join(left: KeyedStream, right: KeyedStream, where: str) -> None:
+def check_join(left: KeyedStream, right: KeyedStream, how: str, where: str) -> None:
     """Raise what is wrong with a join of these streams."""
     if not hasattr(right, "keys"):
         raise WrongType("a join needs keys on both sides", where=where, remedy="use key_by")
@@ -43,21 +44,25 @@ def check_join(left: KeyedStream, right: KeyedStream, where: str) -> None:
             where=where,
             remedy="map them to the same types first",
         )
-    _no_duplicates(left.schema, right.schema.names, where)
+    if HOWS[how].pairs:
+        _no_duplicates(left.schema, right.schema.names, where)
 
 
-def check_how(how: str, where: str) -> None:
-    """Raise what kind of join there is not."""
-    if how == "inner":
-        return
-    if how.replace("_", "").lower() not in _HOWS:
-        raise WrongType(f"how={how!r}", where=where, remedy='use "inner"')
-    raise BadGraph(
-        f'a join of streams with how="{how}": tasks give pairs of rows only',
-        where=where,
-        remedy="write a Process for the union of both streams; or let Spark join: "
-        'a.to_dataframe(spark, execution="spark").join(b.to_dataframe(...), on, how)',
-    )
+def kind_of_join(how: str, where: str) -> str:
+    """The shortest name of a kind of join.
+
+    Examples
+    --------
+    >>> kind_of_join("left_outer", "join"), kind_of_join("LeftAnti", "join")
+    ('left', 'anti')
+    """
+    spelled = how.replace("_", "").lower()
+    kind = _SPELLED.get(spelled, spelled)
+    if kind not in HOWS:
+        raise WrongType(
+            f"how={how!r}", where=where, remedy=f"use one of {', '.join(map(repr, HOWS))}"
+        )
+    return kind
 
 
 def join_bounds(

@@ -6,9 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
-
-from clonos.api.joins import check_how, check_join, join_bounds
+from clonos.api.joins import check_join, join_bounds, kind_of_join
+from clonos.api.stateful import transform_operation
 from clonos.api.streams import Stream
 from clonos.api.windowed import WindowedStream, check_aggregates, has_watermark, require_time
 from clonos.columns.durations import parse_duration
@@ -54,7 +53,9 @@ class KeyedStream(Stream):
     ) -> KeyedStream:
         """Pairs of rows of this and another stream with the same key: columns of both.
 
-        Without `window`, `keep` and `between` every row is kept for ever.
+        Without `window`, `keep` and `between` every row is kept for ever. A row of an outer or
+        anti join that has no partner comes when event time has passed the last moment at which one
+        could come, or when the input ends.
 
         Parameters
         ----------
@@ -70,7 +71,10 @@ class KeyedStream(Stream):
             The column with the event time, or one for each side; not needed on this side with
             `between`.
         how
-            Only "inner": rows without a partner are not given.
+            As in PySpark: "inner", "left", "right" and "full" (also rows without a partner, of
+            this stream, of the other one, of both), "semi" (rows of this stream that have a
+            partner), "anti" (those that have none). The result is keyed as this stream is, that of
+            "right" as the other one.
 
         Examples
         --------
@@ -80,10 +84,12 @@ class KeyedStream(Stream):
         >>> right = job.source(clonos.sources.from_batches([], "owner long, item string"))
         >>> left.key_by("id").join(right.key_by("owner")).schema.names
         ['id', 'name', 'owner', 'item']
+        >>> left.key_by("id").join(right.key_by("owner"), how="anti").schema.names
+        ['id', 'name']
         """
         where = name or "join"
-        check_how(how, where)
-        check_join(self, other, where)
+        kind = kind_of_join(how, where)
+        check_join(self, other, kind, where)
         bounds = join_bounds(
             (self.schema, other.schema), window=window, keep=keep, between=between, on=on,
             where=where,
@@ -95,16 +101,18 @@ class KeyedStream(Stream):
                 remedy="write with_watermark(...) on both streams before it",
             )
         schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
-        operation = op.Join(schemas, keys, bounds)
+        operation = op.Join(schemas, keys, bounds, kind)
         vertex = self._job.add_vertex(
             "join",
             name,
-            schema=pa.schema([*schemas[0], *schemas[1]]),
+            schema=operation.output,
             parallelism=self._job.parallelism if parallelism is None else parallelism,
             operation=operation,
             edges=(self._hashed, other._hashed),
         )
-        return KeyedStream(self._job, vertex, Edge(vertex, Routing.FORWARD, self.keys))
+        # Rows of a full join are where the key of either side has sent them.
+        routing = Routing.HASH if kind == "full" else Routing.FORWARD
+        return KeyedStream(self._job, vertex, Edge(vertex, routing, keys[kind == "right"]))
 
     def deduplicate(
         self,
@@ -222,6 +230,59 @@ class KeyedStream(Stream):
         operation = op.ProcessRows(process, self.keys, parsed, in_flight, effects)
         known = {"has_effects": effects}
         vertex = self._add("process", name, parsed, parallelism, operation, **known)
+        return Stream(self._job, vertex)
+
+    def transformWithState(  # noqa: N802 - as PySpark spells it
+        self,
+        statefulProcessor: Any,  # noqa: N803
+        outputStructType: Any,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: Any = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Run one of Spark's ``StatefulProcessor`` objects, as it is.
+
+        It is called for each batch of a task, once for each key that has rows in it. Values, lists
+        and maps by key, timers and ``ttlDurationMs`` are what they are in Spark, and survive
+        failures. :meth:`process` also has services, and both kinds of timers at once.
+
+        Parameters
+        ----------
+        statefulProcessor, outputStructType
+            The object, and the columns of its results.
+        outputMode
+            "Append" or "Update", which is the same here.
+        timeMode
+            "None", "ProcessingTime" or "EventTime": of its timers.
+        initialState, eventTimeColumnName
+            Refused.
+
+        Raises
+        ------
+        NotInTasks
+            It uses something of Spark's that tasks do not have.
+
+        Examples
+        --------
+        ``clicks.key_by("user").transformWithState(Count(), "user string, n long", "Append",
+        "None")``
+        """
+        where = name or "transformWithState"
+        operation = transform_operation(
+            self,
+            statefulProcessor,
+            outputStructType,
+            output_mode=outputMode,
+            time_mode=timeMode,
+            initial_state=initialState,
+            event_time_column=eventTimeColumnName,
+            where=where,
+        )
+        vertex = self._add("transformWithState", name, operation.schema, parallelism, operation)
         return Stream(self._job, vertex)
 
     def _like_this(self, vertex: Vertex) -> KeyedStream:

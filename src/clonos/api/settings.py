@@ -8,7 +8,8 @@ from typing import Any, Final
 from clonos.columns.durations import parse_duration
 from clonos.columns.sizes import parse_size
 from clonos.core.history import Keep
-from clonos.errors import WrongType
+from clonos.errors import Unbounded, WrongType
+from clonos.graph.logical import LogicalGraph
 
 
 def keep_of(
@@ -39,6 +40,23 @@ def size_of(name: str, size: str | int, remedy: str) -> int:
     if nbytes < 1 << 20:
         raise WrongType(f"{name}={size!r} is less than 1 MiB", remedy=remedy)
     return nbytes
+
+
+def limit_of(name: str, size: str | int | None) -> int:
+    """A number of bytes, 1 MiB at least; None is 0: nothing at all."""
+    return 0 if size is None else size_of(name, size, "give None if there is to be none")
+
+
+def require_bounded(graph: LogicalGraph) -> None:
+    """Raise `Unbounded` if a source may never end: a DataFrame has all rows."""
+    for vertex in graph.vertices:
+        if vertex.source is not None and not vertex.source.ends:
+            raise Unbounded(
+                "this source may never end, and a DataFrame has all rows",
+                where=vertex.name,
+                remedy="sink the stream with clonos.sinks.table(path) and read that with "
+                'spark.readStream.format("clonos").load(path)',
+            )
 
 
 def one_of(name: str, value: str, *allowed: str) -> None:
@@ -81,6 +99,15 @@ def require_needed(log: str, guarantee: str, on_orphan: str, history: Any) -> No
     else:
         return
     raise WrongType(f"log={log!r} with {what}", remedy=f"use one or the other: {why}")
+
+
+def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> None:
+    """See that there are logs if these settings need them."""
+    if checkpoints == "uncoordinated":
+        what = "only marked checkpoints fit together"
+        require_logs(guarantee, f"checkpoints={checkpoints!r}", what)
+    if speculation:
+        require_logs(guarantee, f"speculation={speculation!r}", "a rival would do rows again")
 
 
 def name_of(name: str, value: Any) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from clonos.columns.user_functions import KNOWN, PANDAS, PER_ROW, whole
 from clonos.errors import WrongType
-
-_PER_ROW: Final = frozenset({100, 101})
-_PANDAS, _ARROW = 200, 250
-"""What PySpark calls ``evalType``: of ``PythonEvalType``."""
 
 
 class UserFunction(NamedTuple):
@@ -25,19 +22,19 @@ class UserFunction(NamedTuple):
     @property
     def is_per_row(self) -> bool:
         """Whether it takes values; if not, whole columns."""
-        return self.kind in _PER_ROW
+        return self.kind in PER_ROW
 
     def on_batches(
         self, of: Sequence[str], schema: pa.Schema, field: pa.Field, where: str
     ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """The function of batches that adds a column, or replaces the one of this name."""
-        if self.kind == _PANDAS and (timed := [n for n in of if _is_time(schema.field(n).type)]):
+        if self.kind == PANDAS and (timed := [n for n in of if _is_time(schema.field(n).type)]):
             raise WrongType(
                 f"{', '.join(timed)}: Spark gives a pandas_udf times of the session's zone",
                 where=where,
                 remedy="use an arrow_udf, or a plain function",
             )
-        return partial(_with_column, self.fn, tuple(of), field, self.kind == _PANDAS, where)
+        return partial(_with_column, self.fn, tuple(of), field, self.kind)
 
 
 def user_function(fn: Any, where: str) -> UserFunction | None:
@@ -51,7 +48,7 @@ def user_function(fn: Any, where: str) -> UserFunction | None:
     kind = getattr(fn, "evalType", None)
     if kind is None or not hasattr(fn, "func") or not hasattr(fn, "returnType"):
         return None
-    if kind not in {*_PER_ROW, _PANDAS, _ARROW}:
+    if kind not in KNOWN:
         raise WrongType(
             f"{fn.func.__name__} is no function of one row after the other (evalType {kind})",
             where=where,
@@ -65,19 +62,11 @@ def _with_column(
     fn: Callable[..., Any],
     of: Sequence[str],
     field: pa.Field,
-    is_pandas: bool,
-    where: str,
+    kind: int,
     batch: pa.RecordBatch,
 ) -> pa.RecordBatch:
     given = [batch.column(name) for name in of]
-    if is_pandas:
-        made = pa.Array.from_pandas(fn(*(c.to_pandas() for c in given)), type=field.type)
-    else:
-        made = fn(*given)
-        made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-        made = made if made.type == field.type else made.cast(field.type)
-    if len(made) != batch.num_rows:
-        raise WrongType(f"{len(made)} values of {batch.num_rows} rows", where=where)
+    made = whole(fn, kind, given, field.type, batch.num_rows)
     at = batch.schema.get_field_index(field.name)
     columns, fields = list(batch.columns), list(batch.schema)
     if at < 0:

@@ -230,4 +230,6 @@ def has_watermark(vertex: Vertex) -> bool:
     """Whether event time advances after this operator."""
     if isinstance(vertex.operation, op.WithWatermark):
         return True
+    if isinstance(vertex.operation, op.Join) and not vertex.operation.passes_event_time:
+        return False
     return bool(vertex.edges) and all(has_watermark(edge.vertex) for edge in vertex.edges)

@@ -26,9 +26,8 @@ from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
 from clonos.branch.errors import Unanswered
 from clonos.branch.original import ENDLESS, Original, record
-from clonos.branch.tasks import BranchedTask, Made
+from clonos.branch.tasks import BranchedTask, Made, made_of
 from clonos.core.history import Point
-from clonos.core.plan import HOUSE_KEEPER
 from clonos.errors import CannotReplace, OperatorError
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
@@ -80,6 +79,11 @@ class Branch:
         with ExitStack() as undo:
             undo.callback(past.close)
             self._changed = _compiled(past.compiled, replace)
+            self._schemas = {
+                name: self._changed.schemas[channel]
+                for task in past.tasks
+                for name, channel in past.outputs(task.id).items()
+            }
             original = _original(past, until, undo)
             self.error = original.error
             answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
@@ -97,16 +101,16 @@ class Branch:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Names of the sinks."""
-        return tuple(self._past.compiled.sinks)
+        """Names of the sinks; of a past of one task, what it sends to others has their names."""
+        return tuple(self._schemas)
 
     def job_rows(self, sink: str | None = None) -> pa.Table:
         """What the job has delivered to a sink."""
-        return self._table(self._a, self._past.compiled, self._named(sink))
+        return self._table(self._a, self._named(sink))
 
     def rows(self, sink: str | None = None) -> pa.Table:
         """What the branch delivers to a sink, by task and in order."""
-        return self._table(self._b, self._changed, self._named(sink))
+        return self._table(self._b, self._named(sink))
 
     def compare(self, sink: str | None = None, keys: Sequence[str] | None = None) -> Comparison:
         """The difference between what the job has delivered and what the branch delivers.
@@ -134,9 +138,8 @@ class Branch:
             )
         return sink
 
-    @staticmethod
-    def _table(outputs: Outputs, compiled: CompiledJob, sink: str) -> pa.Table:
-        schema = compiled.sinks[sink][1]
+    def _table(self, outputs: Outputs, sink: str) -> pa.Table:
+        schema = self._schemas[sink]
         batches = [b for _, _, b in sorted(outputs.get(sink, ()), key=lambda one: one[0])]
         return pa.Table.from_batches(batches, schema if not batches else batches[0].schema)
 
@@ -179,28 +182,35 @@ def branch(
 
 def _original(past: Past, until: At | Point | None, undo: ExitStack) -> Original:
     """What happened: a bundle knows, and otherwise the job's own code does it again."""
-    if not isinstance(past.held, Bundle):
-        end = _end(past, until)
+    bundle = past.held if isinstance(past.held, Bundle) else None
+    if bundle is None or (until is None and not bundle.has_original):
+        end = None if until is None else end_of(past, until).positions
         folder = tempfile.TemporaryDirectory(prefix="clonos-branch-")
         return record(past, end, Path(undo.enter_context(folder)))
     if until is not None:
         raise CannotReplace(
             "a bundle ends where it was made to end",
-            where=past.held.path,
+            where=bundle.path,
             remedy="leave out until=",
         )
-    with past.held.reading():
-        return kept.get(past.held.folder)
+    with bundle.reading():
+        return kept.get(bundle.folder)
 
 
-def _end(past: Past, until: At | Point | None) -> Point | None:
-    """The point where a branch ends; None: with the log."""
-    if until is None:
-        return None
+def end_of(past: Past, until: At | Point) -> Point:
+    """The point where a branch, or a bundle, ends.
+
+    Raises
+    ------
+    CannotReplace
+        It is before the beginning.
+    NothingToReplay
+        There is none.
+    """
     end = until if isinstance(until, Point) else find(past.keeper.history, until)
     if any(end.positions[task] < begin for task, begin in past.keeper.positions.items()):
         raise CannotReplace(
-            f"point {end.number}, where the branch is to end, is before the point where it begins",
+            f"point {end.number}, where it is to end, is before the point where it begins",
             where=past.compiled.name,
             remedy="give a later until=, or an earlier at=; clonos history DIR lists the points",
         )
@@ -219,19 +229,20 @@ def _run(
 ) -> None:
     plan = compiled.plan
     tasks: dict[int, BranchedTask] = {}
+    leaves = {c: name for task in past.tasks for name, c in past.outputs(task.id).items()}
 
     def put(channel: int, made: Made) -> None:
         spec = plan.channels[channel]
-        if spec.receiver != HOUSE_KEEPER:
-            if made.step > original.begins.get(channel, 0):  # else the state has it already
-                tasks[spec.receiver].take(channel, made)
-        elif made.batch is not None and (sink := plan.tasks[spec.sender].sink) is not None:
-            output = spec.sender, made.step, made.batch.payload
-            outputs.setdefault(sink, []).append(output)
+        if channel in leaves:
+            if made.batch is not None:
+                output = spec.sender, made.step, made.batch.payload
+                outputs.setdefault(leaves[channel], []).append(output)
+        elif spec.receiver in tasks and made.step > original.begins.get(channel, 0):
+            tasks[spec.receiver].take(channel, made)  # else the state has it already
 
     begin_ms = _begin_ms(original)
-    for code in compiled.codes:
-        number = code.task.id
+    for task in past.tasks:
+        number, code = task.id, compiled.codes[task.id]
         tasks[number] = BranchedTask(
             plan,
             code,
@@ -242,12 +253,17 @@ def _run(
             answers,
             put,
         )
+    for channel, items in past.items.items():
+        sender = plan.channels[channel].sender
+        for item in items:
+            if (sent := made_of(item, item.dep[sender].position)) is not None:
+                tasks[plan.channels[channel].receiver].take(channel, sent)
     notes = {number: iter(of_task) for number, of_task in original.notes.items()}
     for number in original.order:
         tasks[number].step(next(notes[number]))
     ends = {channel.id: original.ends.get(channel.id, ENDLESS) for channel in plan.channels}
-    for task in tasks.values():  # from the sources to the sinks
-        task.drain(ends)
+    for one in tasks.values():  # from the sources to the sinks
+        one.drain(ends)
 
 
 def _begin_ms(original: Original) -> int:

@@ -1,27 +1,32 @@
-"""``clonos bundle``: a past in one file, to be looked at anywhere, and to be a test for ever."""
+"""A past in one file, to be looked at anywhere, and to be a test for ever."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from clonos.branch import kept
-from clonos.branch.original import record
+from clonos.branch import end_of, kept
+from clonos.branch.draft import Draft
+from clonos.branch.original import Original, record
+from clonos.branch.redaction import Redact, Redaction, number_of_rows
 from clonos.core.housekeeper import HouseKeeper
-from clonos.errors import ClonosError
-from clonos.named import named_job
-from clonos.replay.bundle import Bundle, pack, put_about, put_past
-from clonos.replay.command import add_past, begin_again_with_the_seed_of
+from clonos.errors import CannotRedact, ClonosError, Divergence, OperatorError, UnknownTask
+from clonos.graph.compile import CompiledJob
+from clonos.replay.bundle import Bundle
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
-from clonos.storage.layers import LayerStore
 
-SUMMARY = "put a job's past into one file: to replay it elsewhere, or as a test"
+_HIDDEN: Final = "it kills the process; what it is was left out"
+_OTHER_VALUES: Final = "replace other columns, or give a function whose values do as well"
+
+
+class BundleTooLarge(ClonosError):
+    """A bundle would be larger than it may be."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Bundled:
     steps
         How many steps it has of each task.
     error
-        What it ends with, if a function has raised.
+        What it ends with, if a step has failed.
     lost
         What is to be said of steps that had failed, and cannot be done again.
     """
@@ -53,6 +58,38 @@ class Bundled:
         return f"{self.path}: {self.nbytes:,} bytes, {steps}{end}"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a bundle is to have.
+
+    Attributes
+    ----------
+    at, until
+        Where it begins and ends; see :func:`bundle`.
+    task
+        The only one that it is of.
+    redact
+        See :func:`bundle`.
+    kills
+        What is said of the step that failed, if it kills the process that takes it.
+    replaces
+        A bundle that is there already goes.
+    nbytes
+        How large its layers and its journal may be.
+    tries
+        Whether it is a bundle, too, if what happened does not happen again.
+    """
+
+    at: At | None = None
+    until: At | None = None
+    task: str | None = None
+    redact: Redact | None = None
+    kills: str = ""
+    replaces: bool = False
+    nbytes: int | None = None
+    tries: bool = False
+
+
 def bundle(
     job: Any,
     out: str | Path,
@@ -60,6 +97,9 @@ def bundle(
     *,
     journal: str | Path | None = None,
     at: At | None = None,
+    until: At | None = None,
+    task: str | None = None,
+    redact: Redact | None = None,
 ) -> Bundled:
     """Put a job's past into one file, which can be replayed without its checkpoint.
 
@@ -74,13 +114,26 @@ def bundle(
         The file; it must not exist. ``.clonos`` is a good ending.
     checkpoint_dir, journal
         Where the past is; by default where the job keeps it.
-    at
-        Where it begins, if the job keeps a history: see :class:`clonos.Replay`.
+    at, until
+        Where it begins and ends, if the job keeps a history: see :class:`clonos.Replay`. By default
+        it ends with the log. With `task`, a number as `until` is the last step.
+    task
+        Only this task, such as ``"score[1]"``, with all that it was sent. It is the smallest bundle
+        there is: state and rows of other tasks are not in it.
+    redact
+        Names of columns, and of fields of dicts, whose values are replaced before they are written:
+        in rows, in what a ``Process`` keeps, and in answers. Or a function, which is called with
+        the name and the value of each, and returns the value that is written. The bundle is done
+        again once with the new values; if they lead the job another way, there is none.
 
     Raises
     ------
     NothingToReplay
         There is no past, or its rows can only be read with Spark; or the file exists.
+    UnknownTask
+        There is no such task.
+    CannotRedact
+        What is left would be another past; or there is state in which values have no names.
     Divergence
         The functions are not those that the job had.
 
@@ -89,62 +142,149 @@ def bundle(
     >>> print(clonos.bundle(job, "limit.clonos", "/data/fraud"))  # doctest: +SKIP
     limit.clonos: 8,204 bytes, 19 steps of score[0], 24 steps of total[0]; it ends with ...
     """
+    wanted = Wanted(at, until, task, redact)
+    return make(job.compile(), out, checkpoint_dir, journal, wanted)
+
+
+def make(
+    compiled: CompiledJob,
+    out: str | Path,
+    checkpoint_dir: str | None,
+    journal: str | Path | None,
+    wanted: Wanted,
+) -> Bundled:
+    """See :func:`bundle`."""
+    known: list[bytes] = []
+    show: Callable[[HouseKeeper, Any], object] = lambda keeper, _: known.extend(keeper.snapshot())  # noqa: E731
+    with closing(read(compiled, checkpoint_dir, journal, wanted.at, show)) as past:
+        if isinstance(past.held, Bundle):
+            raise NothingToReplay(
+                "this is a bundle already", where=past.held.path, remedy="copy the file"
+            )
+        return made_of(past, known, Path(out), wanted)
+
+
+def made_of(past: Past, known: list[bytes], out: Path, wanted: Wanted) -> Bundled:
+    """A bundle of a past that was read; `known`: its journal."""
+    only = None if wanted.task is None else _number(past.compiled, wanted.task)
+    redaction = None if wanted.redact is None else Redaction(wanted.redact)
+    until = _until(past, wanted.until, only)
     with tempfile.TemporaryDirectory(prefix="clonos-bundle-") as name:
-        folder = Path(name)
-        with closing(_read(job, folder, checkpoint_dir, journal, at)) as past:
-            return _made(past, folder, Path(out))
-
-
-def _read(
-    job: Any, folder: Path, checkpoint_dir: str | None, journal: str | Path | None, at: At | None
-) -> Past:
-    def show(keeper: HouseKeeper, store: LayerStore) -> None:
-        put_past(folder, keeper, store)
-
-    past = read(job.compile(), checkpoint_dir, journal, at, show)
-    if isinstance(past.held, Bundle):
-        past.close()
-        raise NothingToReplay(
-            "this is a bundle already", where=past.held.path, remedy="copy the file"
+        draft = Draft(
+            Path(name),
+            past,
+            known,
+            task=only,
+            ends=past.ends(until, only),
+            is_whole=until is None,
+            redaction=redaction,
         )
-    return past
-
-
-def _made(past: Past, folder: Path, out: Path) -> Bundled:
-    with tempfile.TemporaryDirectory(prefix="clonos-bundle-") as rows:
-        original = record(past, None, Path(rows))
-        kept.put(original, folder)
-    put_about(folder, past.compiled, past.hash_seed, past.lineage, past.run)
-    try:
-        nbytes = pack(folder, out)
-    except OSError as error:
-        raise NothingToReplay(
-            f"the bundle cannot be written: {error}", where=str(out), remedy="name another file"
-        ) from error
+        if wanted.nbytes is not None and draft.nbytes > wanted.nbytes:
+            raise BundleTooLarge(
+                f"state and log take {draft.nbytes:,} bytes, more than {wanted.nbytes:,}",
+                where=wanted.task or past.compiled.name,
+                remedy="bundle a single task, or raise bundle_bytes",
+            )
+        kills = wanted.kills and (_HIDDEN if redaction else wanted.kills)
+        draft.write(kills)
+        try:
+            nbytes = draft.pack(out, replaces=wanted.replaces)
+            try:
+                original = _completed(
+                    draft,
+                    past,
+                    out,
+                    kills,
+                    tries=wanted.tries,
+                    is_redacted=redaction is not None,
+                )
+                if redaction is not None:
+                    _require_same_way(past, until, only, original)
+            except BaseException:
+                out.unlink(missing_ok=True)
+                raise
+            if original is not None:
+                nbytes = draft.pack(out, replaces=True)
+        except OSError as error:
+            raise NothingToReplay(
+                f"the bundle cannot be written: {error}", where=str(out), remedy="name another file"
+            ) from error
     names = {task.id: task.name for task in past.compiled.plan.tasks}
+    if original is None:
+        return Bundled(out, nbytes, {}, None, past.lost)
     steps = {names[task]: len(notes) for task, notes in original.notes.items()}
     return Bundled(out, nbytes, steps, original.error, past.lost)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``clonos bundle`` understands."""
-    add_past(parser)
-    parser.add_argument(
-        "--at",
-        metavar="WHEN",
-        help='begin at this point: "14:03", "2030-05-04 14:03", a number, or "oldest"',
-    )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the file to be made")
+def _completed(
+    draft: Draft, past: Past, out: Path, kills: str, *, tries: bool, is_redacted: bool
+) -> Original | None:
+    """Do the bundle again, to write down what happened. None: it does not happen again."""
+    with (
+        closing(read(past.compiled, str(out), None)) as again,
+        tempfile.TemporaryDirectory(prefix="clonos-bundle-") as rows,
+    ):
+        try:
+            original = record(again, None, Path(rows))
+        except Divergence as error:
+            if is_redacted:
+                raise CannotRedact(
+                    f"with other values the job goes another way: {error.what}",
+                    where=error.where,
+                    remedy=_OTHER_VALUES,
+                ) from error
+            if not tries:
+                raise
+            return None
+        kept.put(original, draft.folder)
+    draft.put_about(kills)
+    return original
 
 
-def run(args: argparse.Namespace) -> int:
-    """Returns 0 if everything that happened is in the file."""
-    job = named_job(args.job)
-    with closing(read(job.compile(), args.checkpoint, args.journal, args.at)) as past:
-        begin_again_with_the_seed_of(past)
-    made = bundle(job, args.out, args.checkpoint, journal=args.journal, at=args.at)
-    print(made)
-    print(f"to do it again: clonos replay {args.job} {args.out} --pdb")
-    for what in made.lost:
-        print(f"clonos: not in it: {what}")
-    return 1 if made.lost else 0
+def _require_same_way(
+    past: Past, until: Mapping[int, int] | None, only: int | None, redacted: Original | None
+) -> None:
+    """See that the job does with new values what it did with its own.
+
+    Raises
+    ------
+    CannotRedact
+        It ends with another error, or delivers more rows or fewer.
+    """
+    if redacted is None or only is not None:
+        return  # of one task, the log has checked each step
+    with tempfile.TemporaryDirectory(prefix="clonos-bundle-") as rows:
+        before = record(past, until, Path(rows))
+    delivered, now = (number_of_rows(one.outputs) for one in (before, redacted))
+    if _kind(before.error) != _kind(redacted.error) or delivered != now:
+        raise CannotRedact(
+            f"with other values the job goes another way: {delivered} rows are delivered, and "
+            f"{_kind(before.error) or 'no error'} comes; now {now}, and "
+            f"{_kind(redacted.error) or 'no error'}",
+            where=past.compiled.name,
+            remedy=_OTHER_VALUES,
+        )
+
+
+def _kind(error: OperatorError | None) -> str:
+    return "" if error is None else f"{error.where}: {error.what.partition(':')[0]}"
+
+
+def _number(compiled: CompiledJob, name: str) -> int:
+    names = [task.name for task in compiled.plan.tasks]
+    if name not in names:
+        raise UnknownTask(
+            f"there is no task {name!r}",
+            where=compiled.name,
+            remedy=f"name one of {', '.join(names)}",
+        )
+    return names.index(name)
+
+
+def _until(past: Past, until: At | None, only: int | None) -> Mapping[int, int] | None:
+    if until is None:
+        return None
+    with suppress(ValueError):
+        if only is not None and isinstance(until, int | str):
+            return {only: int(until)}
+    return end_of(past, until).positions

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 import pyarrow as pa
 
-from clonos.branch.original import Asked, Note, Original, Question, Rows
+from clonos.branch.original import Asked, Note, Original, Question
+from clonos.branch.rows import Rows
 from clonos.core.determinants import decode_record, encode_record
 from clonos.core.messages import Kind
 from clonos.errors import OperatorError
-from clonos.replay.bundle import rows_path
-
-_NAME: Final = "original"
+from clonos.replay.bundle import ORIGINAL, rows_path
 
 
 def put(original: Original, folder: Path) -> None:
-    """Write it down. Rows of sources are moved there."""
+    """Write it down. The rows of sources are there."""
     error = original.error
     asked = [
         [*one.question, one.task, one.position, one.came, one.rank, one.ok, one.answer]
@@ -37,12 +35,7 @@ def put(original: Original, folder: Path) -> None:
             sink: [made[:2] for made in outputs] for sink, outputs in original.outputs.items()
         },
     }
-    (folder / _NAME).write_bytes(msgpack.packb(about))
-    rows_path(folder, 0).parent.mkdir()
-    for task, rows in original.rows.items():
-        rows.close()
-        if rows.path.exists():
-            shutil.move(rows.path, rows_path(folder, task))
+    (folder / ORIGINAL).write_bytes(msgpack.packb(about))
     for number, outputs in enumerate(original.outputs.values()):
         delivered = Rows(_outputs(folder, number))
         delivered.path.parent.mkdir(exist_ok=True)
@@ -53,7 +46,7 @@ def put(original: Original, folder: Path) -> None:
 
 def get(folder: Path) -> Original:
     """Read it again."""
-    about = msgpack.unpackb((folder / _NAME).read_bytes(), strict_map_key=False)
+    about = msgpack.unpackb((folder / ORIGINAL).read_bytes(), strict_map_key=False)
     found = Original(begins=about["begins"], ends=about["ends"], order=about["order"])
     for task, notes in about["notes"].items():
         found.notes[task] = list(map(_note, notes))

@@ -7,13 +7,14 @@ takes the same steps again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from clonos.branch.rows import Rows
 from clonos.core.calls import CallId, Request
 from clonos.core.determinants import (
     Call,
@@ -24,12 +25,11 @@ from clonos.core.determinants import (
     Timer,
     decode_record,
 )
-from clonos.core.history import Point
 from clonos.core.messages import Kind
-from clonos.core.plan import HOUSE_KEEPER, Plan
+from clonos.core.plan import HOUSE_KEEPER
 from clonos.core.program import Batch
 from clonos.core.step import arguments_digest
-from clonos.errors import OperatorError
+from clonos.errors import Divergence, OperatorError
 from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
@@ -124,69 +124,52 @@ class Recorded(Watched):
         self.kind: Kind | None = None
         self.called: list[Question] = []
         self.asks: list[tuple[CallId, Request]] = []
+        self._kills = ""
 
-    def begin(self) -> None:
-        """Another step."""
-        self.kind, self.called, self.asks = None, [], []
+    def begin(self, kills: str = "") -> None:
+        """Another step; ``kills``: what is said of it, if it would kill this process."""
+        self.kind, self.called, self.asks, self._kills = None, [], [], kills
+
+    def _listened(self, step: Any) -> Listening:
+        """The step that the program sees, unless it must not see it."""
+        if self._kills:
+            raise OperatorError(self._kills)
+        return Listening(step, self)
 
     def on_source(self, step: Any, batch: Batch) -> None:
-        super().on_source(Listening(step, self), batch)
+        self.took = [batch]
+        self.program.on_source(self._listened(step), batch)
 
     def on_batches(
         self, step: Any, channel: int, batches: Sequence[Batch], watermark_ms: int | None = None
     ) -> None:
         self.kind = Kind.BATCH
-        super().on_batches(Listening(step, self), channel, batches, watermark_ms)
+        self.took = list(batches)
+        self.program.on_batches(self._listened(step), channel, batches, watermark_ms)
 
     def on_watermark(self, step: Any, channel: int, watermark_ms: int) -> None:
         """See :class:`clonos.core.program.Program`."""
         self.kind = Kind.WATERMARK
-        self.program.on_watermark(Listening(step, self), channel, watermark_ms)
+        self.program.on_watermark(self._listened(step), channel, watermark_ms)
 
     def on_timer(self, step: Any, now_ms: int) -> None:
         """See :class:`clonos.core.program.Program`."""
-        self.program.on_timer(Listening(step, self), now_ms)
+        self.program.on_timer(self._listened(step), now_ms)
 
     def on_outcomes(self, step: Any, outcomes: Any) -> None:
         """See :class:`clonos.core.program.Program`."""
-        self.program.on_outcomes(Listening(step, self), outcomes)
+        self.program.on_outcomes(self._listened(step), outcomes)
 
     def on_end(self, step: Any, channel: int | None) -> None:
         """See :class:`clonos.core.program.Program`."""
         self.kind = Kind.END
-        self.program.on_end(Listening(step, self), channel)
+        self.program.on_end(self._listened(step), channel)
 
 
 class RecordedReplay(Replay):
     """A replay that a branch is made from."""
 
     watch = Recorded
-
-
-class Rows:
-    """Batches in a file, in order: a source may have too many for the memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._writer: Any = None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Append a batch."""
-        if self._writer is None:
-            self._writer = pa.ipc.new_stream(str(self.path), batch.schema)
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        """The last was added; there is no file if there was none."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """All of them, after the last was added."""
-        self.close()
-        if self.path.exists():
-            with pa.memory_map(str(self.path)) as file:
-                yield from pa.ipc.open_stream(file)
 
 
 @dataclass
@@ -220,13 +203,13 @@ class Original:
     error: OperatorError | None = None
 
 
-def record(past: Past, until: Point | None, folder: Path) -> Original:
+def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Original:
     """Do the past again, and write it down.
 
     Parameters
     ----------
     until
-        The end; by default all that the log knows.
+        The last step of each task; by default all that the log knows.
     folder
         For rows of sources.
 
@@ -249,10 +232,12 @@ def record(past: Past, until: Point | None, folder: Path) -> Original:
 
 
 class _Recording:
-    def __init__(self, past: Past, replay: Replay, until: Point | None, folder: Path) -> None:
-        self._plan, self._replay = past.compiled.plan, replay
+    def __init__(
+        self, past: Past, replay: Replay, until: Mapping[int, int] | None, folder: Path
+    ) -> None:
+        self._past, self._plan, self._replay = past, past.compiled.plan, replay
         self._tasks = {task.machine.id: task for task in replay}
-        self._limits = _limits(self._plan, self._tasks, until)
+        self._limits = past.ends(until, past.only)
         self._open: dict[tuple[int, CallId], Asked] = {}
         self._found = Original()
         for number, task in self._tasks.items():
@@ -264,6 +249,8 @@ class _Recording:
         taken = {
             c: end.consumed for t in self._tasks.values() for c, end in t.machine.inputs.items()
         }
+        if past.only is not None:
+            taken = {}  # what it was sent is known, and none of it was taken before
         self._to_come = {c: n for c, n in taken.items() if n > self._made(c)}
 
     def _made(self, channel: int) -> int:
@@ -272,14 +259,23 @@ class _Recording:
     def run(self) -> Original:
         while self._step():
             pass
+        self._require_complete()
         for channel in self._plan.channels:
-            if channel.receiver != HOUSE_KEEPER:
+            if self._past.only is None and channel.receiver != HOUSE_KEEPER:
                 sender, receiver = self._tasks[channel.sender], self._tasks[channel.receiver]
                 end = receiver.machine.inputs[channel.id]
                 left = [*end.queue, *sender.items(channel.id, end.consumed + len(end.queue))]
                 is_left = left[0].dep[channel.sender].position - 1 if left else ENDLESS
                 self._found.ends[channel.id] = is_left
         return self._found
+
+    def _require_complete(self) -> None:
+        """See that it has come to the end, or to the step that has failed."""
+        for number, task in self._tasks.items():
+            if self._found.error is None and task.position < self._limits[number]:
+                raise Divergence(
+                    f"the input of step {task.position + 1} is not made again", where=task.name
+                )
 
     def _step(self) -> bool:
         """Those who receive go first: nobody makes what nobody waits for."""
@@ -290,7 +286,8 @@ class _Recording:
                 continue
             self._replay.feed(task)
             program = _recorded(task)
-            program.begin()
+            is_fatal = bool(self._past.kills) and task.position + 1 == task.failed_at
+            program.begin(self._past.kills if is_fatal else "")
             try:
                 done = task.step(beyond=False)
             except OperatorError as error:
@@ -301,9 +298,11 @@ class _Recording:
                 return True
             if done is not None:
                 self._note(task, task.position)
-                if (sink := task.machine.spec.sink) is not None and sink in done.made:
-                    output = number, task.position, done.made[sink]
-                    self._found.outputs.setdefault(sink, []).append(output)
+                leaves = self._past.outputs(number)
+                for name, batch in done.made.items():
+                    if name in leaves:
+                        output = number, task.position, batch
+                        self._found.outputs.setdefault(name, []).append(output)
                 return True
         return False
 
@@ -346,18 +345,3 @@ class _Recording:
 def _recorded(task: ReplayedTask) -> Recorded:
     assert isinstance(task.watched, Recorded)
     return task.watched
-
-
-def _limits(plan: Plan, tasks: Mapping[int, ReplayedTask], until: Point | None) -> dict[int, int]:
-    """Up to which step each task goes: to the point, and as far as those behind it have taken."""
-    if until is None:
-        return {number: task.log_ends_at for number, task in tasks.items()}
-    limits = dict(until.positions)
-    for number in sorted(tasks, reverse=True):  # tasks are numbered from sources to sinks
-        book = tasks[number].machine.book
-        for position in range(tasks[number].restored_at + 1, limits[number] + 1):
-            cause = decode_record(book.record(number, position))[0]
-            if isinstance(cause, Order):
-                sender = plan.channels[cause.channel].sender
-                limits[sender] = max(limits[sender], cause.position)
-    return limits

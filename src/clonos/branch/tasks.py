@@ -23,7 +23,7 @@ from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, decode_error
 from clonos.core.determinants import Order, Outcomes, Source, SourceCut, SourceEnd, Timer
 from clonos.core.layer import UnreadableLayer
-from clonos.core.messages import Kind, Layer
+from clonos.core.messages import Item, Kind, Layer
 from clonos.core.plan import HOUSE_KEEPER, Plan
 from clonos.core.program import Batch
 from clonos.errors import ClonosError, OperatorError
@@ -45,6 +45,13 @@ class Made(NamedTuple):
     step: int
     batch: Batch | None
     watermark: int | None
+
+
+def made_of(item: Item, step: int) -> Made | None:
+    """An item as the branch has it; None: it says nothing there."""
+    if item.kind is Kind.BATCH:
+        return Made(step, item.batch, item.watermark)
+    return Made(step, None, item.value) if item.kind is Kind.WATERMARK else None
 
 
 @dataclass

@@ -33,7 +33,7 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], 
 
 
 def _commands() -> dict[str, Command]:
-    from clonos.branch import bundling
+    from clonos.branch import bundle_command as bundling
     from clonos.branch import command as branch
     from clonos.replay import command as replay
     from clonos.replay import history, rewind

@@ -17,6 +17,7 @@ from clonos.cluster.loop import DriverLoop
 from clonos.cluster.moves import Mover
 from clonos.cluster.pool import SlotPool
 from clonos.cluster.result import JobResult
+from clonos.cluster.running_past import RunningPast
 from clonos.cluster.setup import DriverSetup
 from clonos.cluster.succession import Succession
 from clonos.columns.durations import parse_duration
@@ -38,7 +39,7 @@ LISTENERS_S: Final = 1.0
 """Grace period for slow listeners when a job has ended."""
 
 
-class RunningJob:
+class RunningJob(RunningPast):
     """A job at work. Made by ``Job.start``; its loop is a thread of the driver.
 
     Parameters

@@ -11,3 +11,7 @@ class BadDirectory(DefinitionError):
 
 class UnreadableCheckpoint(ClonosError):
     """A checkpoint's description of its job cannot be read."""
+
+
+class NothingKept(ClonosError):
+    """A job keeps nothing of its past that another process could read."""

@@ -45,7 +45,7 @@ class DriverLoop:
         self._guarded(self._node.start)
         with quick_switching():
             self._turns()
-        self.error = self._setup.with_hint(self._node.error)
+        self.error = self._node.error
         self._finish()
 
     def _turns(self) -> None:
@@ -76,7 +76,8 @@ class DriverLoop:
         """Release everything; if a part fails, still release the rest and wake the waiting user."""
         setup = self._setup
         outwards = (self._publish, setup.followers.finish)
-        for act in (self._unfeed, setup.break_off, *outwards, setup.close, self._say_so):
+        ends = (setup.close, self._look_back, self._say_so)
+        for act in (self._unfeed, setup.break_off, *outwards, *ends):
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - see _run
@@ -86,6 +87,9 @@ class DriverLoop:
     def _publish(self) -> None:
         if self.error is None and self._setup.keeper.complete:
             self._setup.publish()
+
+    def _look_back(self) -> None:
+        self.error = self._setup.with_hint(self.error)
 
     def _say_so(self) -> None:
         self._node.tell_the_end(self.error)

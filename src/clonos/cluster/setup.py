@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.audience import JobAudience, Observer, Warnings
+from clonos.cluster.datasets import datasets_of
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import DeliveredOutputs, JournalFile, house_keeper
+from clonos.cluster.errors import NothingKept
 from clonos.cluster.feeds import Feeds, fed, with_materialized
 from clonos.cluster.followers import Followers
 from clonos.cluster.journal_thread import JournalThread
@@ -27,8 +29,9 @@ from clonos.cluster.moves import Decommissions
 from clonos.cluster.pool import SlotPool, places, warm_up
 from clonos.cluster.result import Delivered
 from clonos.cluster.shipping import ship
+from clonos.cluster.witness import bear_witness
 from clonos.core.housekeeper import Deliver, HouseKeeper
-from clonos.errors import ClonosError, Divergence, OperatorError, masked
+from clonos.errors import ClonosError, Divergence, OperatorError, PoisonRecord, masked
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.driver import DriverNode
 from clonos.nodes.ports import DriverPorts, Journal
@@ -105,6 +108,7 @@ class DriverSetup:
         look: Callable[[Waiting | None], bool] = lambda _: False,
     ) -> None:
         self.compiled, self.spark, self._durability = compiled, spark, durability
+        self._journal = journal
         plan = compiled.plan
         self.sinks = {name: sink for name, (sink, _) in compiled.sinks.items()}
         self.sink_schemas = {name: schema for name, (_, schema) in compiled.sinks.items()}
@@ -284,6 +288,7 @@ class DriverSetup:
             places=tuple(self.pool.places),
             operators={c.task.id: [name for name, _ in c.operators] for c in compiled.codes},
             application_id=str(self.spark.sparkContext.applicationId),
+            datasets=datasets_of(compiled),
             checkpoint_interval_s=options.checkpoint_interval_ms / 1000,
             standbys=options.standbys,
             availability=options.on_orphan == "availability",
@@ -431,11 +436,46 @@ class DriverSetup:
     def with_hint(self, error: ClonosError | None) -> ClonosError | None:
         """The error that has ended the job, if one has, and how to see it again."""
         is_kept = self.compiled.plan.causal_log and not self.directory.is_temporary
-        if is_kept and isinstance(error, (OperatorError, Divergence)):
+        if is_kept and isinstance(error, (OperatorError, Divergence, PoisonRecord)):
             where = masked(str(self.compiled.options.checkpoint_dir or self.directory.root))
             hint = f"clonos replay MODULE:JOB {where} shows it again, with a debugger"
+            if self.compiled.options.bundle_bytes:
+                hint = self._bundled(error, hint)
             error.remedy = f"{error.remedy}; {hint}" if error.remedy else hint
         return error
+
+    def _bundled(self, error: ClonosError, otherwise: str) -> str:
+        """Put what led to it into a bundle; how to see it again."""
+        failed = self.node.failed
+        task = -1 if failed is None else failed.task
+        compiled = self.feeds.reading(self.compiled)
+        about = compiled, self.directory, self._journal, self.keeper, error, task
+        try:
+            path = bear_witness(*about)
+        except (ClonosError, OSError) as missing:
+            self.warn(f"there is no bundle of what led to the error: {missing}")
+            return otherwise
+        return f"clonos replay MODULE:JOB {path} --pdb shows it again"
+
+    def past(self) -> dict[str, Any]:
+        """Where another process finds the past of this job.
+
+        Raises
+        ------
+        NothingKept
+            Nothing is kept.
+        """
+        if self.directory.is_temporary:
+            raise NothingKept(
+                "this job keeps nothing that another process could read",
+                where=self.compiled.name,
+                remedy="give it a checkpoint_dir",
+            )
+        return {
+            "compiled": self.feeds.reading(self.compiled),
+            "checkpoint_dir": self.compiled.options.checkpoint_dir or self.directory.root,
+            "journal": self._journal,
+        }
 
     def publish(self) -> None:
         """The job is complete: move its output to where the user wants it."""

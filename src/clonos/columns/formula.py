@@ -73,7 +73,29 @@ class Apply:
         return f"{self.function}({given}) {self.type}"
 
 
-Expression: TypeAlias = Column | Constant | Apply
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A user's function of expressions; see :mod:`clonos.columns.user_functions`.
+
+    ``kind``: what Spark calls ``evalType``. It may fail for any row, and is called for all of them,
+    so laziness is of no account: ``raises`` is False.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    kind: int
+    arguments: tuple[Expression, ...]
+    type: pa.DataType
+    raises: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """See :attr:`Column.fingerprint`; the function itself may be corrected."""
+        given = ", ".join(argument.fingerprint for argument in self.arguments)
+        return f"udf {self.name}({given}) {self.type}"
+
+
+Expression: TypeAlias = Column | Constant | Apply | Called
 
 
 @dataclass(frozen=True)
@@ -116,7 +138,7 @@ def columns_of(expression: Expression) -> frozenset[str]:
     match expression:
         case Column(name):
             return frozenset([name])
-        case Apply(arguments=arguments):
+        case Apply(arguments=arguments) | Called(arguments=arguments):
             return frozenset().union(*map(columns_of, arguments))
         case _:
             return frozenset()
@@ -138,6 +160,7 @@ def _evaluate(expression: Expression, batch: pa.RecordBatch) -> Datum:
         return batch.column(expression.name)
     if isinstance(expression, Constant):
         return expression.scalar
+    assert isinstance(expression, Apply), "calls are taken out before"
     lazily = LAZY.get(expression.function)
     if lazily is not None:
         return lazily(expression.arguments, batch)

@@ -88,7 +88,10 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth showing: a recovery's progress, a floor, a warning."""
+    """Something worth showing: a recovery's progress, a floor, a warning.
+
+    ``of``: what `value` is a part of, where it is one.
+    """
 
     what: Literal[
         "detected", "fenced", "fetched", "activated", "restored", "live", "floor", "orphan",
@@ -98,6 +101,7 @@ class Note:
     task: int = -1
     incarnation: Incarnation = NOBODY
     value: int = 0
+    of: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from clonos.core.machine import Table
-from clonos.core.messages import Activate
+from clonos.core.messages import Activate, Layer, Restored
 from clonos.core.plan import Plan
 
 
@@ -43,15 +43,22 @@ LIFE = Table(
 class Life:
     """Who a task is, for all its parts.
 
+    Parameters
+    ----------
+    copied
+        The newest layer that a copy of the task had in memory, if any.
+
     Attributes
     ----------
     machine
         Its phase.
     generation
         The newest it has heard of: availability counts resets by it.
+    restored
+        What it says when its state is there, and where that came from.
     """
 
-    def __init__(self, plan: Plan, activate: Activate) -> None:
+    def __init__(self, plan: Plan, activate: Activate, copied: Layer | None = None) -> None:
         self.plan = plan
         self.id = activate.task
         self.spec = plan.tasks[activate.task]
@@ -59,6 +66,14 @@ class Life:
         self.generation = activate.generation
         name = f"{self.spec.name}, life {activate.incarnation.term}.{activate.incarnation.n}"
         self.machine = LIFE.machine(name)
+        upto = copied.epoch if copied is not None else 0
+        layers = activate.layers
+        self.restored = Restored(
+            self.id,
+            self.incarnation,
+            state_bytes=sum(ref.nbytes for ref in layers),
+            store_bytes=sum(ref.nbytes for ref in layers if ref.epoch > upto),
+        )
 
     @property
     def is_live(self) -> bool:

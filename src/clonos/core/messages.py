@@ -365,10 +365,16 @@ class LogPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """State and log are loaded; channels may connect; replay begins."""
+    """State and log are loaded; channels may connect; replay begins.
+
+    ``state_bytes``: of all its layers; ``store_bytes``: of those that came from the store, because
+    no copy in this slot had them.
+    """
 
     task: int
     incarnation: Incarnation
+    state_bytes: int = 0
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

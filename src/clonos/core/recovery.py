@@ -406,4 +406,5 @@ class Recoveries:
         task = self._tasks[report.task]
         if report.incarnation == task.incarnation and task.phase is TaskPhase.RESTORING:
             task.machine.on(TaskEvent.RESTORED)
-            self._do(Note("restored", task.id, task.incarnation))
+            came, whole = report.store_bytes, report.state_bytes
+            self._do(Note("restored", task.id, task.incarnation, came, whole))

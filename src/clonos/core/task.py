@@ -94,10 +94,10 @@ class TaskMachine:
         holder: Holder | None = None,
         announce: Callable[[msg.Report], None] = lambda _: None,
     ) -> None:
+        self.life = Life(plan, activate, floor)
         for layer in layers:
             program.apply(layer.delta)
             floor = layer
-        self.life = Life(plan, activate)
         self.plan = plan
         self.spec = self.life.spec
         self.id = activate.task
@@ -238,7 +238,7 @@ class TaskMachine:
     def start(self) -> list[ev.Action]:
         """State and log are there: connect, then replay."""
         self.life.machine.on(LifeEvent.STARTED)
-        self._do(ev.Tell(msg.Restored(self.id, self.incarnation)))
+        self._do(ev.Tell(self.life.restored))
         for peer in self._peers:
             self.outbounds.connect(peer)
         again = range(self.position + 1, self.replay_to + 1) if self.spec.is_source else ()

@@ -100,6 +100,11 @@ class Watch:
     ----------
     announce
         Tells the coordinator, at once: the process may not live to do it later.
+
+    Attributes
+    ----------
+    condemned
+        The cause of the step that was not begun, because it would kill the process.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Watch:
         self._left, self._suspects = activate.watched_steps, activate.suspects
         self._world, self._announce = world, announce
         self._floors_left = FLOORS if spec.is_implied else 0
+        self.condemned: Determinant | None = None
 
     @classmethod
     def of(
@@ -140,8 +146,11 @@ class Watch:
         rows = rows_of(cause, items, task.intake.taken, task.wake_ms)
         met = [s for s in self._suspects if s.rows.common(rows) is not None]
         self._announce(msg.Announced(*self._life, rows, is_cleared=False))
-        if met and self._try(Rehearsal(task, cause, items), rows, met):
-            self._announce(msg.Announced(*self._life, rows, is_cleared=True))
+        if met:
+            self.condemned = cause
+            if self._try(Rehearsal(task, cause, items), rows, met):
+                self._announce(msg.Announced(*self._life, rows, is_cleared=True))
+            self.condemned = None
 
     def _try(self, rehearsal: Rehearsal, rows: Rows, met: Sequence[Suspect]) -> bool:
         """Try suspect rows; whether a copy has survived them."""

@@ -24,13 +24,14 @@ PLANS: Final[dict[type[op.Operation], str]] = {
     op.AggregateWindows: "groupBy(keys, window).agg",
     op.TopOfWindows: "rank() over keys and window; in a stream a sorted list cut",
     op.RowsOfWindows: "groupBy(keys, window), a list",
-    op.Join: "inner join",
+    op.Join: "join with the same condition",
     op.Deduplicate: "dropDuplicates",
 }
 _LOGGED: Final[dict[type[op.Operation], str]] = {
     op.MapAsync: "answers",
     op.WithColumnAsync: "answers",
     op.ForEachAsync: "answers",
+    op.TransformRows: "timers",
     op.ProcessRows: "timers, and what it asks",
 }
 

@@ -13,6 +13,7 @@ from clonos.dataframes.rows import Rows, Site, col, cols, one_zero, signs
 from clonos.dataframes.stateless import plan_of
 from clonos.operators import operations as op
 from clonos.operators.join import Always, Between, Keep, SameWindow
+from clonos.operators.outer_join import HOWS
 
 _TIMES: Final = ("~left time", "~right time")
 _WINDOWS: Final = ("~left window", "~right window")
@@ -22,12 +23,14 @@ _ROW: Final = "~row"
 @plan_of.register
 def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
     sides = [rows.applied for rows in inputs]
-    equal = [col(a) == col(b) for a, b in zip(*operation.keys, strict=True)]
-    bounds = operation.bounds
-    if isinstance(bounds[0], Always):
-        frames = [rows.visible for rows in sides]
-        return _joined(site, frames, equal)
-    left, right = bounds
+    left, right = operation.bounds
+    if isinstance(left, Always):
+        if site.streams and operation.how != "inner":
+            raise site.refusal(
+                "in a stream, a row without a partner may still get one",
+                "give keep=, or window=",
+            )
+        return _joined(operation, site, [rows.visible for rows in sides], [])
     if isinstance(left, Between):
         if site.streams:
             raise site.refusal("Spark could never forget a row of a join between columns")
@@ -37,24 +40,36 @@ def _(operation: op.Join, site: Site, inputs: list[Rows]) -> Rows:
         frames[0] = frames[0].withColumn("~start", start).withColumn("~end", end)
         frames[1] = frames[1].withColumn(_TIMES[1], site.in_ms(sides[1], right.time))
         within = (col("~start") <= col(_TIMES[1])) & (col(_TIMES[1]) < col("~end"))
-        return _joined(site, frames, [*equal, within])
+        return _joined(operation, site, frames, [within])
     assert isinstance(left, (Keep, SameWindow))
     assert isinstance(right, (Keep, SameWindow))
+    # Of a row without a time, Spark's streams would never know that it has no partner.
     frames = [
-        site.timed(rows, bound.time, name, is_required=False)
-        for rows, bound, name in zip(sides, (left, right), _TIMES, strict=True)
+        site.timed(rows, bound.time, name, is_required=site.streams and alone)
+        for rows, bound, name, alone in zip(
+            sides, (left, right), _TIMES, HOWS[operation.how].alone, strict=True
+        )
     ]
     if isinstance(left, SameWindow):
         frames = [
-            frame.withColumn(window, F.window(time, f"{left.size_ms} milliseconds"))
+            frame.withColumn(window, _window_of(time, left.size_ms, site))
             for frame, time, window in zip(frames, _TIMES, _WINDOWS, strict=True)
         ]
-        return _joined(site, frames, [*equal, col(_WINDOWS[0]) == col(_WINDOWS[1])])
+        return _joined(operation, site, frames, [col(_WINDOWS[0]) == col(_WINDOWS[1])])
     assert isinstance(right, Keep)
     within = _reaches(_TIMES[0], left.keep_ms, _TIMES[1]) & _reaches(
         _TIMES[1], right.keep_ms, _TIMES[0]
     )
-    return _joined(site, frames, [*equal, within])
+    return _joined(operation, site, frames, [within])
+
+
+def _window_of(time: str, size_ms: int, site: Site) -> Column:
+    """What rows of one window have in common; in a stream, Spark knows when it is over."""
+    if site.streams:
+        return F.window(time, f"{size_ms} milliseconds")
+    # F.window would leave out the rows that have no time.
+    ms = F.unix_millis(col(time))
+    return ms - F.pmod(ms, F.lit(size_ms))
 
 
 def _reaches(time: str, keep_ms: int, other: str) -> Column:
@@ -62,10 +77,25 @@ def _reaches(time: str, keep_ms: int, other: str) -> Column:
     return col(other) <= col(time) + F.expr(f"interval {keep_ms} milliseconds")
 
 
-def _joined(site: Site, frames: list[Any], condition: list[Column]) -> Rows:
+def _joined(operation: op.Join, site: Site, frames: list[Any], within: list[Column]) -> Rows:
+    left, right = frames
+    how = operation.how
+    keys = operation.keys[1]
+    if not HOWS[how].pairs:  # the right side may have columns of the same names
+        hidden = [name for name in (_WINDOWS[1], _TIMES[1]) if name in right.columns][:1]
+        renamed = [f"~right {name}" for name in keys]
+        named = [col(name).alias(new) for name, new in zip(keys, renamed, strict=True)]
+        right, keys = right.select(*named, *cols(hidden)), tuple(renamed)
+    equal = [col(a) == col(b) for a, b in zip(operation.keys[0], keys, strict=True)]
+    if how == "full" and site.streams:  # else Spark finds nulls to be equal there
+        equal += [col(name).isNotNull() for name in (*operation.keys[0], *keys)]
+    kind = {"semi": "left_semi", "anti": "left_anti"}.get(how, how)
+    if how == "anti" and site.streams:  # Spark's streams have outer joins only
+        frame = left.join(right, [*equal, *within], "left").where(col(hidden[0]).isNull())
+    else:
+        frame = left.join(right, [*equal, *within], kind)
     schema = site.vertex.schema
-    frame = frames[0].join(frames[1], condition, "inner").select(*cols(schema))
-    return Rows(frame, schema, lost="Spark loses event time in a join")
+    return Rows(frame.select(*cols(schema)), schema, lost="Spark loses event time in a join")
 
 
 @plan_of.register

@@ -179,9 +179,10 @@ class Site:
             made = self.required(made, column)
         if not self.streams or time is None:
             return rows.visible.withColumn(name, made)
-        # Spark's watermarks begin in 1970: it would silently take older rows to be late.
+        # Spark's watermarks begin with 1970: it would silently take older rows to be late.
         told = f"{self.vertex.name}: an event time before 1970 in column {column!r} of a stream"
-        is_old = made < F.timestamp_seconds(F.lit(0))
+        begin = F.timestamp_seconds(F.lit(0))
+        is_old = made < begin if name == TIME else made <= begin  # a window ends later
         made = F.when(is_old, F.raise_error(F.lit(told)).cast(_INSTANT)).otherwise(made)
         frame = rows.visible.withColumn(name, made)
         # Ours has passed what is before `newest - delay`, Spark's what is before that plus 1 ms.

@@ -46,6 +46,10 @@ _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
     op.ForEachAsync: ("Spark would not log the answers of services", ""),
     op.InOrder: ("Spark's operators do not keep the order within a key", ""),
     op.Last: ("Spark's operators do not keep the order within a key", ""),
+    op.TransformRows: (
+        "Spark's operators do not keep the order within a key",
+        'let Spark run it: to_dataframe(spark, execution="spark").groupBy(...).transformWithState',
+    ),
     op.ProcessRows: ("a Process sees rows in their order of arrival, and may ask services", ""),
 }
 """Why there is no plan, and what to write instead."""

@@ -82,6 +82,8 @@ class OpenTelemetryListener(NewestListener):
         """A recovery does not name its job, which is known only if there is just one."""
         life = f"{recovery.incarnation.term}.{recovery.incarnation.n}"
         said = {"task": recovery.name, "incarnation": life, "log_entries": recovery.log_length}
+        if recovery.level is not None:
+            said["level"] = recovery.level
         jobs = self.up()
         return {"job": next(iter(jobs)), **said} if len(jobs) == 1 else said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,6 +16,9 @@ from clonos.operators.operations import Operation, Project
 from clonos.operators.router import Routing
 from clonos.sinks.spec import SinkSpec
 from clonos.sources.spec import SourceSpec
+
+BUNDLE_BYTES: Final = 64 << 20
+"""A bundle of what led to an error has no more of state and log."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,8 @@ class JobOptions:
     speculation: bool = False
     log: str = "everything"
     state_memory: int = STATE_MEMORY
+    bundle_bytes: int = BUNDLE_BYTES
+    bundle_redact: Any = None
 
 
 @dataclass

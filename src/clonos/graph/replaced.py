@@ -77,6 +77,9 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
         case op.ProcessRows():
             is_fitting = isinstance(fn, Process)
             change = {"process": fn}
+        case op.TransformRows():
+            is_fitting = hasattr(fn, "handleInputRows")
+            change = {"processor": fn}
         case op.Map() | op.FlatMap() | op.Filter() | op.MapBatches() | op.WithColumn():
             is_fitting = callable(fn) and not isinstance(fn, Process)
             change = {"fn": fn}
@@ -91,7 +94,8 @@ def with_function(name: str, operation: Operation, fn: Any) -> Operation:
         raise CannotReplace(
             f"{function_name(fn)} cannot replace what {name!r} runs",
             where=name,
-            remedy="give a clonos.Process for a Process, and a function for a function",
+            remedy="give a clonos.Process for a Process, a StatefulProcessor for one, and a "
+            "function for a function",
         )
     return replace(operation, **change)
 

@@ -214,17 +214,11 @@ class DriverNode:
 
     def start(self) -> None:
         """Begin a term, and ask for the slots."""
-        settings = self._settings
+        settings, term = self._settings, self.coordinator.term
         names = tuple(t.name for t in self.plan.tasks)
+        known = (settings.application_id, settings.datasets.inputs, settings.datasets.outputs)
         self._ports.audience.told(
-            JobStarted(
-                settings.name,
-                settings.run_id,
-                self.coordinator.term,
-                names,
-                len(settings.places),
-                settings.application_id,
-            )
+            JobStarted(settings.name, settings.run_id, term, names, len(settings.places), *known)
         )
         recovered, self._recovered = self._recovered, ()
         for output in recovered:  # nobody knows how far it came before

@@ -154,6 +154,8 @@ class Chronicle:
             incarnation=note.incarnation,
             stages={**before.stages, note.what: now_s},
             log_length=note.value if note.what == "fetched" else before.log_length,
+            state_bytes=note.of if note.what == "restored" else before.state_bytes,
+            store_bytes=note.value if note.what == "restored" else before.store_bytes,
         )
         if note.what != "live":
             return None

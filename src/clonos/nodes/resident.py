@@ -11,14 +11,14 @@ a while. Whatever it raises is reported as an error of this task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from clonos.blame import complaint_of
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.determinants import encode_record
+from clonos.core.determinants import Determinant, encode_record
 from clonos.core.life import Phase
 from clonos.core.log import in_pieces
 from clonos.core.messages import Layer
@@ -200,7 +200,7 @@ class Resident:
 
     def last_words(self) -> Iterator[msg.LastWords]:
         """What this life knows, and perhaps nobody else, when it cannot go on."""
-        machine, step = self.machine, self._failed_step
+        machine = self.machine
         if machine is None or not self._home.plan.causal_log:
             return
         life = (self.task, self._command.incarnation, machine.position)
@@ -209,9 +209,17 @@ class Resident:
             since = max(book.base(task), stable.get(task, 0))
             for piece in in_pieces(book.runs(task, since + 1)):
                 yield msg.LastWords(*life, runs=piece)
-        if step is not None and step.is_live:
-            record = checked(encode_record(step.record), step.position, machine.spec.name)
-            yield msg.LastWords(*life[:2], step.position, record)
+        if asked := self._failed(machine):
+            position = machine.position + 1
+            record = checked(encode_record(asked), position, machine.spec.name)
+            yield msg.LastWords(*life[:2], position, record)
+
+    def _failed(self, machine: TaskMachine) -> Sequence[Determinant]:
+        """The beginning of the entry of the live step that cannot be done."""
+        step, watch = self._failed_step, machine.watch
+        if step is not None:
+            return step.record if step.is_live else ()
+        return () if watch is None or watch.condemned is None else (watch.condemned,)
 
     def complaint(self, error: Exception) -> msg.TaskError:
         """What goes wrong in a task is reported with its place."""

@@ -13,6 +13,7 @@ from clonos.nodes import commits
 from clonos.nodes.layers import GARBAGE_S
 from clonos.nodes.places import PACE, Pace
 from clonos.nodes.tenure import ECHO_S
+from clonos.nodes.views import Datasets
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class DriverSettings:
         What a slot may hold of logs: with half of it a floor is hurried, with more sources wait.
     speculation
         Whether tasks that fall far behind their peers are overtaken.
+    datasets
+        Sources and sinks, for listeners.
     interruptions
         Errors that end a job without saying anything against it: its journal is put in order.
     """
@@ -54,6 +57,7 @@ class DriverSettings:
     places: tuple[int | None, ...]
     operators: Mapping[int, Sequence[str]]
     application_id: str = ""
+    datasets: Datasets = field(default_factory=Datasets)
     term: int | None = None
     checkpoint_interval_s: float = 1.0
     standbys: int = 1

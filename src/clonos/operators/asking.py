@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from struct import Struct
 from typing import Any, Final
 
 from clonos.core.calls import Outcome, Request
 from clonos.core.canonical import decode, decode_error, encode
+from clonos.core.program import Step
 from clonos.core.step import arguments_digest
 from clonos.errors import EffectUnknown, StateMismatch, WrongType
 from clonos.operators.base import OperatorInfo
 from clonos.operators.budget import Usage
 from clonos.operators.purse import Purse
-from clonos.operators.service import Policy
+from clonos.operators.service import Policy, columns_of
 from clonos.operators.shares import REWOUND
+from clonos.state.deltas import WHOLE_TASK
 from clonos.state.stores import Facts, KeyedStore
 
 _ADDRESS: Final = Struct(">cq")
 _OPEN: Final = b"c"
 _WAITS: Final = b"w"
+_TOGETHER: Final = b"b"
+_SINCE: Final = "since"
+_OVER: Final = "rows over"
+
+Queue = list[tuple[int, int]]
+"""A heap of questions: where the conversation began, and the number."""
 
 
 class Reply:
@@ -120,6 +128,9 @@ class CallTable:
     At most `in_flight` are open, whoever asks. When one is over, the next is of the conversation
     that began first: conversations end, and watermarks go on.
 
+    A service with `batch` is asked several at a time: one call, with the number of its first
+    question. Which questions are in it is part of the state, as the log has one answer to all.
+
     Parameters
     ----------
     store
@@ -136,12 +147,26 @@ class CallTable:
         self._facts: Facts
         self._store, self._in_flight = store, in_flight
         self._open: dict[int, Call] = {}
+        self._together: dict[int, list[int]] = {}  # of open calls with several: all, by the first
         self._waiting: dict[int, Call] = {}
-        self._queue: list[tuple[int, int]] = []  # a heap of those: origin and number
+        self._queues: defaultdict[str, Queue] = defaultdict(list)  # of those, by service
         self.nbytes = 0  # of what all of them are asked
 
     def __len__(self) -> int:
         return len(self._open) + len(self._waiting)
+
+    @property
+    def _has_room(self) -> bool:
+        return self._under_way.total() < self._in_flight
+
+    @property
+    def is_full(self) -> bool:
+        """There are enough calls; questions that wait for others are none yet."""
+        due = (len(queue) // (self._batch(name) or 1) for name, queue in self._queues.items())
+        return self._under_way.total() + sum(due) >= self._in_flight
+
+    def _batch(self, service: str) -> int | None:
+        return self.policies[service].batch
 
     def declare(self, name: str, policy: Policy, info: OperatorInfo, facts: Facts) -> None:
         """A service that may be asked, by this operator."""
@@ -165,98 +190,187 @@ class CallTable:
     @property
     def first(self) -> int | None:
         """With which call the oldest conversation began that is not over."""
-        oldest = self._queue[:1]
-        return min([*_origins(self._open), *(origin for origin, _ in oldest)], default=None)
+        oldest = (queue[0][0] for queue in self._queues.values() if queue)
+        return min([*_origins(self._open), *oldest], default=None)
 
     @property
     def newest(self) -> int | None:
         """... the newest one."""
         return max([*_origins(self._open), *_origins(self._waiting)], default=None)
 
-    def add(self, number: int, kept: bytes) -> Request | None:
-        """One more call, as :meth:`Call.kept` has it: what user code does with its arguments now is
-        nothing to the call. Returns what to ask; None: it waits."""
+    # --- asking ---------------------------------------------------------------------------------
+
+    def add(self, number: int, kept: bytes, step: Step) -> Request | None:
+        """One more question, as :meth:`Call.kept` has it: what user code does with its arguments
+        now is nothing to the call. Returns what to ask; None: it waits, perhaps for others."""
         call = Call.of(kept)
         self.nbytes += call.nbytes
-        if not self._queue and len(self._open) < self._in_flight:
-            return self._ask(number, call, kept)
+        policy, queue = self.policies[call.service], self._queues[call.service]
+        others = any(self._is_due(name, step) for name in self._queues)
+        if policy.batch is None and self._has_room and not others:
+            return self._ask(call.service, [(number, call)])
+        if policy.batch_within_ms and not queue:
+            self._facts.set(f"{call.service} {_SINCE}", step.clock_ms())
         self._waiting[number] = call
-        heappush(self._queue, (call.origin or number, number))
+        heappush(queue, (call.origin or number, number))
         self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, kept)
         return None
 
-    def due(self) -> Iterator[tuple[int, Request]]:
-        """Those that have waited, and may be asked now."""
-        while self._queue and len(self._open) < self._in_flight:
-            _, number = heappop(self._queue)
-            call = self._waiting.pop(number)
-            self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
-            yield number, self._ask(number, call, call.kept())
+    def due(self, step: Step) -> Iterator[tuple[int, Request]]:
+        """Calls that may be made now, of what has waited."""
+        while self._has_room:
+            ready = [name for name in self._queues if self._is_due(name, step)]
+            if not ready:
+                return
+            name = min(ready, key=lambda name: self._queues[name][0])
+            questions = self._next(name)
+            for number, call in questions:
+                self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
+            yield questions[0][0], self._ask(name, questions)
 
-    def _ask(self, number: int, call: Call, kept: bytes) -> Request:
-        self._open[number] = call
-        self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, kept)
-        request = self._request(number, call, self._under_way[call.service])
-        self._under_way[call.service] += 1
+    def _is_due(self, service: str, step: Step) -> bool:
+        queue, policy = self._queues[service], self.policies[service]
+        if not queue or not policy.batch_within_ms or self._facts.get(_OVER):
+            return bool(queue)
+        return len(queue) >= (policy.batch or 1) or step.clock_ms() >= self._since(service)
+
+    def _since(self, service: str) -> int:
+        """When its questions are asked without others."""
+        since: int = self._facts.get(f"{service} {_SINCE}", 0)
+        return since + self.policies[service].batch_within_ms
+
+    def next_due_ms(self) -> int | None:
+        """When :meth:`due` is wanted again, if nothing happens before."""
+        if not self._has_room:
+            return None
+        waiting = (name for name, queue in self._queues.items() if queue)
+        return min(map(self._since, waiting), default=None)
+
+    def inputs_are_over(self) -> None:
+        """Nobody waits for others any more: who asks from now on asks at once."""
+        if any(policy.batch_within_ms for policy in self.policies.values()):
+            self._facts.set(_OVER, value=True)
+
+    def _next(self, service: str) -> list[tuple[int, Call]]:
+        """The next questions that go together: of as many arguments each."""
+        queue, found = self._queues[service], list[tuple[int, Call]]()
+        while queue and len(found) < (self._batch(service) or 1):
+            number = queue[0][1]
+            call = self._waiting[number]
+            if found and len(call.arguments) != len(found[0][1].arguments):
+                break
+            heappop(queue)
+            found.append((number, self._waiting.pop(number)))
+        return found
+
+    def _ask(self, service: str, questions: list[tuple[int, Call]]) -> Request:
+        for number, call in questions:
+            self._open[number] = call
+            self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, call.kept())
+        first, *others = [number for number, _ in questions]
+        if others:
+            self._together[first] = [first, *others]
+            self._store.put(_ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, [first, *others])
+        request = self._request(service, first, self._under_way[service])
+        self._under_way[service] += 1
         return request
 
-    def take(self, outcome: Outcome) -> Call:
-        """It is over."""
-        call = self._open.pop(outcome.number)
-        self.nbytes -= call.nbytes
-        self._under_way[call.service] -= 1
-        self._purses[call.service].pay((outcome,))
-        self._store.put_kept(_ADDRESS.pack(_OPEN, outcome.number), call.group, None)
-        return call
+    # --- answers --------------------------------------------------------------------------------
+
+    def take(self, outcome: Outcome) -> list[tuple[Call, Outcome]]:
+        """It is over: what comes of each question."""
+        first = outcome.number
+        numbers = self._together.pop(first, [first])
+        if len(numbers) > 1:
+            self._store.put(_ADDRESS.pack(_TOGETHER, first), WHOLE_TASK, None)
+        calls = [self._open.pop(number) for number in numbers]
+        for number, call in zip(numbers, calls, strict=True):
+            self.nbytes -= call.nbytes
+            self._store.put_kept(_ADDRESS.pack(_OPEN, number), call.group, None)
+        service = calls[0].service
+        self._under_way[service] -= 1
+        self._purses[service].pay((outcome,))
+        said = [outcome.answer] * len(numbers)
+        if outcome.ok and self._batch(service) is not None:
+            said = [encode(answer) for answer in decode(outcome.answer)]
+        each = (outcome._replace(number=n, answer=a) for n, a in zip(numbers, said, strict=True))
+        return list(zip(calls, each, strict=True))
 
     def keys_of(self, outcomes: Sequence[Outcome]) -> list[bytes]:
         """To which keys these calls belong."""
-        known = (self._open.get(outcome.number) for outcome in outcomes)
+        firsts = (outcome.number for outcome in outcomes)
+        numbers = (number for first in firsts for number in self._together.get(first, [first]))
+        known = (self._open.get(number) for number in numbers)
         return list(dict.fromkeys(call.encoded_key for call in known if call is not None))
+
+    # --- all of them ----------------------------------------------------------------------------
+
+    def _calls(self) -> Iterator[int]:
+        """The numbers of those that are open, in their order."""
+        besides = {number for numbers in self._together.values() for number in numbers[1:]}
+        return (number for number in sorted(self._open) if number not in besides)
 
     def requests(self) -> dict[int, Request]:
         """Of those that are open, in their order."""
+        for calls in (self._open, self._waiting):
+            for number, call in calls.items():
+                if call.service not in self.policies:
+                    raise self._is_other(number, call.service, call.kind, "nobody knows it")
         found: dict[int, Request] = {}
         before: Counter[str] = Counter()
-        for number, call in sorted(self._open.items()):
-            request = self._request(number, call, before[call.service])
-            policy = self.policies[call.service]
+        for number in self._calls():
+            service = self._open[number].service
+            request = self._request(service, number, before[service])
+            policy = self.policies[service]
             # An effect may have been made: it is for the service to say.
             found[number] = request._replace(service=policy) if policy.effect else request
-            before[call.service] += 1
+            before[service] += 1
         return found
 
     def restore(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """The store took a delta: note the calls in it."""
         kinds = {_OPEN: self._open, _WAITS: self._waiting}
         for address, value in zip(keys, values, strict=True):
-            if (calls := kinds.get(address[:1])) is not None:
-                _, number = _ADDRESS.unpack(address)
-                if value is None:
-                    calls.pop(number, None)
-                else:
-                    calls[number] = Call.of(value)
-        self._queue = [(call.origin or n, n) for n, call in self._waiting.items()]
-        heapify(self._queue)
-        self._under_way = Counter(call.service for call in self._open.values())
+            kind = address[:1]
+            if kind != _TOGETHER and kind not in kinds:
+                continue
+            _, number = _ADDRESS.unpack(address)
+            if kind == _TOGETHER:
+                self._together.pop(number, None)
+                self._together.update({} if value is None else {number: decode(value)})
+            elif value is None:
+                kinds[kind].pop(number, None)
+            else:
+                kinds[kind][number] = Call.of(value)
+        self._queues.clear()
+        for number, call in self._waiting.items():
+            heappush(self._queues[call.service], (call.origin or number, number))
         self.nbytes = sum(call.nbytes for calls in kinds.values() for call in calls.values())
+        self._under_way = Counter(self._open[number].service for number in self._calls())
 
-    def _request(self, number: int, call: Call, under_way: int) -> Request:
-        digest = arguments_digest([call.service, *call.arguments], {})
-        policy = self.policies[call.service]
-        if policy.fingerprint != call.kind:
-            raise StateMismatch(
-                f"the call {number} of {call.service} is open, as {call.kind}; now it would be "
-                f"{policy.fingerprint}",
-                where=self._info.where,
-                remedy="let the job finish its open calls as they were declared, or start it "
-                "afresh with another checkpoint_dir",
-            )
+    def _request(self, service: str, number: int, under_way: int) -> Request:
+        policy = self.policies[service]
+        calls = [self._open[n] for n in self._together.get(number, [number])]
+        arguments: Sequence[Any] = calls[0].arguments
+        if policy.batch is not None:
+            arguments = columns_of([call.arguments for call in calls])
+        for call in calls:
+            if call.kind != policy.fingerprint:
+                now = f"now it would be {policy.fingerprint}"
+                raise self._is_other(number, service, call.kind, now)
         key = ""
         if policy.effect:
             key = self._info.numbered_effect_key(number, self._facts.get(REWOUND, ()))
-        payer = self._purses[call.service].policy(under_way)
-        return Request(payer, call.arguments, digest, key)
+        payer = self._purses[service].policy(under_way)
+        return Request(payer, arguments, arguments_digest([service, *arguments], {}), key)
+
+    def _is_other(self, number: int, service: str, kind: str, now: str) -> StateMismatch:
+        return StateMismatch(
+            f"the call {number} of {service} is open, as {kind}; {now}",
+            where=self._info.where,
+            remedy="let the job finish its open calls as they were declared, or start it "
+            "afresh with another checkpoint_dir",
+        )
 
 
 def _origins(calls: dict[int, Call]) -> Iterator[int]:

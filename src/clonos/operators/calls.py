@@ -26,7 +26,7 @@ from clonos.operators.cuts import Cuts
 from clonos.operators.lanes import Lanes
 from clonos.operators.marks import JOINS, Marks
 from clonos.operators.purse import Purse
-from clonos.operators.service import Policy
+from clonos.operators.service import Policy, columns_of
 from clonos.operators.shares import (
     REWOUND,
     Share,
@@ -174,7 +174,7 @@ class CallOperator(Operator):
         if self._policy.batch is not None:
             each = iter(given)
             sizes = (self._cuts.last(call) - call + 1 for call in calls)
-            given = [tuple(map(list, zip(*islice(each, n), strict=True))) for n in sizes]
+            given = [columns_of(list(islice(each, n))) for n in sizes]
         keys = self._keys_of_effects(calls, rows) if self._policy.effect else [""] * len(calls)
         asked = zip(calls, given, keys, strict=True)
         return {

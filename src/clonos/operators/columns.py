@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from clonos.columns.batches import concat
 from clonos.columns.formula import Column, Expression, columns_of, compute
+from clonos.columns.user_functions import FunctionRaised, prepared
 from clonos.errors import ExpressionFailed
 from clonos.operators.base import Operator
 
@@ -70,9 +71,10 @@ class FormulaOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         try:
             return self.made_of(batch)
-        except ExpressionFailed as error:
+        except (ExpressionFailed, FunctionRaised) as error:
             if batch.num_rows == 1:
-                self.reject(error, batch, sorted(self.reads) or batch.schema.names[:1])
+                found = error.error if isinstance(error, FunctionRaised) else error
+                self.reject(found, batch, sorted(self.reads) or batch.schema.names[:1])
                 return None
         half = batch.num_rows // 2
         made = [self.on_batch(part) for part in (batch.slice(0, half), batch.slice(half))]
@@ -89,11 +91,12 @@ class WhereOperator(FormulaOperator):
 
     def __init__(self, condition: Expression) -> None:
         super().__init__()
-        self._condition = condition
+        self._prepared = prepared([condition])
         self.reads = columns_of(condition)
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        is_kept = compute(self._condition, batch)
+        (condition,) = self._prepared.expressions
+        is_kept = compute(condition, self._prepared.extended(batch))
         return batch if is_kept.true_count == len(is_kept) else batch.filter(is_kept)
 
 
@@ -102,10 +105,11 @@ class ProjectOperator(FormulaOperator):
 
     def __init__(self, projection: Projection) -> None:
         super().__init__()
-        self._columns = tuple(made for _, made in projection.columns)
+        self._prepared = prepared([made for _, made in projection.columns])
         self._schema = projection.schema
         self.reads = projection.reads()
 
     def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [compute(made, batch) for made in self._columns]
+        batch = self._prepared.extended(batch)
+        columns = [compute(made, batch) for made in self._prepared.expressions]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

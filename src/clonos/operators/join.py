@@ -21,11 +21,12 @@ from clonos.operators.watermark import event_ms
 from clonos.operators.window_kinds import FOR_EVER
 from clonos.state.deltas import Frozen, both
 from clonos.state.pieces import numbers, orders_of
-from clonos.state.row_store import DUE, RowStore, take
+from clonos.state.row_store import DUE, Found, RowStore, take
 
 Int64 = npt.NDArray[np.int64]
 
-_TIME: Final = "~time"
+TIME: Final = "~time"
+"""In a store, the time of a row."""
 _FROM: Final = "~from"
 _FIRST_ORDERS: Final = (0, 1 << 62)
 """Each side numbers its own rows; in layers the numbers tell the sides apart."""
@@ -80,6 +81,11 @@ class Between(NamedTuple):
 Bound = Always | Keep | SameWindow | Between
 
 
+Bounds = tuple[Bound, Bound]
+Schemas = tuple[pa.Schema, pa.Schema]
+Keys = tuple[Sequence[str], Sequence[str]]
+
+
 class JoinOperator(Operator):
     """An inner join; input 0 is the left side, input 1 the right one.
 
@@ -89,54 +95,24 @@ class JoinOperator(Operator):
 
     joins: ClassVar = {"order 0": nothing, "order 1": nothing}
 
-    def __init__(
-        self,
-        schemas: tuple[pa.Schema, pa.Schema],
-        keys: tuple[Sequence[str], Sequence[str]],
-        bounds: tuple[Bound, Bound],
-    ) -> None:
+    def __init__(self, schemas: Schemas, keys: Keys, bounds: Bounds) -> None:
         super().__init__()
         self.schema = pa.schema([*schemas[0], *schemas[1]])
         self._schemas = schemas
         self._keys = keys
         self._bounds = bounds
-        extra = [pa.field(name, pa.int64()) for name in (_TIME, _FROM, DUE)]
-        self._stores = [
-            RowStore(pa.schema([*schema, *extra]), key)
-            for schema, key in zip(schemas, keys, strict=True)
-        ]
+        self._stores = [self._new_store(port) for port in (0, 1)]
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         port = self.services.port
-        batch = self._usable(batch, port)
-        times, first, last = self._bounds[port].times(batch)
-        mark = self.watermark_ms
-        if mark is not None and (is_late := last <= mark).any():
-            self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))
-            is_kept = ~is_late
-            batch = batch.filter(pa.array(is_kept))
-            times, first, last = times[is_kept], first[is_kept], last[is_kept]
-        if not batch.num_rows:
+        rows = self._in_time(self._usable(batch, port), port)
+        if not rows.num_rows:
             return None
-        found = self._stores[1 - port].find(batch, self._keys[port])
-        at, start, end = (numbers(found.rows, name)[found.which] for name in (_TIME, _FROM, DUE))
-        mine = found.probes
-        accepted = (first[mine] <= at) & (at <= last[mine])
-        accepted &= (start <= times[mine]) & (times[mine] <= end)
-        columns = [*batch.columns, *(pa.array(values) for values in (times, first, last))]
-        store = self._stores[port]
+        pairs = self._partners(rows, self._stores[1 - port], port)
         order = self.facts.get(f"order {port}", _FIRST_ORDERS[port])
-        self.facts.set(f"order {port}", order + batch.num_rows)
-        names = store.schema.names[:-1]
-        store.append(pa.RecordBatch.from_arrays(columns, names), order)
-        if not accepted.any():
-            return None
-        pairs = found.chosen(accepted)
-        pair = (
-            take(batch, pairs.probes).columns,
-            pairs.columns(self._schemas[1 - port].names),
-        )
-        return pa.RecordBatch.from_arrays([*pair[port], *pair[1 - port]], schema=self.schema)
+        self.facts.set(f"order {port}", order + rows.num_rows)
+        self._stores[port].append(rows, order)
+        return self._paired(rows, pairs, port) if len(pairs.probes) else None
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
         for store in self._stores:
@@ -160,16 +136,51 @@ class JoinOperator(Operator):
             first = _FIRST_ORDERS[port]
             self.facts.set(f"order {port}", first + store.adopt(chosen, first))
 
+    def _new_store(self, port: int) -> RowStore:
+        extra = [pa.field(name, pa.int64()) for name in (TIME, _FROM, DUE)]
+        return RowStore(pa.schema([*self._schemas[port], *extra]), self._keys[port])
+
     def _usable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """Rows without a null in key or times: the others are joined with nothing."""
-        bound = self._bounds[port]
-        names = [*self._keys[port]]
-        names += [name for name in bound if isinstance(name, str)]
-        for name in names:
+        for name in self._must_have(port):
             column = batch.column(name)
             if column.null_count:
                 batch = batch.filter(column.is_valid())
         return batch
+
+    def _must_have(self, port: int) -> list[str]:
+        """The columns without which a row has no partner."""
+        return [*self._keys[port], *(n for n in self._bounds[port] if isinstance(n, str))]
+
+    def _in_time(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
+        """The rows that are not late, as the store has them: with the times that they accept."""
+        times, first, last = self._bounds[port].times(batch)
+        mark = self.watermark_ms
+        if mark is not None and (is_late := last <= mark).any():
+            self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(is_late.sum()))
+            is_kept = ~is_late
+            batch = batch.filter(pa.array(is_kept))
+            times, first, last = times[is_kept], first[is_kept], last[is_kept]
+        columns = [*batch.columns, *(pa.array(values) for values in (times, first, last))]
+        names = [*batch.schema.names, TIME, _FROM, DUE]
+        return pa.RecordBatch.from_arrays(columns, names)
+
+    def _partners(self, rows: pa.RecordBatch, store: RowStore, port: int) -> Found:
+        """What is in a store of the other side for new rows of this one."""
+        found = store.find(rows, self._keys[port])
+        at, start, end = (numbers(found.rows, name)[found.which] for name in (TIME, _FROM, DUE))
+        mine = found.probes
+        times, first, last = (numbers(rows, name)[mine] for name in (TIME, _FROM, DUE))
+        accepted = (first <= at) & (at <= last)
+        accepted &= (start <= times) & (times <= end)
+        return found.chosen(accepted)
+
+    def _paired(self, rows: pa.RecordBatch, pairs: Found, port: int) -> pa.RecordBatch:
+        """All columns of both rows of each pair."""
+        mine = take(rows.select(self._schemas[port].names), pairs.probes).columns
+        other = pairs.columns(self._schemas[1 - port].names)
+        both_sides = [*mine, *other] if port == 0 else [*other, *mine]
+        return pa.RecordBatch.from_arrays(both_sides, schema=self.schema)
 
 
 def _ms(batch: pa.RecordBatch, column: str) -> Int64:

@@ -21,7 +21,9 @@ from clonos.operators.last import LastOperator
 from clonos.operators.look_up import LookUpOperator, VersionedLookUpOperator, VersionsOperator
 from clonos.operators.map import MapOperator
 from clonos.operators.map_batches import MapBatchesOperator
+from clonos.operators.outer_join import OuterJoinOperator
 from clonos.operators.process import ProcessOperator
+from clonos.operators.stateful import StatefulOperator
 from clonos.operators.watermark import WatermarkOperator
 from clonos.operators.window import PartialOperator, WindowOperator
 from clonos.operators.window_rows import WindowRowsOperator
@@ -157,7 +159,9 @@ def _(operation: op.RowsOfWindows) -> Operator:
 
 @make_operator.register
 def _(operation: op.Join) -> Operator:
-    return JoinOperator(operation.schemas, operation.keys, operation.bounds)
+    if operation.how == "inner":
+        return JoinOperator(operation.schemas, operation.keys, operation.bounds)
+    return OuterJoinOperator(operation.schemas, operation.keys, operation.bounds, operation.how)
 
 
 @make_operator.register
@@ -180,6 +184,13 @@ def _(operation: op.Last) -> Operator:
         operation.number,
         dict(operation.aggregates),
         operation.where,
+    )
+
+
+@make_operator.register
+def _(operation: op.TransformRows) -> Operator:
+    return StatefulOperator(
+        operation.processor, operation.keys, operation.schema, operation.mode, operation.time
     )
 
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 from clonos.columns.formula import Expression, ReadBy
 from clonos.operators.aggregates import Aggregate
 from clonos.operators.columns import Projection
-from clonos.operators.join import Bound
+from clonos.operators.join import Always, Bound
 from clonos.operators.look_up import SideTable, looked_up
+from clonos.operators.outer_join import joined_schema
 from clonos.operators.process import Process
 from clonos.operators.service import Policy
 from clonos.operators.window_content import Content, Folded, Ranking, Top
@@ -306,11 +307,22 @@ class RowsOfWindows(Operation):
 
 @dataclass(frozen=True)
 class Join(Operation):
-    """``join``."""
+    """``join``; `how` is one of :data:`clonos.operators.outer_join.HOWS`."""
 
     schemas: tuple[pa.Schema, pa.Schema]
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     bounds: tuple[Bound, Bound]
+    how: str = "inner"
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of what comes out."""
+        return joined_schema(self.schemas, self.how)
+
+    @property
+    def passes_event_time(self) -> bool:
+        """Whether event time advances behind it: not where rows wait for partners for ever."""
+        return self.how == "inner" or not isinstance(self.bounds[0], Always)
 
     @property
     def keeps(self) -> tuple[pa.Schema, ...]:
@@ -365,6 +377,18 @@ class Last(Operation):
         """Of what comes out."""
         folds = [(name, made.fold(self.schema, self.where)) for name, made in self.aggregates]
         return pa.schema([*self.schema, *(pa.field(name, fold.data_type) for name, fold in folds)])
+
+
+@dataclass(frozen=True)
+class TransformRows(Operation):
+    """``transformWithState``; `states` are those that the processor declares."""
+
+    processor: Any
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    mode: str
+    time: str | None
+    states: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)

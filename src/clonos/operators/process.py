@@ -24,7 +24,15 @@ from clonos.operators.budget import Usage
 from clonos.operators.context import Context
 from clonos.operators.effects import Effect
 from clonos.operators.marks import JOINS, Marks
-from clonos.operators.service import Declared, Policy, PolicyOptions, Service, policy_of, undeclared
+from clonos.operators.service import (
+    Declared,
+    Policy,
+    PolicyOptions,
+    Service,
+    of_several,
+    policy_of,
+    undeclared,
+)
 from clonos.operators.shares import (
     REWOUND,
     Share,
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from clonos.core.content import Shelf
+    from clonos.operators.service import Duration
     from clonos.state.runs import Run
 
 _STATE = b"s"
@@ -191,6 +200,9 @@ class ProcessContext(Context):
         self,
         name: str,
         fn: Callable[..., Any] | Service | Effect | Declared,
+        *,
+        batch: int | None = None,
+        batch_within: Duration | None = None,
         **how: Unpack[PolicyOptions],
     ) -> Asked:
         """A service that may be asked without waiting for it; declare it in :meth:`Process.open`.
@@ -202,11 +214,18 @@ class ProcessContext(Context):
         fn
             What is asked: a coroutine function, a plain one, a :class:`clonos.Service`, or a
             :func:`clonos.effect`, if the stream's ``process(..., effects=True)`` says so.
+        batch
+            How many questions one call may be about, of any keys: the function gets a list of each
+            argument, and returns a list with one answer for each question. Each has a reply of its
+            own. All other options are about calls, not questions.
+        batch_within
+            How long questions wait for others, if there are fewer than `batch`. By default those
+            go together that wait at the same time.
         how
             ``timeout``, ``attempts``, ``backoff``, ``per_second``, ``hedge``: see
             :func:`clonos.operators.service.policy_of`.
         """
-        return self._process.declare(name, fn, how)
+        return self._process.declare(name, fn, how, batch, batch_within)
 
     def state(self, name: str, data_type: str | None = None) -> ValueState:
         """State of this name; `data_type` (such as ``"long"``) makes :meth:`ValueState.set`
@@ -231,6 +250,8 @@ class ProcessOperator(Operator):
         "hits": shared_out,
         "micros": shared_out,
         "tokens": shared_out,
+        "since": nothing,
+        "rows over": nothing,
     }
 
     def __init__(
@@ -280,9 +301,13 @@ class ProcessOperator(Operator):
     def value_state(self, name: str, data_type: str | None) -> ValueState:
         """State of a name, by key."""
         state = ValueState(name, data_type, self)
-        if state.prefix not in self._prefixes:
-            self._prefixes.append(state.prefix)
+        self.expects(state.prefix)
         return state
+
+    def expects(self, prefix: bytes) -> None:
+        """Values of this prefix are looked up together, for all keys of a batch."""
+        if prefix not in self._prefixes:
+            self._prefixes.append(prefix)
 
     def _expect(self, keys: Iterable[bytes]) -> None:
         """Values of these keys will be wanted."""
@@ -313,6 +338,7 @@ class ProcessOperator(Operator):
             self._handle(row, results, self._process.on_row, row)
         self._encoded_key = None
         self.values.require_sound()
+        self._ask_due()
         return self._builder.build(results, self.reject)
 
     def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
@@ -325,10 +351,14 @@ class ProcessOperator(Operator):
 
     def next_due_ms(self) -> int | None:
         idle = self._marks.due(waits=bool(self._calls))
-        return self.timers.next_due(PROCESSING_TIME) if idle is None else idle
+        if idle is not None:
+            return idle
+        due = self.timers.next_due(PROCESSING_TIME), self._calls.next_due_ms()
+        return min((ms for ms in due if ms is not None), default=None)
 
     def on_end(self) -> pa.RecordBatch | None:
         # Event time has reached its end; processing time has not, those timers are void.
+        self._calls.inputs_are_over()
         return self._fire(EVENT_TIME, None)
 
     def changes(self) -> Frozen:
@@ -361,7 +391,12 @@ class ProcessOperator(Operator):
     # --- calls --------------------------------------------------------------------------------
 
     def declare(
-        self, name: str, fn: Callable[..., Any] | Service | Effect | Declared, how: PolicyOptions
+        self,
+        name: str,
+        fn: Callable[..., Any] | Service | Effect | Declared,
+        how: PolicyOptions,
+        batch: int | None = None,
+        within: Duration | None = None,
     ) -> Asked:
         """A service that may be asked."""
         fn, how = undeclared(fn, how)
@@ -373,6 +408,7 @@ class ProcessOperator(Operator):
                 "made safe before",
             )
         policy = policy_of(fn, name, in_flight=self._in_flight, **how)
+        policy = of_several(policy, batch, within, f"{self.info.where}: {name}")
         policy = policy.of_task(self.info.index, self.info.parallelism, tells_trace=False)
         self._calls.declare(name, policy, self.info, self.facts)
         return Asked(policy, self.ask)
@@ -380,6 +416,12 @@ class ProcessOperator(Operator):
     def ask(self, policy: Policy, arguments: Sequence[Any], then: str) -> None:
         """Ask once the callback that runs has returned; if it raises, nothing was asked."""
         method_of(self._process, then, self.info.where)
+        if policy.batch is not None and not arguments:
+            raise WrongType(
+                "batch= makes lists of the arguments, and this question has none",
+                where=f"{self.info.where}: {policy.name}",
+                remedy="ask it something, or leave batch= out",
+            )
         origin = self._origin
         key, group, kind = self.encoded_key, self.key_group, policy.fingerprint
         call = Call(policy.name, then, arguments, key, group, origin, kind)
@@ -391,8 +433,13 @@ class ProcessOperator(Operator):
         for kept in asks:
             number = self.facts.get("asked", 0) + 1
             self.facts.set("asked", number)
-            if (request := self._calls.add(number, kept)) is not None:
+            if (request := self._calls.add(number, kept, self.services.step)) is not None:
                 self.services.ask(self, number, request)
+
+    def _ask_due(self) -> None:
+        """What has waited, and may be asked now."""
+        for number, request in self._calls.due(self.services.step):
+            self.services.ask(self, number, request)
 
     @property
     def makes_calls(self) -> bool:
@@ -404,7 +451,7 @@ class ProcessOperator(Operator):
 
     @property
     def is_full(self) -> bool:
-        return len(self._calls) >= self._in_flight
+        return self._calls.is_full
 
     @property
     def spent(self) -> Usage:
@@ -419,21 +466,22 @@ class ProcessOperator(Operator):
         for outcome in outcomes:
             if self.services.step.is_live:
                 self._calls.require_known(outcome)
-            call = self._calls.take(outcome)
-            self._encoded_key, self.key_group = call.encoded_key, call.group
-            self.key = _decode_key(call.encoded_key)
-            self._origin = call.origin or outcome.number
-            reply = Reply(call.service, call.arguments, outcome)
-            then = method_of(self._process, call.then, self.info.where)
-            record = f"the reply of {call.service} for key {self.key!r}"
-            self._handle(record, results, then, reply)
+            for call, said in self._calls.take(outcome):
+                self._hear(call, said, results)
         self._encoded_key, self._origin = None, 0
         self.values.require_sound()
-        for number, request in self._calls.due():
-            self.services.ask(self, number, request)
+        self._ask_due()
         first = self._calls.first
         self._marks.release(self.facts.get("asked", 0) + 1 if first is None else first)
         return self._builder.build(results, self.reject)
+
+    def _hear(self, call: Call, said: Outcome, results: list[tuple[Any, ...]]) -> None:
+        self._encoded_key, self.key_group = call.encoded_key, call.group
+        self.key = _decode_key(call.encoded_key)
+        self._origin = call.origin or said.number
+        reply = Reply(call.service, call.arguments, said)
+        then = method_of(self._process, call.then, self.info.where)
+        self._handle(f"the reply of {call.service} for key {self.key!r}", results, then, reply)
 
     def outgoing_watermark(self, incoming_ms: int) -> int | None:
         if not self.makes_calls:
@@ -458,6 +506,7 @@ class ProcessOperator(Operator):
             self._handle(record, results, self._process.on_timer, self.key, timer.due)
         self._encoded_key = None
         self.values.require_sound()
+        self._ask_due()
         return self._builder.build(results, self.reject)
 
     def _handle(

@@ -351,6 +351,45 @@ def policy_of(
     )
 
 
+def of_several(policy: Policy, batch: int | None, within: Duration | None, where: str) -> Policy:
+    """The same for calls that are about up to `batch` rows, or questions of a process.
+
+    Raises
+    ------
+    WrongType
+        The options contradict each other, or one has a value that it cannot have.
+    """
+    if batch is None:
+        if within is not None:
+            raise WrongType(
+                f"batch_within={within!r} is given, but without batch= each row has its own call",
+                where=where,
+                remedy="say with batch= how many rows a call is about, at most",
+            )
+        return policy
+    if type(batch) is not int or batch < 1:
+        raise WrongType(f"batch={batch!r}", where=where, remedy="give a number from 1 on, or None")
+    if policy.cache_ttl_s is not None:
+        raise WrongType(
+            "cache_ttl= remembers what a row asks, but with batch= several ask together",
+            where=where,
+            remedy="leave one of the two out",
+        )
+    within_ms = 0 if within is None else parse_duration(within)
+    return replace(policy, batch=batch, batch_within_ms=within_ms)
+
+
+def columns_of(each: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
+    """What a function gets that answers several at once: a list of each argument.
+
+    Examples
+    --------
+    >>> columns_of([("a", 1), ("b", 2)])
+    (['a', 'b'], [1, 2])
+    """
+    return tuple(map(list, zip(*each, strict=True)))
+
+
 def require_arguments(
     fn: Callable[..., Any] | Service | Effect, where: str, values: Sequence[str]
 ) -> None:

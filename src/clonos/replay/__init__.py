@@ -14,12 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clonos.core.messages import Item
 from clonos.errors import ClonosError
 from clonos.operators.chain import ChainProgram
 from clonos.replay.errors import NothingToReplay
 from clonos.replay.kept import At
 from clonos.replay.past import Past, read
-from clonos.replay.tasks import ReplayedTask, Step, Watched
+from clonos.replay.steps import Step
+from clonos.replay.tasks import ReplayedTask, Watched
 
 __all__ = ["NothingToReplay", "Replay", "ReplayedTask", "Step"]
 
@@ -83,6 +85,7 @@ class Replay:
         is_read = isinstance(job, Past)
         past = job if is_read else read(job.compile(), checkpoint_dir, journal, at)
         self._plan, self.lost = past.compiled.plan, past.lost
+        self._items = None if past.only is None else dict(past.items)
         if self._plan.loops:
             first = self._plan.tasks[min(self._plan.loops)]
             raise NothingToReplay(
@@ -93,7 +96,7 @@ class Replay:
         self._tasks: dict[str, ReplayedTask] = {}
         self._close = weakref.finalize(self, _close, self._tasks, None if is_read else past)
         try:
-            for spec in self._plan.tasks:
+            for spec in past.tasks:
                 self._tasks[spec.name] = ReplayedTask(past, spec.id, call, type(self).watch)
         except BaseException:
             self.close()
@@ -138,7 +141,9 @@ class Replay:
         the checkpoint, and how many of these there are."""
         return {t.name: t.compared for t in self if t.machine.spec.is_sink}
 
-    def step(self, task: str | None = None, *, beyond: bool = False) -> Step | None:
+    def step(
+        self, task: str | None = None, *, beyond: bool = False, state: bool = False
+    ) -> Step | None:
         """Do one step; None if there is none to do.
 
         Parameters
@@ -148,6 +153,9 @@ class Replay:
         beyond
             Go on behind the log's end with the input that is there. What happens then need not
             be what happened: order, clock and cuts of the input are chosen anew.
+        state
+            Say what the step has changed in the state: ``before`` and ``after``. All state of its
+            task is looked at for that, twice. A notebook shows the step with its rows and changes.
 
         Raises
         ------
@@ -159,7 +167,7 @@ class Replay:
         wanted = None if task is None else self[task]
         # Who is asked for, then from the sinks upwards: nobody makes what nobody waits for.
         order = [*([] if wanted is None else [wanted]), *reversed(self._tasks.values())]
-        while (done := self._first_of(order, beyond)) is not None:
+        while (done := self._first_of(order, beyond, wanted if state else None, state)) is not None:
             if wanted is None or done.task == wanted.name:
                 return done
         self._require_complete()
@@ -185,21 +193,36 @@ class Replay:
             steps.append(done)
         return steps
 
-    def _first_of(self, order: Sequence[ReplayedTask], beyond: bool) -> Step | None:
+    def _first_of(
+        self,
+        order: Sequence[ReplayedTask],
+        beyond: bool,
+        shown: ReplayedTask | None,
+        state: bool,
+    ) -> Step | None:
         for task in order:
             self.feed(task)
-            if (done := task.step(beyond=beyond)) is not None:
+            with_state = state and shown in {None, task}
+            if (done := task.step(beyond=beyond, state=with_state)) is not None:
                 return done
         return None
 
     def feed(self, task: ReplayedTask) -> None:
         """Give it what those before it have made meanwhile."""
         for channel, end in task.machine.inputs.items():
+            if self._items is not None:
+                if items := self._items.pop(channel, ()):
+                    task.take(channel, items)
+                continue
             sender = self._of(self._plan.channels[channel].sender)
             items = sender.items(channel, end.consumed + len(end.queue))
             if items:
+                self.fed(task, channel, items)
                 task.take(channel, items)
                 sender.machine.outputs[channel].log.truncate(items[-1].seq)
+
+    def fed(self, task: ReplayedTask, channel: int, items: Sequence[Item]) -> None:
+        """A task is about to be given these; for those who want to know."""
 
     def _require_no_calls(self) -> None:
         for task in self:

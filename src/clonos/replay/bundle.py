@@ -6,20 +6,20 @@ It is a ZIP archive::
     journal             the log since then, as records of the house-keeper's journal
     layers/<path>       the state of the tasks when it begins
     rows/<task>.arrow   what their sources have given since
+    items/<channel>     of a single task: what it was sent
     original            what happened, for changed code: see :mod:`clonos.branch.kept`
     outputs/<n>.arrow   what was delivered
 
 It has what a replay reads, and nothing else: no secrets of the job, no certificates, none of the
-keys in URIs. The rows, the state and the answers of services are in it.
+keys in URIs. The rows, the state and the answers of services are in it. :mod:`clonos.branch.draft`
+writes it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
-import time
 import weakref
 import zipfile
 import zlib
@@ -33,22 +33,24 @@ from typing import Any, Final
 import msgpack
 import pyarrow as pa
 
-from clonos.columns.batches import concat, empty
-from clonos.core.history import RECORDS
+from clonos.columns.batches import concat, empty, from_bytes
+from clonos.core.codec import CODEC
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.intake import cuts_to_read
-from clonos.core.messages import Activate
-from clonos.errors import masked
+from clonos.core.messages import Activate, Item
+from clonos.core.plan import TaskSpec
+from clonos.errors import ProtocolError, masked
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.description import describe, require_same
 from clonos.replay.errors import NothingToReplay, UnreadableBundle
 from clonos.sources.readers import CutReader
 from clonos.storage.layers import LayerStore
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the archive, and of all that is in it."""
 
 ABOUT, JOURNAL, LAYERS = "about.json", "journal", "layers"
+ORIGINAL: Final = "original"
 
 
 class Bundle:
@@ -73,6 +75,8 @@ class Bundle:
                 self._require_whole()
                 self.hash_seed = str(self.about["hash_seed"])
                 self.lineage, self.run = str(self.about["lineage"]), str(self.about["run"])
+                self.kills = str(self.about["kills"])
+                self.is_exact = bool(self.about["is_exact"])
         except BaseException:
             self.close()
             raise
@@ -95,13 +99,28 @@ class Bundle:
             yield
         except (
             OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
-            msgpack.UnpackException, pa.ArrowException,
+            msgpack.UnpackException, pa.ArrowException, ProtocolError,
         ) as error:  # fmt: skip
             raise UnreadableBundle(
                 f"it cannot be read: {type(error).__name__}: {error}",
                 where=self.path,
                 remedy="make it again with clonos bundle, or copy it again",
             ) from error
+
+    @property
+    def has_original(self) -> bool:
+        """Whether it knows what happened; else only the job's own code can find that out."""
+        return ORIGINAL in self.about["files"]
+
+    def only(self, compiled: CompiledJob) -> int | None:
+        """The number of the task that it is of; None: all."""
+        numbers = {task.name: task.id for task in compiled.plan.tasks}
+        return None if self.about["task"] is None else numbers[self.about["task"]]
+
+    def items(self, task: TaskSpec) -> dict[int, list[Item]]:
+        """By channel, what the only task was sent."""
+        with self.reading():
+            return {c: list(_items(items_path(self.folder, c))) for c in task.inputs}
 
     def require(self, compiled: CompiledJob) -> None:
         """Raise `OtherJob` if a job has another graph. Where it reads and writes does not count."""
@@ -195,7 +214,27 @@ def find_bundle(path: str) -> Path | None:
     return None
 
 
-# --- writing ------------------------------------------------------------------------------------
+def items_path(folder: Path, channel: int) -> Path:
+    """Where the items are that a single task was sent by a channel."""
+    return folder / "items" / str(channel)
+
+
+def _items(path: Path) -> Iterator[Item]:
+    for data, rows in _unpacked_pairs(path.read_bytes()) if path.exists() else ():
+        found: Item = CODEC.decode(data, from_bytes(rows) if rows else None).item
+        yield found
+
+
+def _unpacked_pairs(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(packed), 1))
+    unpacker.feed(packed)
+    yield from unpacker
+
+
+def _unpacked(packed: bytes) -> Iterator[bytes]:
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed))
+    unpacker.feed(packed)
+    yield from unpacker
 
 
 def portable(compiled: CompiledJob) -> dict[str, Any]:
@@ -205,61 +244,3 @@ def portable(compiled: CompiledJob) -> dict[str, Any]:
         for edge in ("source", "sink"):
             task[edge] = task[edge] and task[edge][:1]
     return graph
-
-
-def put_past(folder: Path, keeper: HouseKeeper, store: LayerStore) -> None:
-    """Write down what a house-keeper knows, and the layers of its tasks."""
-    records = [record for record in keeper.snapshot() if _kind(record) not in RECORDS]
-    (folder / JOURNAL).write_bytes(b"".join(map(msgpack.packb, records)))
-    to = LayerStore(str(folder / LAYERS), "process")
-    for chain in keeper.layers.values():
-        for ref in chain:
-            to.put(ref.path, store.get(ref.path))
-
-
-def _kind(record: bytes) -> str:
-    return str(msgpack.unpackb(record, strict_map_key=False)[0])
-
-
-def _unpacked(packed: bytes) -> Iterator[bytes]:
-    unpacker = msgpack.Unpacker(max_buffer_size=len(packed))
-    unpacker.feed(packed)
-    yield from unpacker
-
-
-def put_about(folder: Path, compiled: CompiledJob, hash_seed: str, lineage: str, run: str) -> None:
-    """Write down what a bundle is, of which everything else is there."""
-    said = {
-        "format": FORMAT,
-        "job": compiled.name,
-        "made_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "hash_seed": hash_seed,
-        "lineage": lineage,
-        "run": run,
-        "files": [path.relative_to(folder).as_posix() for path in _files(folder)],
-        "graph": portable(compiled),
-    }
-    (folder / ABOUT).write_text(json.dumps(said, indent=1))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def pack(folder: Path, to: Path) -> int:
-    """Make an archive of a folder; returns its size in bytes.
-
-    Raises
-    ------
-    FileExistsError
-        There is something.
-    """
-    whole = to.with_name(f".{to.name}.part")
-    try:
-        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in _files(folder):
-                archive.write(path, path.relative_to(folder))
-        os.link(whole, to)  # a name that is taken is refused
-    finally:
-        whole.unlink(missing_ok=True)
-    return to.stat().st_size

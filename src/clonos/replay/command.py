@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import pdb
 import sys
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         for task in replay:
             known = task.log_ends_at - task.restored_at
             print(f"{task.name}: restored at step {task.restored_at}, the log has {known} more")
+        if past.kills:
+            _look_out(past, with_debugger=args.pdb)
         try:
             _run(replay, args)
         except OperatorError as error:
@@ -74,6 +77,19 @@ def run(args: argparse.Namespace) -> int:
         for what in replay.lost:
             print(f"clonos: cannot be done again: {what}", file=sys.stderr)
         return 1 if replay.lost else 0
+
+
+def _look_out(past: Past, *, with_debugger: bool) -> None:
+    """The last step will end this process: where it comes from is to be seen."""
+    faulthandler.enable()  # of a crash in native code it shows the lines that led there
+    steps = ", ".join(
+        f"step {step} of {past.compiled.plan.tasks[task].name}"
+        for task, step in past.failed.items()
+    )
+    print(f"clonos: {steps} will end this process: {past.kills}", flush=True)
+    if with_debugger:
+        print("clonos: set a breakpoint in your function (b FILE:LINE), then c", flush=True)
+        pdb.Pdb(nosigint=True).set_trace()
 
 
 def begin_again_with_the_seed_of(past: Past) -> None:

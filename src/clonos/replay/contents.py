@@ -61,10 +61,12 @@ LOG_SCHEMA: Final = pa.schema(
     ]
 )
 
-_VALUE: Final = b"s"
+VALUE: Final = b"s"
 """What the address of a process's value begins with, and of timers of either time."""
-_TIMERS: Final = (b"p", b"e")
-_IN_ROWS: Final[Mapping[str, tuple[str, ...]]] = {
+TIMERS: Final = (b"p", b"e")
+BY_KEY: Final = frozenset({"ProcessRows", "TransformRows"})
+"""Operators that keep values and timers by key."""
+IN_ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "AggregateWindows": (ORDER,),
     "TopOfWindows": (ORDER,),
     "LatePart": (ORDER,),
@@ -177,13 +179,13 @@ _Row = tuple[str, str | None, str | None, str | None, int]
 
 def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) -> Iterator[_Row]:
     yield from _facts(kept)
-    schema = _schema(keeps[0], _IN_ROWS[kind]) if kind in _IN_ROWS else None
+    schema = _schema(keeps[0], IN_ROWS[kind]) if kind in IN_ROWS else None
     if schema is not None and len(kept.values):
         # Windows whose rows are folded before the shuffle: the setting is the operation.
         yield from _columnar(kept, schema, settings[0] if kind == "LatePart" else settings)
         return
     for address, value in zip(kept.keys.to_pylist(), kept.values.to_pylist(), strict=True):
-        yield _keyed(address, value, is_process=kind == "ProcessRows")
+        yield _keyed(address, value, is_process=kind in BY_KEY)
 
 
 def _facts(kept: Kept) -> Iterator[_Row]:
@@ -212,10 +214,10 @@ def _keys(settings: Sequence[Any], schema: pa.Schema) -> list[str]:
 
 
 def _keyed(address: bytes, value: bytes, *, is_process: bool) -> _Row:
-    if is_process and address.startswith(_VALUE):
-        name, key = split(address[len(_VALUE) :])
+    if is_process and address.startswith(VALUE):
+        name, key = split(address[len(VALUE) :])
         return "value", _text(_plain_key(key)), str(name), _text(decode(value)), len(value)
-    if is_process and address[:1] in _TIMERS:
+    if is_process and address[:1] in TIMERS:
         with suppress(ValueError, TypeError, ClonosError):
             return "timer", None, None, _text(decode(value)), len(value)
     return "bytes", address.hex(), None, None, len(value)

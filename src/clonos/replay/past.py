@@ -8,9 +8,9 @@ each log counts; nothing else knows.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from clonos.core.coordinator import Coordinator
 from clonos.core.decisions import Action, Command, Fail, SlotReady
 from clonos.core.determinants import Order, decode_record
 from clonos.core.housekeeper import HouseKeeper
-from clonos.core.plan import Plan
+from clonos.core.plan import HOUSE_KEEPER, Plan, TaskSpec
 from clonos.core.version import version_of
 from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.replay.bundle import Bundle, find_bundle
@@ -45,6 +45,10 @@ class Past:
     ``hash_seed``: of Python's sets, in the slots; ``lineage``, ``run``: what its effects are named
     by; ``held``: what keeps it from being deleted: a pin in the folders of a job that may be
     running, or the temporary folder of a bundle.
+
+    ``only``: the one task that it is of, which was sent ``items``, by channel; ``is_exact``: what
+    was delivered is known, and comes again; ``kills``: what was said of the failed step, if it
+    kills the process that takes it.
     """
 
     compiled: CompiledJob
@@ -58,6 +62,61 @@ class Past:
     run: str
     store: LayerStore
     held: Pin | Bundle | None = None
+    only: int | None = None
+    items: Mapping[int, Sequence[msg.Item]] = field(default_factory=dict)
+    is_exact: bool = True
+    kills: str = ""
+
+    @property
+    def tasks(self) -> tuple[TaskSpec, ...]:
+        """Those that can be done again."""
+        tasks = self.compiled.plan.tasks
+        return tasks if self.only is None else (tasks[self.only],)
+
+    def outputs(self, task: int) -> dict[str, int]:
+        """The channels by which what a task makes leaves this past, each with a name: that of the
+        sink; or, where nobody else is there, of who was sent it."""
+        plan = self.compiled.plan
+        spec = plan.tasks[task]
+        found = {spec.sink: spec.outputs[-1]} if spec.sink is not None else {}
+        if self.only == task:
+            sent = {plan.channels[c].receiver: c for c in spec.outputs}
+            found |= {plan.tasks[r].name: c for r, c in sent.items() if r != HOUSE_KEEPER}
+        return found
+
+    def records(self, task: int) -> Iterator[tuple[int, bytes]]:
+        """The log of a task from its floor on, by position."""
+        for run in self.activations[task].log:
+            yield from enumerate(run.records, run.start)
+
+    def ends(
+        self, until: Mapping[int, int] | None = None, task: int | None = None
+    ) -> dict[int, int]:
+        """Up to which step each task goes, and those before it for its sake.
+
+        Parameters
+        ----------
+        until
+            A step of each task; by default the last that the log knows.
+        task
+            The only one that matters.
+        """
+        logs = {t.id: dict(self.records(t.id)) for t in self.compiled.plan.tasks}
+        floors = {t: self._floor(t) for t in logs}
+        last = {t: max(log, default=floors[t]) for t, log in logs.items()}
+        wanted = last if until is None else {t: min(until.get(t, last[t]), last[t]) for t in last}
+        found = wanted if task is None else {**floors, task: wanted[task]}
+        for number in sorted(found, reverse=True):  # tasks are numbered from sources to sinks
+            for position in range(floors[number] + 1, found[number] + 1):
+                cause = decode_record(logs[number][position])[0]
+                if isinstance(cause, Order):
+                    sender = self.compiled.plan.channels[cause.channel].sender
+                    found[sender] = max(found[sender], cause.position)
+        return found
+
+    def _floor(self, task: int) -> int:
+        layers = self.activations[task].layers
+        return layers[-1].position if layers else 0
 
     def close(self) -> None:
         """Let go of it."""
@@ -124,6 +183,8 @@ def _unbundled(compiled: CompiledJob, bundle: Bundle, at: At | None) -> Past:
         bundle.recover(keeper)
         lives, failed, lost = activations(compiled, keeper)
         codes = tuple(bundle.readable(code, lives[code.task.id]) for code in compiled.codes)
+        only = bundle.only(compiled)
+        items = {} if only is None else bundle.items(compiled.plan.tasks[only])
     except BaseException:
         bundle.close()
         raise
@@ -139,6 +200,10 @@ def _unbundled(compiled: CompiledJob, bundle: Bundle, at: At | None) -> Past:
         bundle.run,
         bundle.store,
         bundle,
+        only=only,
+        items=items,
+        is_exact=bundle.is_exact,
+        kills=bundle.kills,
     )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Final
-
-import pyarrow as pa
 
 from clonos.blame import in_short
 from clonos.core import events as ev
@@ -39,6 +37,7 @@ from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay.errors import NothingToReplay, NotInLog
 from clonos.replay.past import Past
+from clonos.replay.steps import State, Step, count
 from clonos.runtime.world import RealWorld
 from clonos.sources.prefetch import PrefetchThread
 
@@ -48,39 +47,6 @@ WAIT_S: Final = 60.0
 """Time for rows that the log knows to be read again."""
 QUIET_S: Final = 1.0
 """Behind the log's end, a source that says nothing for this long has nothing to say."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a task.
-
-    Attributes
-    ----------
-    task, position
-        Whose, and its number in the log.
-    is_logged
-        Whether the job has done it, too; else it is one that a replay has gone on with.
-    cause
-        What it was about: ``"20 rows of the source"``, ``"2 batches of words[0]"``.
-    took, made
-        Rows that came in, in the order of the step, and rows that went out, by receiver. Arrow.
-    answers
-        What calls and clock gave to the step, in order.
-    """
-
-    task: str
-    position: int
-    is_logged: bool
-    cause: str
-    took: tuple[pa.RecordBatch, ...] = ()
-    made: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
-    answers: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        rows = ", ".join(f"{_count(b.num_rows, 'row')} to {n}" for n, b in self.made.items())
-        answers = f", {_count(len(self.answers), 'answer')} used" if self.answers else ""
-        new = "" if self.is_logged else " (not in the log)"
-        return f"{self.task} step {self.position}{new}: {self.cause}{answers} -> {rows or '-'}"
 
 
 class Watched:
@@ -164,7 +130,8 @@ class ReplayedTask:
             sender = self._plan.channels[channel].sender
             life = past.activations[sender].incarnation
             self.machine.handle(ev.Opened(channel, 1, life))
-        self._expect(past.keeper)
+        if past.is_exact:
+            self._expect(past.keeper)
 
     def _open(self) -> PrefetchThread | None:
         spec = self._code.source
@@ -258,8 +225,10 @@ class ReplayedTask:
             data = msg.Data(channel, item.dep[maker].incarnation, item.of(maker), ())
             self.machine.handle(ev.Received(channel, 1, data))
 
-    def step(self, *, beyond: bool) -> Step | None:
+    def step(self, *, beyond: bool, state: bool = False) -> Step | None:
         """The next step, if there is what it takes; `beyond` the log's end only if it is said.
+
+        `state`: also what it has changed in the state, for which all of that is looked at.
 
         Raises
         ------
@@ -275,6 +244,7 @@ class ReplayedTask:
         if self.is_at_the_end and not beyond:
             return None
         self._offer_rows()
+        before = self._states() if state else {}
         machine, self.watched.took = self.machine, []
         is_logged = machine.position < self.log_ends_at or (self._is_implied and not beyond)
         job = machine.begin()
@@ -288,7 +258,15 @@ class ReplayedTask:
             raise
         machine.flush()
         self._forget_outputs()
-        return self._told(step, is_logged=is_logged)
+        told = self._told(step, is_logged=is_logged)
+        if not state:
+            return told
+        changed = _changed(before, self._states())
+        return replace(told, before=changed[0], after=changed[1])
+
+    def _states(self) -> State:
+        operators = self.watched.program.operators.items()
+        return {name: one.state() for name, one in operators if isinstance(one, ProcessOperator)}
 
     def _attempt(self, step: RunningStep, job: Job) -> None:
         try:
@@ -388,7 +366,7 @@ class ReplayedTask:
         match cause:
             case Order(channel=channel, taken=taken):
                 sender = self._plan.tasks[self._plan.channels[channel].sender].name
-                return f"{_count(taken, 'item')} of {sender}"
+                return f"{count(taken, 'item')} of {sender}"
             case SourceEnd():
                 return "the source's end"
             case Timer(now_ms=now_ms):
@@ -396,12 +374,31 @@ class ReplayedTask:
             case Marker(epoch=epoch):
                 return f"checkpoint {epoch}"
             case Outcomes(outcomes=outcomes):
-                return f"{_count(len(outcomes), 'answer')} of services"
-        return f"{_count(sum(batch.rows for batch in self.watched.took), 'row')} of the source"
+                return f"{count(len(outcomes), 'answer')} of services"
+        return f"{count(sum(batch.rows for batch in self.watched.took), 'row')} of the source"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _changed(before: State, after: State) -> tuple[State, State]:
+    """Of both, the keys in which they differ.
+
+    Examples
+    --------
+    >>> _changed({"sum": {"a": {"n": 1}}}, {"sum": {"a": {"n": 1}, "b": {"n": 2}}})
+    ({'sum': {}}, {'sum': {'b': {'n': 2}}})
+    """
+    keys = {
+        name: [k for k in {**before[name], **kept} if _at(before, name, k) != kept.get(k)]
+        for name, kept in after.items()
+    }
+    one, two = (
+        {name: {k: of[name][k] for k in changed if k in of[name]} for name, changed in keys.items()}
+        for of in (before, after)
+    )
+    return one, two
+
+
+def _at(state: State, name: str, key: Any) -> Mapping[str, Any] | None:
+    return state[name].get(key)
 
 
 def _is_process(operator: Any) -> bool:

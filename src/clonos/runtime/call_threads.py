@@ -86,6 +86,8 @@ class CallThreads:
                 self._hung += 1
                 self._changed.set()
             raise
+        finally:
+            del running  # it has the error, whose traceback leads here: a cycle
 
     def close(self) -> None:
         """No call begins any more."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from clonos.blame import in_short, users_traceback
+from clonos.blame import awaiting_lines, in_short, users_traceback
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import encode, encode_error
 from clonos.errors import AnswerTooLarge, CallError, ClonosError
@@ -28,6 +28,7 @@ from clonos.operators.service import Policy, Service
 from clonos.runtime.call_threads import CallThreads
 from clonos.runtime.call_watch import BEAT_S, CallWatch
 from clonos.runtime.effects import EffectRun, Late, Pulse, by_engine, unknown
+from clonos.runtime.first import NoAnswer, first_of, guarded
 from clonos.runtime.memory import Memory, question_of
 from clonos.runtime.shared_answers import SharedAnswers
 from clonos.storage.retry_after import asked_to_wait_s
@@ -38,6 +39,10 @@ ERROR_BYTES_MAX: Final = 16 << 10
 """Errors, too; of longer ones, the beginning of the message."""
 CLOSE_S: Final = 2.0
 """Time for services to close when the slot ends."""
+END_S: Final = 1.0
+"""Time for a coroutine to end that was cancelled because its time is over."""
+STUBBORN_MAX: Final = 1000
+"""Coroutines per life of a task that have not ended then: while there are more, none begins."""
 
 
 Named = Mapping[str, Any]
@@ -90,17 +95,8 @@ class CallRunner:
 
     def _give_up(self, life: int, calls: Sequence[tuple[CallId, Request]], lines: str) -> None:
         """User code blocks the loop, and the time of these calls is over."""
-        outcomes = []
-        for call, request in calls:
-            policy = request.service
-            said = f"no answer within {policy.timeout_s:g} s: a coroutine blocks the event loop"
-            error: Exception = by_engine(TimeoutError(said))
-            if request.key:
-                error = unknown(request, policy, f"nobody knows whether it was made: {said}")
-            outcome = _failed(call, request, error, 1, round(1000 * policy.timeout_s))
-            trace = f"Your code, which blocks it:\n{lines}" if policy.tells_trace else ""
-            outcomes.append(outcome._replace(trace=trace))
-        self._put(CallsOver(life, tuple(outcomes)))
+        why, trace = "a coroutine blocks the event loop", f"Your code, which blocks it:\n{lines}"
+        self._put(CallsOver(life, tuple(_given_up(*call, why, trace) for call in calls)))
 
     # --- in the loop's thread -------------------------------------------------------------------
 
@@ -123,6 +119,13 @@ class CallRunner:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watch.beat()
+        for life, ours in self._lives.items():
+            given_up = [
+                _given_up(call, request, _STUBBORN, where)
+                for call, request, where in ours.give_up()
+            ]
+            if told := self._watch.over(life, given_up):
+                self._put(CallsOver(life, told))
         loop.call_later(BEAT_S, self._beat, loop)
 
     def _leave(self) -> None:
@@ -134,7 +137,7 @@ class CallRunner:
             self._lives[life] = _Life(self._beating, self._late, self._sharing)
         ours = self._lives[life]
         for call, request in calls:
-            ours.begin(self._make(life, ours, call, request))
+            ours.begin(call, request, self._make(life, ours, call, request))
 
     async def _make(self, life: int, ours: _Life, call: CallId, request: Request) -> None:
         if request.key and not self._watch.is_open(life, call):
@@ -201,6 +204,20 @@ def encoded(answer: Any) -> bytes:
     return encoded
 
 
+_STUBBORN: Final = "it was cancelled, and the coroutine goes on"
+
+
+def _given_up(call: CallId, request: Request, why: str, trace: str) -> Outcome:
+    """The outcome of a call that nobody waits for any more, whatever it does."""
+    policy = request.service
+    said = f"no answer within {policy.timeout_s:g} s: {why}"
+    error: Exception = by_engine(TimeoutError(said))
+    if request.key:
+        error = unknown(request, policy, f"nobody knows whether it was made: {said}")
+    outcome = _failed(call, request, error, 1, round(1000 * policy.timeout_s))
+    return outcome._replace(trace=trace if policy.tells_trace else "")
+
+
 def _failed(
     call: CallId, request: Request, error: BaseException, attempts: int, ms: int
 ) -> Outcome:
@@ -222,6 +239,10 @@ class _Life:
     ----------
     is_over
         What is cancelled now, we have cancelled.
+    limits
+        Of attempts under way: when their time is over.
+    stubborn
+        Those whose time is over, and that go on.
     """
 
     def __init__(
@@ -232,14 +253,35 @@ class _Life:
     ) -> None:
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
-        self._under_way: set[asyncio.Task[None]] = set()
+        self.limits: dict[asyncio.Task[Any] | None, Any] = {}
+        self.stubborn: set[asyncio.Task[Any]] = set()
+        self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request]] = {}
         self._askers: dict[Policy, _Asker] = {}
         self._memories: dict[Policy, Memory] = {}
 
-    def begin(self, call: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(call)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+    def begin(self, call: CallId, request: Request, making: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(making)
+        self._under_way[task] = call, request
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.pop(task, None)
+        self.stubborn.discard(task)
+
+    def give_up(self) -> list[tuple[CallId, Request, str]]:
+        """Calls that go on though their time is over, and where; nobody waits for them now."""
+        now = asyncio.get_running_loop().time()
+        over = [task for task, limit in self.limits.items() if limit.expired()
+                and now - limit.when() > END_S and task in self._under_way]  # fmt: skip
+        found = []
+        for task in over:
+            del self.limits[task]
+            self.stubborn.add(task)
+            call, request = self._under_way[task]
+            self.asker(request.service).leave(call, request)
+            where = awaiting_lines(task.get_coro())
+            found.append((call, request, f"Your code, which goes on:\n{where}" if where else ""))
+        return found
 
     def asker(self, policy: Policy) -> _Asker:
         """Who asks a service for this life."""
@@ -277,7 +319,7 @@ class _Asker:
         self._fn: Callable[..., Any]
         self._service: Service | None = None
         self._opened: asyncio.Future[None] | None = None
-        self._under_way = 0
+        self._under_way = set[CallId]()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._free_s = 0.0  # when the next attempt may begin
@@ -300,14 +342,24 @@ class _Asker:
 
     async def ask(self, call: CallId, request: Request) -> Outcome:
         """Make attempts until one succeeds, or there were enough."""
-        self._under_way += 1
+        self._under_way.add(call)
         self._quiet.clear()
         try:
             return await self._ask(call, request)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._quiet.set()
+            self._left(call)
+
+    def _left(self, call: CallId) -> None:
+        self._under_way.discard(call)
+        if not self._under_way:
+            self._quiet.set()
+
+    def leave(self, call: CallId, request: Request) -> None:
+        """Nobody waits for this call any longer: nor do those who wait for what it asks."""
+        self._left(call)
+        question = None if self._memory is None else question_of(request.arguments)
+        if question is not None and self._memory is not None:
+            self._memory.done(question)
 
     async def _ask(self, call: CallId, request: Request) -> Outcome:
         if self._is_effect:
@@ -338,18 +390,19 @@ class _Asker:
         return outcome
 
     async def _attempts(self, call: CallId, request: Request) -> Outcome:
+        # No error is kept in a variable, nor beyond its block: its traceback leads to all that user
+        # code had in its hands, and to our variables, so only a search for cycles would free it.
         policy, began_s, attempts = self._policy, self._clock(), 0
-        answer: bytes | Exception
         while True:
             attempts += 1
             try:
                 answer = self._encoded(request, await self.attempt(request))
             except Exception as error:  # noqa: BLE001 - user code
-                if attempts < policy.attempts and not isinstance(error, ClonosError):
-                    await asyncio.sleep(policy.pause_s(attempts))
-                    continue
-                answer = error
-            return self._over(call, request, began_s, attempts, answer)
+                if attempts == policy.attempts or isinstance(error, ClonosError):
+                    return self._over(call, request, began_s, attempts, error)
+            else:
+                return self._over(call, request, began_s, attempts, answer)
+            await asyncio.sleep(policy.pause_s(attempts))
 
     async def _make(self, call: CallId, request: Request) -> Outcome:
         """Make an effect."""
@@ -359,11 +412,10 @@ class _Asker:
             self._checker = _Asker(policy.checking, life, is_check=True)
         check = self.attempt if self._checker is None else self._checker.attempt
         run = EffectRun(policy, request, self.attempt, check, life.late, lambda: life.is_over)
-        answer: bytes | Exception
         try:
             answer = self._kept(request, await run.run())
         except Exception as error:  # noqa: BLE001 - user code
-            answer = error
+            return self._over(call, request, began_s, run.attempts, error)
         return self._over(call, request, began_s, run.attempts, answer)
 
     def _over(
@@ -411,24 +463,33 @@ class _Asker:
         until_s = clock() + policy.timeout_s
         calls: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._call(request, named))}
         try:
-            if (hedge_s := policy.hedge_s) is not None and hedge_s < policy.timeout_s:
-                done, _ = await asyncio.wait(calls, timeout=hedge_s)
-                if not done:
+            hedge_s = policy.hedge_s
+            if hedge_s is not None and hedge_s < policy.timeout_s:
+                is_answered = bool((await asyncio.wait(calls, timeout=hedge_s))[0])
+                if not is_answered:
                     calls.add(asyncio.ensure_future(self._call_in_turn(request, named)))
-            return await _first(calls, until_s)
+            first = await first_of(calls, until_s)
         except NoAnswer:
             raise self._no_answer() from None
         finally:
-            for call in calls:
-                call.cancel()
+            while calls:
+                calls.pop().cancel()
+        try:
+            if first.cancelled():
+                raise by_engine(RuntimeError("the call has cancelled itself"))
+            return first.result()
+        finally:
+            del first  # see _attempts
 
     def _no_answer(self) -> TimeoutError:
         return by_engine(TimeoutError(f"no answer within {self._policy.timeout_s:g} s"))
 
     async def _alone(self, request: Request, named: Named) -> Any:
         """... by one call, without a task of its own: each costs."""
+        limits, task = self._life.limits, asyncio.current_task()
         try:
             async with _timeout(self._policy.timeout_s) as limit:
+                limits[task] = limit
                 return await self._call(request, named)
         except TimeoutError:
             if limit.expired():
@@ -438,6 +499,8 @@ class _Asker:
             if self._life.is_over:
                 raise
             raise by_engine(RuntimeError("the call has cancelled itself")) from None
+        finally:
+            limits.pop(task, None)
 
     async def _turn(self) -> None:
         """Wait until another attempt may begin: that is no time of the service's."""
@@ -452,6 +515,7 @@ class _Asker:
             if self._is_effect:
                 await self._life.pulse().steady()
             if self._threads is None:
+                self._require_obedience()
                 return
             try:
                 await self._threads.place()
@@ -462,6 +526,13 @@ class _Asker:
             if not self._is_effect or self._life.pulse().is_steady:
                 return
             self._threads.leave()
+
+    def _require_obedience(self) -> None:
+        """Raise if there are too many coroutines already that do not end."""
+        if len(self._life.stubborn) < STUBBORN_MAX:
+            return
+        said = f"{STUBBORN_MAX} coroutines go on that had no answer in time, and were cancelled"
+        raise NotMade(said) if self._is_effect else RuntimeError(said)
 
     async def _call_in_turn(self, request: Request, named: Named) -> Any:
         await self._turn()
@@ -479,7 +550,7 @@ class _Asker:
                 if self._is_effect:
                     raise NotMade(f"no connection: {in_short(error)}") from error
                 raise
-        return await _guarded(self._fn(*self._given(request), **named))
+        return await guarded(self._fn(*self._given(request), **named))
 
     def _given(self, request: Request) -> Sequence[Any]:
         arguments: Sequence[Any] = request.arguments
@@ -489,7 +560,7 @@ class _Asker:
         """Once; if that fails, or takes too long, the next call tries again."""
         opened = self._opened
         if opened is None or (opened.done() and (opened.cancelled() or opened.exception())):
-            opening = asyncio.wait_for(_guarded(service.open()), self._policy.timeout_s)
+            opening = asyncio.wait_for(guarded(service.open()), self._policy.timeout_s)
             opened = self._opened = asyncio.ensure_future(opening)
         await asyncio.shield(opened)
 
@@ -501,37 +572,4 @@ class _Asker:
             self._threads.close()
         if self._opened is not None and self._service is not None:
             with contextlib.suppress(Exception):  # user code, and nothing depends on it
-                await _guarded(self._service.close())
-
-
-async def _guarded(code: Any) -> Any:
-    """Wait for user code; what would end the loop, or nobody would catch, is an error of it."""
-    try:
-        return await code
-    except (Exception, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise by_engine(RuntimeError(in_short(error))) from error
-
-
-class NoAnswer(Exception):
-    """Time is over."""
-
-
-async def _first(calls: set[asyncio.Future[Any]], until_s: float) -> Any:
-    """The first answer; an error counts if no call is left that may still answer."""
-    clock = asyncio.get_running_loop().time
-    running = calls
-    while True:
-        left_s = max(until_s - clock(), 0.0)
-        done, running = await asyncio.wait(
-            running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            raise NoAnswer
-        good = [call for call in done if not call.cancelled() and call.exception() is None]
-        if good or not running:
-            (first, *_) = good or done
-            if first.cancelled():
-                raise by_engine(RuntimeError("the call has cancelled itself"))
-            return first.result()
+                await guarded(self._service.close())

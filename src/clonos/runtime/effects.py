@@ -117,6 +117,7 @@ class EffectRun:
         self._policy, self._request = policy, request
         self._attempt, self._check, self._late, self._is_over = attempt, check, late, is_over
         self._quiet_at_s = 0.0  # nothing of earlier attempts is on its way any more
+        self._cause: Exception = RuntimeError("an earlier life of the task may have made it")
         self.attempts = 0
 
     async def run(self) -> Any:
@@ -129,8 +130,14 @@ class EffectRun:
         Exception
             It was surely not made, because of this.
         """
+        try:
+            return await self._run()
+        finally:
+            # Its traceback leads to all that user code had in its hands, and here: a cycle.
+            self._cause = RuntimeError("it is over")
+
+    async def _run(self) -> Any:
         effect, clock = self._effect, asyncio.get_running_loop().time
-        cause: Exception = RuntimeError("an earlier life of the task may have made it")
         in_doubt = self._request.in_doubt
         self._quiet_at_s = clock() + self._policy.timeout_s + CUT_OFF_S  # of that life's attempts
         while True:
@@ -143,9 +150,9 @@ class EffectRun:
                     return found.answer
                 in_doubt = found is None
                 if in_doubt and (is_last or effect.on_unknown != "retry"):
-                    raise self._unknown(cause) from cause
+                    raise self._unknown() from self._cause
             if is_last:
-                raise self._unknown(cause) if in_doubt else cause
+                raise self._unknown() if in_doubt else self._cause
             await asyncio.sleep(pause_s)
             self._require_life()
             self.attempts += 1
@@ -153,7 +160,7 @@ class EffectRun:
                 return await self._attempt(self._request, self._named(effect.wants_call))
             except Exception as error:  # noqa: BLE001 - user code
                 self._quiet_at_s = clock() + self._policy.timeout_s
-                cause = error
+                self._cause = error
                 in_doubt = in_doubt or not self._is_refused(error)
 
     def _is_refused(self, error: Exception) -> bool:
@@ -179,8 +186,10 @@ class EffectRun:
             found: Any
             try:
                 found = await self._check(self._request, self._named(self._effect.check_wants_call))
-            except Exception as error:  # noqa: BLE001 - user code: others mean, not known yet
-                found = error
+            except NotMade:
+                return NotMade()
+            except Exception:  # noqa: BLE001 - user code: it is not known yet
+                found = None
             if isinstance(found, (Made, NotMade)):
                 return found
             if found is NotMade:
@@ -208,10 +217,9 @@ class EffectRun:
     def _named(self, wants_call: bool) -> dict[str, Any]:
         return {"call": EffectCall(self._request.key, self.attempts)} if wants_call else {}
 
-    def _unknown(self, cause: BaseException) -> EffectUnknown:
-        return unknown(
-            self._request, self._policy, f"nobody knows whether it was made: {in_short(cause)}"
-        )
+    def _unknown(self) -> EffectUnknown:
+        said = f"nobody knows whether it was made: {in_short(self._cause)}"
+        return unknown(self._request, self._policy, said)
 
 
 def unknown(request: Request, policy: Policy, what: str) -> EffectUnknown:

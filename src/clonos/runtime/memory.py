@@ -95,8 +95,9 @@ class Memory:
         return answer
 
     def done(self, question: bytes) -> None:
-        """Who asked has put the answer, or there is none."""
-        self._asking.pop(question).set_result(None)
+        """Who asked has put the answer, or there is none, or it is not waited for any longer."""
+        if (asking := self._asking.pop(question, None)) is not None:
+            asking.set_result(None)
 
 
 def question_of(arguments: Any) -> bytes | None:

@@ -20,6 +20,7 @@ from clonos.columns.batches import concat, empty, seal
 from clonos.core.program import Batch, Program
 from clonos.graph.compile import CompiledJob
 from clonos.operators.asking import Reply
+from clonos.operators.outer_join import HOWS
 from clonos.operators.process import Process, ProcessContext
 from clonos.simulator.key_order import with_order
 from clonos.simulator.programs import Rows
@@ -74,8 +75,11 @@ class Running(Process):
 class Asking(Process):
     """Asks twice for each row, and gives it back with the answers."""
 
+    def __init__(self, **together: Any) -> None:
+        self._together = together
+
     def open(self, ctx: ProcessContext) -> None:
-        self.service = ctx.service("look up", look_up)
+        self.service = ctx.service("look up", look_up, **self._together)
         self.answers = ctx.state("answers", "long")
 
     def on_row(self, row: Any, ctx: ProcessContext) -> None:
@@ -132,9 +136,12 @@ def random_state(random: Random, keyed: KeyedStream) -> Stream:
     if kind == "top":
         return keyed.window(tumbling("10 seconds", on="at")).top(2, "amount", "id")
     if kind == "join":
+        # Drawn by itself: all else in a seed is as it was.
+        how = Random(random.getstate()[1][3]).choice(tuple(HOWS))
         names = {"id": "other", "key": "key_of_other", "at": "other_at"}
-        right = keyed.select(*names).withColumnsRenamed(names).key_by("key_of_other")
-        return keyed.join(right, keep="3 seconds", on=("at", "other_at"))
+        some = keyed if how == "inner" else keyed.filter(lambda row: row.id % 5 == 0)
+        right = some.select(*names).withColumnsRenamed(names).key_by("key_of_other")
+        return keyed.join(right, keep="3 seconds", on=("at", "other_at"), how=how)
     if kind == "deduplicate":
         return keyed.deduplicate("5 seconds", on="at")
     if kind == "last":
@@ -153,7 +160,12 @@ def with_calls(stream: Stream, random: Random) -> Stream:
         stream = stream.with_column_async("amount double", look_up, "id", name="priced", **how)
     if random.random() < 0.3:
         in_flight = random.choice((1, 3, 10))
-        stream = stream.key_by("key").process(Asking(), SCHEMA, name="asking", in_flight=in_flight)
+        together: dict[str, Any] = {}
+        if random.random() < 0.5:
+            within = random.choice((None, "5 ms"))
+            together = {"batch": random.choice((2, 4)), "batch_within": within}
+        asking = Asking(**together)
+        stream = stream.key_by("key").process(asking, SCHEMA, name="asking", in_flight=in_flight)
     return stream
 
 

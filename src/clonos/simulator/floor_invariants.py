@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from clonos.core.messages import Layer
+from clonos.core import events as ev
+from clonos.core.messages import Layer, LayerRef, Restored
 from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
 from clonos.core.task import TaskMachine
 from clonos.simulator.closed import ClosedKeeper
@@ -100,6 +101,23 @@ def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None
                 "no orphans",
                 f"the floor of task {task} rests on entry {position} of task {other}, of which "
                 f"{safe} can never be lost",
+            )
+
+
+def restored_as_told(
+    actions: Iterable[ev.Action], chain: Iterable[LayerRef], fetched: Iterable[Layer]
+) -> None:
+    """A restored task says how much of its state had to come from the store: what was fetched."""
+    from_store = {(layer.epoch, layer.incarnation) for layer in fetched}
+    sizes = [(ref.nbytes, (ref.epoch, ref.incarnation) in from_store) for ref in chain]
+    due = sum(n for n, _ in sizes), sum(n for n, is_fetched in sizes if is_fetched)
+    for action in actions:
+        if isinstance(action, ev.Tell) and isinstance(report := action.report, Restored):
+            told = report.state_bytes, report.store_bytes
+            require(
+                told == due,
+                "restored as told",
+                f"task {report.task} tells {told} bytes of state and from the store, not {due}",
             )
 
 

@@ -31,6 +31,7 @@ from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
 from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
+from clonos.core.messages import Restored
 from clonos.core.moves import Moves
 from clonos.core.outbounds import Outbounds
 from clonos.core.placement import Slot
@@ -247,6 +248,9 @@ MUTATIONS: dict[str, Mutation] = {
         "fitting floors",
         (Seals, "may_seal", floors.while_starting_over),
         kind=FORGIVING_EDGE,
+    ),
+    "a task says that its standby had all of its state": mutation(
+        "restored as told", (Restored, "__init__", floors.all_in_memory)
     ),
     "layers are deleted while somebody reads them": mutation(
         "durable", (Coordinator, "is_restoring", wrong.never_full)
@@ -571,6 +575,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", wrong_order.forget_held), kind=ARROW
+    ),
+    "layers do not say which questions are asked together": mutation(
+        "equivalence", (KeyedStore, "put", wrong_order.forget_together), kind=ARROW
     ),
     "an older level hides what newer ones say of a key": mutation(
         "equivalence", (ValueStore, "_look_up", wrong_values.oldest_first), kind=ARROW

@@ -67,7 +67,10 @@ class Service:
         if request.key:
             return self._make(task, incarnation, request)
         named = (task, *call, request.digest)  # equal rows are other calls
-        return self._ask(self._slow_random, task, incarnation, named)
+        answer = self._ask(self._slow_random, task, incarnation, named)
+        if getattr(request.service, "batch", None) is None:
+            return answer
+        return [answer + i for i in range(len(request.arguments[0]))]
 
     def _make(self, task: int, incarnation: Incarnation, request: Request) -> int:
         """Make an effect, unless (in doubt) it is asked for first and found. It may be refused.
@@ -112,6 +115,7 @@ class Service:
         asked = {a.answer: a for a in self.journal if a.task == task.id}
         for writer, encoded in answers:
             answer = decode(encoded)
+            answer = answer[0] if isinstance(answer, list) else answer  # to several rows
             require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
             known = asked[answer]
             require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")

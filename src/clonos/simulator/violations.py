@@ -19,6 +19,7 @@ INVARIANTS = {
     "no early truncation": "what a recovery may ask for is kept",
     "consistent floor": "the layers of a floor, sealed at markers, are of one instant",
     "carried feedback": "what goes round is in the floor of who sent it, and nothing twice",
+    "restored as told": "what is said of where a task's state came from is so",
     "fitting floors": "what one floor has sent, the next has taken, though nobody agreed on when",
     "durable": "what was acknowledged is in the journal",
     "kept past": "from every point that is kept, all that came then can be done again",

@@ -12,9 +12,11 @@ from clonos.core.calls import CallId
 from clonos.core.determinants import Outcomes
 from clonos.core.fences import Cut
 from clonos.core.life import Phase
+from clonos.core.messages import Layer
 from clonos.core.step import Job
 from clonos.core.task import TaskMachine
 from clonos.simulator import invariants
+from clonos.simulator.floor_invariants import restored_as_told
 from clonos.simulator.invariants import (
     bounded_calls,
     bounded_loop,
@@ -38,9 +40,17 @@ class WatchedMachine(TaskMachine):
     """A task that the recorder watches."""
 
     def __init__(
-        self, recorder: Recorder, plan: Any, command: msg.Activate, *args: Any, **kwargs: Any
+        self,
+        recorder: Recorder,
+        plan: Any,
+        command: msg.Activate,
+        program: Any,
+        layers: Iterable[Layer],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(plan, command, *args, **kwargs)
+        self._fetched, self._chain = tuple(layers), command.layers
+        super().__init__(plan, command, program, self._fetched, *args, **kwargs)
         self._recorder = recorder
         self._events = 0
         self._was_full = self._has_answers = self._loop_was_full = False
@@ -53,7 +63,9 @@ class WatchedMachine(TaskMachine):
             self._cuts[cut.task].append((cut.incarnation, cut.length))
 
     def start(self) -> list[ev.Action]:
-        return self._watch(super().start())
+        actions = super().start()
+        restored_as_told(actions, self._chain, self._fetched)
+        return self._watch(actions)
 
     def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
         if isinstance(event, ev.Received):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from clonos.core.messages import LayerAck
+from clonos.core.messages import LayerAck, Restored
 from clonos.core.roster import ACTIVE
 from clonos.core.seals import Seals
 from clonos.core.task import TaskMachine
@@ -61,3 +61,12 @@ def needs_of_the_newest(original: Any) -> Any:
                 self._keeper.needs[channel] = max(taken, self._keeper.needs[channel])
 
     return acknowledged
+
+
+def all_in_memory(original: Any) -> Any:
+    """Whatever came from the store, the standby is said to have had it."""
+
+    def init(self: Restored, *args: Any, **told: Any) -> None:
+        original(self, *args, **{**told, "store_bytes": 0})
+
+    return init

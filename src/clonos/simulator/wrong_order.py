@@ -29,10 +29,18 @@ def any_number(original: Any) -> Any:
 
 def forget_held(original: Any) -> Any:
     """Layers do not say which rows are held: a later life takes them for asked."""
+    return _forgetting(original, b"h")
 
+
+def forget_together(original: Any) -> Any:
+    """... which questions of a process are one call: a later life asks each by itself."""
+    return _forgetting(original, b"b")
+
+
+def _forgetting(original: Any, kind: bytes) -> Any:
     def put(self: KeyedStore, key: bytes, group: int, value: Any) -> None:
         original(self, key, group, value)
-        if key[:1] == b"h":
+        if key[:1] == kind:
             self._dirty.pop(key)
 
     return put

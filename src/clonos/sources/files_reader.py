@@ -58,6 +58,11 @@ class FileList:
         files.sort(key=lambda f: f.path)
         return cls(path, tuple(f.path for f in files), tuple(f.size for f in files))
 
+    @property
+    def place(self) -> str:
+        """What was asked for."""
+        return self.root
+
     def open_file(self, path: str) -> Any:
         """A seekable input file."""
         return self.file_system.open_input_file(path)

@@ -77,6 +77,11 @@ class Topics:
     refresh_s: float = REFRESH_S
     group: str | None = None
 
+    @property
+    def place(self) -> str:
+        """Which topics of which cluster, without secrets."""
+        return f"{', '.join(self.names)} of {self.cluster!r}"
+
     def consumer(self, tell: Callable[[Any], object]) -> Any:
         """A new consumer, to which no partition is assigned.
 

@@ -164,6 +164,11 @@ class Query:
     def __repr__(self) -> str:
         return f"<{self.column} of a query of {self.server!r}>"
 
+    @property
+    def place(self) -> str:
+        """Which query of which server, without the password."""
+        return f"{self.text} of {self.server.place}"
+
     def newest(self) -> Any:
         """SQL for the greatest value."""
         sql = driver().sql

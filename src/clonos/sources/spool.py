@@ -34,11 +34,9 @@ from clonos.sources.readers import BaseReader, EndOfInput
 from clonos.storage.files import Durability
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import Retry
-from clonos.storage.table_batches import OtherQuery
+from clonos.storage.table_batches import OtherQuery, by_file, forgotten
 from clonos.storage.terms import Superseded
 
-FILE_BYTES: Final = 4 << 20
-"""A file of this size is closed: either end holds one of them in memory."""
 FIRST_PAUSE_S: Final = 0.002
 """Delay before a reader that found nothing looks again; doubled each time ..."""
 PAUSE_MAX_S: Final = 0.01
@@ -143,24 +141,19 @@ def write_parts(
         Rows do not fit the schema.
     """
     stem = f"rows/{batch:012d}-{partition:05d}-{secrets.token_hex(8)}"
-    gathered: list[pa.RecordBatch] = []
-    nbytes = count = 0
-    for rows in batches:
-        if not rows.num_rows:
-            continue
-        try:
-            gathered.append(conform(rows, schema))
-        except (pa.ArrowException, ValueError) as error:
-            raise SourceError(
-                f"the streaming query gives other columns than the stream has: {error}",
-                remedy="let the query give what its schema says",
-            ) from error
-        nbytes += gathered[-1].nbytes
-        if nbytes >= FILE_BYTES:
-            yield _put(store, f"{stem}-{count:05d}", gathered)
-            gathered, nbytes, count = [], 0, count + 1
-    if gathered:
-        yield _put(store, f"{stem}-{count:05d}", gathered)
+    fitting = (_fitting(rows, schema) for rows in batches if rows.num_rows)
+    for number, gathered in enumerate(by_file(fitting)):
+        yield _put(store, f"{stem}-{number:05d}", gathered)
+
+
+def _fitting(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return conform(rows, schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise SourceError(
+            f"the streaming query gives other columns than the stream has: {error}",
+            remedy="let the query give what its schema says",
+        ) from error
 
 
 def _put(store: LayerStore, path: str, batches: Sequence[pa.RecordBatch]) -> Part:
@@ -318,15 +311,11 @@ class Spool:
             return True
 
     def _require_same(self, newest: Manifest, query: str, batch: int, extent: str) -> None:
-        """Spark offers at most its last batch again, and then as it was before."""
+        what = forgotten(newest.batch, newest.extent, batch, extent)
         if newest.query != query:
             what = f"the rows so far came from the streaming query {newest.query}, these come from "
             what += query
-        elif batch < newest.batch:
-            what = f"the query is at batch {batch}, but has handed over batch {newest.batch} before"
-        elif batch == newest.batch and extent != newest.extent:
-            what = f"batch {batch} was handed over before, but began or ended elsewhere"
-        else:
+        if not what:
             return
         raise OtherQuery(
             what,

@@ -140,6 +140,11 @@ class Followed:
     until: Mapping[int, Position] | None = None
     fail_on_data_loss: bool = True
 
+    @property
+    def place(self) -> str:
+        """The table's folder."""
+        return self.path
+
 
 @dataclass(frozen=True)
 class Cut:

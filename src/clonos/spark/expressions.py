@@ -14,14 +14,25 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from clonos.columns import casts
-from clonos.columns.formula import LAZY, Apply, Column, Constant, Expression, ReadBy, apply
+from clonos.columns.formula import (
+    LAZY,
+    Apply,
+    Called,
+    Column,
+    Constant,
+    Expression,
+    ReadBy,
+    apply,
+)
 from clonos.columns.functions import FUNCTIONS, Function
 from clonos.columns.kinds import DATE, INTERVAL, MOMENT, SIMPLE, STRING, ZONED, kind_of
 from clonos.columns.schema import parse_type, spark_type
+from clonos.columns.user_functions import ARROW, KNOWN
 from clonos.errors import BadSchema, NeedsSpark, NotInTasks
 from clonos.spark.session import active, require_driver
 
@@ -51,10 +62,13 @@ _REFUSED: Final = {
 """What gives something else each time, and what to write instead."""
 
 _INSTEAD: Final = {
-    "PythonUDF": 'give the function itself: with_column("name type", fn, "column"), or filter(fn)',
+    "NamedArgumentExpression": "give a function its arguments by position",
     "ScalaUDF": "apply it to the DataFrame before it becomes a source",
 }
 """What to write instead of something that is not in the table."""
+
+_FUNCTION: Final = 'give the function itself: with_column("name type", fn, "column"), or filter(fn)'
+_TIMES: Final = f"{_FUNCTION}; or use an arrow_udf, in a session whose zone is UTC"
 
 _MODES: Final = {
     **dict.fromkeys(
@@ -349,6 +363,35 @@ class _Walker:
         number = Constant(pa.scalar(part.ordinal(), pa.int32()))
         return self.made(part, "GetStructField", [self.walk(part.child()), number])
 
+    def called(self, part: Any) -> Expression:
+        """A Python function."""
+        kind = int(part.evalType())
+        if kind not in KNOWN:
+            raise self._refusal(part, f"it is no function of a row (evalType {kind})", _FUNCTION)
+        arguments = tuple(self.walk(child) for child in _elements(part.children()))
+        result = self._type(part)
+        for data_type in (*(argument.type for argument in arguments), result):
+            known = kind_of(data_type)
+            if known not in SIMPLE:
+                raise self._refusal(part, f"{data_type} is given or returned", _FUNCTION)
+            if known in MOMENT and (kind != ARROW or (known == ZONED and self._zone not in _UTC)):
+                raise self._refusal(
+                    part, f"Spark's functions see {data_type} in the zone of a process", _TIMES
+                )
+        return Called(str(part.name()), self._function(part), kind, arguments, result)
+
+    def _function(self, part: Any) -> Callable[..., Any]:
+        """What the user has written, out of what Spark would send to its workers."""
+        try:
+            fn, _ = cloudpickle.loads(bytes(part.func().command().unsafeArray()))
+        except Exception as error:
+            raise self._refusal(
+                part,
+                "the function cannot be taken out of it: it is large, or not from this process",
+                _FUNCTION,
+            ) from error
+        return fn  # type: ignore[no-any-return]
+
     def below(self, part: Any) -> Expression:
         """What is only wrapped."""
         return self.walk(part.child())
@@ -364,6 +407,7 @@ _SPECIAL: Final[Mapping[str, Callable[[_Walker, Any], Expression]]] = {
     "NullIfResult": _Walker.null_if,
     "NaNvl": _Walker.nan_or,
     "GetStructField": _Walker.field,
+    "PythonUDF": _Walker.called,
 }
 """What is not simply a function of its children."""
 

@@ -46,6 +46,7 @@ class Chunk:
         self.is_alive = np.ones(rows.num_rows, bool)
         self.alive = rows.num_rows
         self.first, self.last = int(self.orders[0]), int(self.orders[-1])
+        self._lowest: dict[str, int] = {}
         has_due = DUE in rows.schema.names
         self.earliest = int(numbers(rows, DUE).min()) if has_due else None  # ... or later
 
@@ -66,6 +67,13 @@ class Chunk:
         """Mark rows as dead that are alive."""
         self.is_alive[places] = False
         self.alive -= len(places)
+        self._lowest.clear()
+
+    def lowest(self, name: str) -> int:
+        """The lowest number in a column, of the rows that are alive; there is one."""
+        if name not in self._lowest:
+            self._lowest[name] = int(numbers(self.rows, name)[self.is_alive].min())
+        return self._lowest[name]
 
     def due(self, mark: int) -> Int64:
         """Where the rows are whose time has come."""
@@ -184,6 +192,20 @@ class RowStore:
             self._kill(chunk, places)
         if due:
             self._tidy()
+
+    def take_due(self, mark: int) -> pa.RecordBatch:
+        """The same, and what these rows were, in their order."""
+        due = [(chunk, places) for chunk in self._chunks if len(places := chunk.due(mark))]
+        parts = [chunk.rows.take(pa.array(places)) for chunk, places in due]
+        for chunk, places in due:
+            self._kill(chunk, places)
+        if due:
+            self._tidy()
+        return concat([empty(self.schema), *parts]).select(self.schema.names[:-1])
+
+    def lowest(self, name: str) -> int | None:
+        """The lowest number in a column of all rows."""
+        return min((chunk.lowest(name) for chunk in self._chunks if chunk.alive), default=None)
 
     def __len__(self) -> int:
         return sum(chunk.alive for chunk in self._chunks)

@@ -79,6 +79,40 @@ class Manifest:
         return cls(said["batch"], said["extent"], files)
 
 
+def by_file(rows: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """What goes into one file each, in order; nothing of it is empty."""
+    gathered: list[pa.RecordBatch] = []
+    nbytes = 0
+    for piece in rows:
+        if not piece.num_rows:
+            continue
+        gathered.append(piece)
+        nbytes += piece.nbytes
+        if nbytes >= FILE_BYTES:
+            yield gathered
+            gathered, nbytes = [], 0
+    if gathered:
+        yield gathered
+
+
+def forgotten(newest: int, newest_extent: str, batch: int, extent: str) -> str:
+    """What a query has forgotten that offers this batch; empty: nothing. Spark offers at most its
+    last batch again, and then as it was before.
+
+    Examples
+    --------
+    >>> forgotten(7, "rows 20 to 22", 8, "rows 22 to 23")
+    ''
+    >>> forgotten(7, "rows 20 to 22", 6, "rows 18 to 20")
+    'the query is at batch 6, but has handed over batch 7 before'
+    """
+    if batch < newest:
+        return f"the query is at batch {batch}, but has handed over batch {newest} before"
+    if batch == newest and extent != newest_extent:
+        return f"batch {batch} was handed over before, but began or ended elsewhere"
+    return ""
+
+
 class Batches:
     """The batches in a table's folder."""
 
@@ -92,18 +126,8 @@ class Batches:
     ) -> Iterator[StagedFile]:
         """Write rows of a partition, in order. Every attempt writes files of its own."""
         stem = f"{batch:012d}/{partition:05d}-{secrets.token_hex(8)}"
-        gathered: list[pa.RecordBatch] = []
-        nbytes = count = 0
-        for piece in rows:
-            if not piece.num_rows:
-                continue
-            gathered.append(piece)
-            nbytes += piece.nbytes
-            if nbytes >= FILE_BYTES:
-                yield self._put(f"{stem}-{count:05d}.arrow", gathered, schema)
-                gathered, nbytes, count = [], 0, count + 1
-        if gathered:
-            yield self._put(f"{stem}-{count:05d}.arrow", gathered, schema)
+        for number, gathered in enumerate(by_file(rows)):
+            yield self._put(f"{stem}-{number:05d}.arrow", gathered, schema)
 
     def _put(self, name: str, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> StagedFile:
         sink = pa.BufferOutputStream()
@@ -154,19 +178,15 @@ class Batches:
         self._folder.delete(f"{ROWS}/{file.name}" for file in files if file.name not in kept)
 
     def _require_same(self, newest: Manifest, batch: int, extent: str) -> None:
-        """Spark offers at most its last batch again, and then as it was before."""
-        if batch < newest.batch:
-            what = f"the query is at batch {batch}, but has handed over batch {newest.batch} before"
-        elif batch == newest.batch and extent and newest.extent and extent != newest.extent:
-            what = f"batch {batch} was handed over before, but began or ended elsewhere"
-        else:
-            return
-        raise OtherQuery(
-            what,
-            where=self._folder.root,
-            remedy="the query's checkpoint was replaced by an older copy, or in part: restore its "
-            "newest state, or let the query begin anew with a new checkpoint and a new folder",
-        )
+        is_known = bool(extent and newest.extent)
+        if what := forgotten(newest.batch, newest.extent if is_known else extent, batch, extent):
+            raise OtherQuery(
+                what,
+                where=self._folder.root,
+                remedy="the query's checkpoint was replaced by an older copy, or in part: restore "
+                "its newest state, or let the query begin anew with a new checkpoint and a new "
+                "folder",
+            )
 
     def _sweep(self, manifest: Manifest) -> None:
         """Delete what attempts that came to nothing have left of a batch."""

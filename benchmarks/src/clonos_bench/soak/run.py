@@ -100,6 +100,29 @@ def _ran_s(folder: Path) -> float:
         return 0.0
 
 
+def _delivered(diary: list[dict[str, Any]]) -> list[tuple[float, int]]:
+    """All samples: (moment, bills delivered so far). What a new driver reads back is not new.
+
+    Examples
+    --------
+    >>> counts = ((1, 7), (2, 0), (3, 5), (4, 6))  # another driver at 2, which has read back 5 at 3
+    >>> _delivered([{"what": "sample", "at_s": t, "bills": n} for t, n in counts])
+    [(1.0, 7), (2.0, 7), (3.0, 7), (4.0, 8)]
+    """
+    found, total, last, reads_back = [], 0, 0, False
+    for line in diary:
+        if line["what"] == "sample":
+            now = int(line["bills"])
+            reads_back = reads_back or now < last
+            if not reads_back:
+                total += now - last
+            elif now:  # it has read its journal
+                reads_back = False
+            last = now
+            found.append((float(line["at_s"]), total))
+    return found
+
+
 def standstills(
     diary: list[dict[str, Any]], kills: list[float], minutes: float
 ) -> list[tuple[float, float, bool]]:
@@ -114,12 +137,11 @@ def standstills(
     """
     begin_s = next(line["at_s"] for line in diary if line["what"] == "begin")
     ends_s = begin_s + 60 * minutes
-    moments, bills = [float(begin_s)], 0
-    for line in diary:
-        if line["what"] == "sample" and begin_s <= line["at_s"] <= ends_s:
-            if line["bills"] > bills:
-                moments.append(float(line["at_s"]))
-            bills = line["bills"]  # a new driver counts from 0
+    moments, before = [float(begin_s)], 0
+    for at_s, bills in _delivered(diary):
+        if bills > before and begin_s <= at_s <= ends_s:
+            moments.append(at_s)
+        before = bills
     found = [
         (until - since, since, any(since <= kill <= until for kill in kills))
         for since, until in pairwise(moments)
@@ -171,12 +193,7 @@ def _plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: st
     if begin_s is None:
         return
     samples = [line for line in diary if line["what"] == "sample" and line["at_s"] >= begin_s]
-    times, bills, total, last = [], [], 0, 0
-    for sample in samples:
-        total += sample["bills"] - last if sample["bills"] >= last else sample["bills"]
-        last = sample["bills"]
-        times.append(sample["at_s"] - begin_s)
-        bills.append(total)
+    delivered = [(at_s - begin_s, n) for at_s, n in _delivered(diary) if at_s >= begin_s]
     marks: dict[str, list[float]] = {}
     for line in diary:
         if line["what"] == "fault":
@@ -184,4 +201,5 @@ def _plot(path: Path, diary: list[dict[str, Any]], kills: list[float], title: st
     if kills:
         marks["driver"] = [kill - begin_s for kill in kills]
     live = [sample["live"] / max(1, sample["tasks"]) for sample in samples]
+    times, bills = [at_s for at_s, _ in delivered], [n for _, n in delivered]
     plots.soak(path, times, bills, live, marks, title)

@@ -1,0 +1,132 @@
+"""Where the state of a killed task comes from, and what that costs.
+
+The job is that of ``clonos-bench failures``, with one partition and all state in memory. The
+process with the state is killed again and again: with a standby, which has the state in memory, and
+without one, when all of it comes from the checkpoint store. Measured per kill:
+
+level
+    Where the state came from, as the job tells it; another one than is meant fails the run. (A
+    standby may have to read the newest layer from the store. That is counted in `from the store`.)
+restore
+    From when a slot was told to go on until state and log were there, in ms.
+gap
+    The longest pause in the output, less the usual pause, in ms.
+
+The store is a folder on the local disk, so the time to read it is that of this machine. The same
+run checks that every row is delivered once, and that state has counted every key right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from typing import Final
+
+from clonos.nodes.views import Recovery
+from clonos_bench import jobs, run
+from clonos_bench.kills import PATIENCE_S, Kill, kill_repeatedly, kill_workers
+from clonos_bench.report import Report
+from clonos_bench.statistics import output_gap, percentile, spread
+from clonos_bench.watch import Watch
+
+LEVELS: Final = {"standby": 1, "store": 0}
+"""How many standbys there are, so that a killed task is restored from this level."""
+TASK: Final = "state[0]"
+_COLUMNS: Final = (
+    "level", "state (MB)", "kills", "restore p50 [low, high]", "gap p50 [low, high]",
+    "from the store (MB, most)",
+)  # fmt: skip
+_AFTER_S: Final = 20.0
+"""A pause that begins later is not of this kill."""
+_SHARE: Final = 0.05
+"""A standby that reads more of the state from the store than this was not one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``clonos-bench levels``."""
+    add = parser.add_argument
+    add("--out", default="out/bench", help="where the results go, a folder per measurement")
+    add("--markdown", action="store_true", help="print tables as Markdown")
+    add("--levels", nargs="+", choices=tuple(LEVELS), default=tuple(LEVELS))
+    add("--mb", type=float, nargs="+", default=[10.0, 100.0], help="sizes of the state")
+    add("--value-bytes", type=int, default=1000, help="state per key")
+    add("--rate", type=float, default=1000.0, help="rows per second, when the state is there")
+    add("--kills", type=int, default=10, help="of each case")
+    add("--checkpoint-ms", type=int, default=500, help="time between checkpoints")
+    add("--pause", type=float, default=2.0, help="seconds of normal work before each kill")
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All levels, for each size of the state."""
+    report = Report("levels", f"recovery by level, {arguments.rate:,.0f} rows/s", _COLUMNS)
+    for megabytes in arguments.mb:
+        for level in arguments.levels:
+            _measure(report, arguments, megabytes, level)
+    return report
+
+
+def _measure(report: Report, arguments: argparse.Namespace, megabytes: float, level: str) -> None:
+    keys = max(1, round(megabytes * 1e6 / arguments.value_bytes))
+    with run.paced(arguments.rate, keys) as schedule:
+        job = jobs.stateful(
+            jobs.paced(schedule),
+            keys=keys,
+            value_bytes=arguments.value_bytes,
+            parallelism=1,
+            standbys=LEVELS[level],
+            checkpoint_ms=arguments.checkpoint_ms,
+            is_apart=True,
+        )
+        with (
+            run.session(f"local[{job.cores(None)}]") as spark,
+            run.running(job, spark, schedule) as (started, watch),
+        ):
+            filled = lambda: watch.ledger.rows >= keys + arguments.rate  # noqa: E731
+            run.until(started, watch, filled, run.FILL_S, "the state is filled")
+            floor = started.observer.look().floor
+            stored = lambda: started.observer.look().floor > floor + 1  # noqa: E731
+            run.until(started, watch, stored, run.FILL_S, "the state is in a checkpoint")
+            blows = [partial(kill_workers, started, [TASK])] * arguments.kills
+            kills = kill_repeatedly(started, watch, blows, arguments.pause)
+            recoveries = [r for r in started.observer.recoveries if r.finished and r.name == TASK]
+            schedule.stop.touch()
+            ended = lambda: not started.is_running  # noqa: E731
+            run.until(started, watch, ended, PATIENCE_S, "the job has ended")
+            started.wait(0)
+    faults = watch.ledger.faults(1) + _elsewhere(recoveries, level, len(kills))
+    verdict = "; ".join(faults) or "every row delivered once, every key counted right"
+    report.notes.append(f"{level}, {megabytes:g} MB: {verdict}")
+    report.ok &= not faults
+    restores = [_restore_ms(recovery) for recovery in recoveries]
+    gaps = [gap for kill in kills if (gap := _gap(watch, kill)) is not None]
+    state = percentile([recovery.state_bytes / 1e6 for recovery in recoveries], 50)
+    read = max((recovery.store_bytes / 1e6 for recovery in recoveries), default=0.0)
+    report.add(
+        level, f"{state:,.1f}", str(len(kills)), spread(restores), spread(gaps), f"{read:,.1f}"
+    )
+    report.data[f"{level}, {megabytes:g} MB"] = {"restore": restores, "gaps": gaps}
+
+
+def _elsewhere(recoveries: list[Recovery], level: str, kills: int) -> list[str]:
+    """What contradicts that each kill led to one recovery from this level."""
+    found = []
+    if len(recoveries) != kills:
+        found.append(f"{kills} kills, but {len(recoveries)} recoveries")
+    for recovery in recoveries:
+        share = recovery.store_bytes / recovery.state_bytes if recovery.state_bytes else 1.0
+        if (share > _SHARE) if level == "standby" else (recovery.level != "store" or share < 1):
+            found.append(f"a recovery read {share:.0%} of its state from the store")
+    return found
+
+
+def _restore_ms(recovery: Recovery) -> float:
+    begin, end = recovery.parts()["restore"]
+    return (end - begin) * 1000
+
+
+def _gap(watch: Watch, kill: Kill) -> float | None:
+    (task,) = watch.tasks()
+    times, _ = watch.series(task)
+    found = output_gap(times, kill.at_s, min(kill.at_s + _AFTER_S, time.monotonic()))
+    return None if found is None else found[0].gap_ms

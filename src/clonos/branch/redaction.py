@@ -1,0 +1,259 @@
+"""Values that leave no machine: they are replaced before a bundle is written.
+
+What a replay compares is computed anew from the new values, so a redacted bundle is done again as
+strictly as any other. That it can be is tried when it is made: if the new values lead the job
+another way, there is no bundle.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from xxhash import xxh3_64
+
+from clonos.columns.batches import from_bytes, seal, to_bytes
+from clonos.columns.row_codec import RowCodec
+from clonos.core.canonical import decode, encode, split
+from clonos.core.determinants import (
+    Call,
+    Determinant,
+    Outcomes,
+    Source,
+    SourceCut,
+    decode_record,
+    encode_record,
+)
+from clonos.core.digest import chain
+from clonos.core.layer import merge_layers
+from clonos.core.messages import Item, Layer
+from clonos.errors import CannotRedact
+from clonos.graph.compile import TaskCode
+from clonos.operators.operations import Operation
+from clonos.replay.contents import IN_ROWS, TIMERS, VALUE
+from clonos.state.deltas import encode_delta, merge_deltas
+from clonos.state.kept import Kept, kept_of
+
+Redact = Collection[str] | Callable[[str, Any], Any]
+"""Names of columns and fields whose values are replaced; or a function that is given the name and
+the value of each, and returns what is written in its place, of the same type."""
+
+ANSWER: Final = "answer"
+"""The name of an answer that is no row and no dict."""
+UNKNOWN: Final = 0
+"""In place of the digest of a question: nobody knows what it was, so any is right."""
+
+T = TypeVar("T")
+
+
+class Redaction:
+    """Replaces values wherever a bundle has them.
+
+    Parameters
+    ----------
+    redact
+        See :data:`Redact`. Texts under a name become others, equal ones equal; numbers become 0,
+        truth values False, everything else null.
+
+    Examples
+    --------
+    >>> redaction = Redaction(["name"])
+    >>> found = redaction.value("", {"name": "Ann", "n": 1, "kin": [{"name": "Ann"}]})
+    >>> found["name"] == found["kin"][0]["name"] != "Ann", found["n"]
+    (True, 1)
+    >>> Redaction(lambda name, value: value * 2 if name == "n" else value).value("n", 3)
+    6
+    """
+
+    def __init__(self, redact: Redact) -> None:
+        if isinstance(redact, str):
+            redact = [redact]
+        self.names = None if callable(redact) else frozenset(redact)
+        self._fn = redact if callable(redact) else self._hide
+        self._secret = secrets.token_bytes(16)
+        self._changed: set[str] = set()  # columns
+        self._keyed: dict[str, str] = {}  # by column, the operator that keeps state by it
+
+    def _hide(self, name: str, value: Any) -> Any:
+        if name not in (self.names or ()):
+            return value
+        if isinstance(value, str):
+            return f"~{xxh3_64(self._secret + value.encode()).hexdigest()}"
+        if isinstance(value, bool | int | float):
+            return type(value)(0)
+        return None
+
+    def value(self, name: str, value: Any) -> Any:
+        """A value, and what is in it, with fields by their names."""
+        if isinstance(value, dict):
+            found = {k: self.value(k if isinstance(k, str) else name, v) for k, v in value.items()}
+            return self._fn(name, found) if name in (self.names or ()) else found
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value)(self.value(name, one) for one in value)
+        if isinstance(value, pa.RecordBatch):
+            return self.rows(value)
+        return value if value is None else self._fn(name, value)
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with other values, of the same types."""
+        columns = []
+        for number, field in enumerate(batch.schema):
+            column = batch.column(number)
+            before = column.to_pylist()
+            after = [self.value(field.name, value) for value in before]
+            if after != before:
+                self._changed.add(field.name)
+                column = self._column(field, after)
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+    @staticmethod
+    def _column(field: pa.Field, values: list[Any]) -> pa.Array:
+        try:
+            column = pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise CannotRedact(
+                f"its new values do not fit: {error}",
+                where=field.name,
+                remedy=f"return values of type {field.type}",
+            ) from error
+        if column.null_count and not field.nullable:
+            raise CannotRedact(
+                "its values cannot be replaced by null",
+                where=field.name,
+                remedy=f"give a function that returns values of type {field.type}",
+            )
+        return column
+
+    def sealed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """The same, with the digest that its step finds."""
+        found = self.rows(batch)
+        return found, seal(found).digest
+
+    def items(self, items: Sequence[Item], before: int) -> list[Item]:
+        """Items of a channel; `before`: the running digest before the first."""
+        found = []
+        for item in items:
+            batch = item.batch and seal(self.rows(item.batch.payload))
+            digest = batch.digest if batch else 0
+            before = chain(before, item.kind, item.value, digest, item.watermark)
+            found.append(replace(item, batch=batch, chain=before))
+        return found
+
+    # --- the log --------------------------------------------------------------------------------
+
+    def entry(self, entry: bytes, digest: int | None) -> bytes:
+        """An entry; `digest`: of the new rows of its source."""
+        return encode_record([self._determinant(one, digest) for one in decode_record(entry)])
+
+    def _determinant(self, one: Determinant, digest: int | None) -> Determinant:
+        match one:
+            case Source(content=content) if content is not None:
+                batch, digest = self.sealed(from_bytes(content))
+                return one._replace(digest=digest, content=to_bytes(batch))
+            case Source() | SourceCut() if digest is not None:
+                return one._replace(digest=digest)
+            case Call():
+                return Call(UNKNOWN, one.ok, self._answer(one.answer, ok=one.ok))
+            case Outcomes():
+                return Outcomes(
+                    tuple(
+                        o._replace(digest=UNKNOWN, answer=self._answer(o.answer, ok=o.ok), trace="")
+                        for o in one.outcomes
+                    )
+                )
+        return one
+
+    def _answer(self, answer: bytes, *, ok: bool) -> bytes:
+        value = decode(answer)
+        if ok:
+            return encode(self.value(ANSWER, value))
+        kind, *_ = value
+        hidden = "its text is left out"
+        return encode([kind, [hidden]] if kind else [None, value[1], hidden])
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def layer(self, code: TaskCode, layers: Sequence[Layer]) -> Layer:
+        """All layers of a task as one.
+
+        Raises
+        ------
+        CannotRedact
+            In some of its state values have no names, or it is kept by what is to be replaced.
+        """
+        whole = merge_layers(layers, merge_deltas, is_base=True)
+        if any(items for _, items in whole.carried.values()):
+            raise CannotRedact("rows were on their way in a loop", where=code.task.name)
+        names = [name for name, _ in code.operators]
+        kept = kept_of(whole.delta)
+        changes = [
+            (number, change)
+            for number, of_one in kept.items()
+            for change in (
+                self._kept(*code.operators[number], of_one) if number >= 0 else of_one
+            ).changes()
+        ]
+        return replace(whole, delta=encode_delta(names, changes))
+
+    def _kept(self, name: str, operation: Operation, kept: Kept) -> Kept:
+        if not len(kept.values):
+            return kept
+        self._keyed |= dict.fromkeys(getattr(operation, "keys", ()), name)
+        kind = type(operation).__name__
+        if kind in IN_ROWS:
+            return kept._replace(values=self._columnar(operation, IN_ROWS[kind], kept))
+        values = kept.values.to_pylist()
+        addresses = kept.keys.to_pylist()
+        if kind != "ProcessRows" or not all(one[:1] in (VALUE, *TIMERS) for one in addresses):
+            raise CannotRedact(
+                "its state cannot be searched for values by name",
+                where=name,
+                remedy="begin where it has none (at='oldest'), bundle another task alone, or do "
+                "without redact=",
+            )
+        new = [
+            self._of_process(address, value)
+            for address, value in zip(addresses, values, strict=True)
+        ]
+        return kept._replace(values=pa.array(new, pa.large_binary()))
+
+    def _of_process(self, address: bytes, value: bytes) -> bytes:
+        if not address.startswith(VALUE):
+            return value  # a timer: when, and of which key
+        name, _ = split(address[len(VALUE) :])
+        return encode(self.value(str(name), decode(value)))
+
+    def require_keys(self) -> None:
+        """See that state is still found by its keys. For the end.
+
+        Raises
+        ------
+        CannotRedact
+            Some is kept by a column that was changed.
+        """
+        if lost := sorted(self._changed & self._keyed.keys()):
+            raise CannotRedact(
+                f"its state is kept by {lost[0]!r}, which is to be replaced",
+                where=self._keyed[lost[0]],
+                remedy="begin where it has no state (at='oldest'), or leave this column as it is",
+            )
+
+    def _columnar(self, operation: Operation, beside: Sequence[str], kept: Kept) -> pa.Array:
+        (schema, *_) = operation.keeps
+        whole = pa.schema([*schema, *(pa.field(name, pa.int64()) for name in beside)])
+        codec = RowCodec(whole)
+        rows = pa.RecordBatch.from_arrays(codec.decode(kept.values), schema=whole)
+        return codec.encode(self.rows(rows).columns)
+
+
+def number_of_rows(
+    outputs: Mapping[str, Sequence[tuple[int, int, pa.RecordBatch]]],
+) -> dict[str, int]:
+    """Of what was delivered, by sink."""
+    return {name: sum(batch.num_rows for *_, batch in made) for name, made in outputs.items()}

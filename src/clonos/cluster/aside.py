@@ -1,0 +1,192 @@
+"""Processes beside the driver: what would disturb a job, or could end its process, happens there.
+
+Such a process has low priority, the hash seed of the slots, and the functions of the job as Spark
+would ship them. It says what it has to say on its standard output, and ends with the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from pyspark import cloudpickle  # as Spark ships functions
+
+from clonos.errors import ClonosError
+from clonos.nodes.versions import HASH_SEED
+
+PRIORITY: Final = 10
+"""Of such a process, below that of the driver and of slots on its machine."""
+END_S: Final = 5.0
+"""Grace period for its end."""
+
+_dumps: Callable[[Any], bytes] = cloudpickle.dumps
+
+
+class AsideFailed(ClonosError):
+    """A process beside the driver has ended before it had said all."""
+
+
+class Aside:
+    """One process, which runs one function.
+
+    Parameters
+    ----------
+    function
+        ``module:name`` of a generator function; what it yields comes to :meth:`said`.
+    request
+        Its keyword arguments.
+    hash_seed
+        Of its sets; empty: any.
+
+    Raises
+    ------
+    AsideFailed
+        Something in the request cannot be shipped.
+    """
+
+    def __init__(self, function: str, request: dict[str, Any], hash_seed: str) -> None:
+        self._name = function
+        try:
+            shipped = _dumps(request)
+        except Exception as error:
+            raise AsideFailed(
+                f"the job cannot be sent to another process: {type(error).__name__}: {error}"
+            ) from error
+        module, _, name = function.partition(":")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {name!r})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                **({HASH_SEED: hash_seed} if hash_seed else {}),
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
+            start_new_session=True,  # Ctrl+C is for the driver
+        )
+        self.close = weakref.finalize(self, _end, self._process)
+        """End the process, whatever it does."""
+        self._tell(sys.path)
+        self._tell(shipped)
+
+    def _tell(self, what: Any) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # that it has ended is said when it is listened to
+            self._process.stdin.write(_dumps(what))
+            self._process.stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """Have it come to an end by itself: its function finds :func:`is_to_end` true."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def said(self) -> Iterator[Any]:
+        """What it says, as it comes.
+
+        Raises
+        ------
+        ClonosError
+            It has failed with this.
+        AsideFailed
+            It has ended in the midst of it.
+        """
+        assert self._process.stdout is not None
+        while True:
+            try:
+                kind, value = cloudpickle.load(self._process.stdout)
+            except (EOFError, ValueError, OSError, pickle.UnpicklingError):
+                code = self._process.wait()
+                raise AsideFailed(f"{self._name} has ended with exit code {code}") from None
+            if kind == "over":
+                return
+            if kind == "failed":
+                raise value
+            yield value
+
+    def result(self, timeout_s: float) -> Any:
+        """The last that it says, and its end.
+
+        Raises
+        ------
+        AsideFailed
+            It takes longer than that, or ends in the midst of it.
+        """
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self.close()
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            *_, last = self.said()
+        except AsideFailed as error:
+            if is_late.is_set():
+                raise AsideFailed(f"it took longer than {timeout_s:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+            self.close()
+        return last
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+# --- in the process -------------------------------------------------------------------------------
+
+_ended = threading.Event()
+
+
+def is_to_end(wait_s: float = 0.0) -> bool:
+    """Whether the driver wants no more, or is gone; waits for that so long."""
+    return _ended.wait(wait_s)
+
+
+def serve(module: str, name: str) -> None:
+    """Run a function of this process's driver."""
+    os.nice(PRIORITY)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # functions may print
+    sys.path[:] = cloudpickle.load(requests)
+    shipped = cloudpickle.load(requests)
+
+    def listen() -> None:
+        requests.read()
+        _ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def tell(kind: str, value: Any = None) -> None:
+        replies.write(_dumps((kind, value)))
+        replies.flush()
+
+    try:
+        function = getattr(__import__(module, fromlist=[name]), name)
+        for value in function(**cloudpickle.loads(shipped)):
+            tell("said", value)
+        tell("over")
+    except BrokenPipeError:
+        pass
+    except ClonosError as error:
+        tell("failed", error)
+    except Exception as error:  # noqa: BLE001 - user code is imported and run here
+        tell("failed", AsideFailed(f"{type(error).__name__}: {error}"))
+    os._exit(0)  # whatever threads of the user's still do

@@ -1,0 +1,102 @@
+"""What remains of an error: a bundle, written by the driver when a job has failed."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from clonos.cluster.aside import Aside
+from clonos.cluster.directory import JobDirectory
+from clonos.core.housekeeper import HouseKeeper
+from clonos.errors import ClonosError, PoisonRecord
+from clonos.graph.compile import CompiledJob
+
+BUNDLES_MAX: Final = 8
+"""As many bundles are kept of one job; the oldest goes."""
+WRITE_S: Final = 60.0
+"""Time to write one. It is a help, and the error does not wait for it for ever."""
+MAKE: Final = "clonos.branch.witness:write"
+
+
+def bear_witness(
+    compiled: CompiledJob,
+    directory: JobDirectory,
+    journal: Any,
+    keeper: HouseKeeper,
+    error: ClonosError,
+    task: int,
+) -> Path:
+    """Put what led to an error into a bundle; return where it is.
+
+    Parameters
+    ----------
+    compiled
+        The job, with sources that can be read by another process.
+    journal
+        As it was given to the job.
+    keeper
+        Knows which steps have failed.
+    task
+        The one that could not go on; -1: nobody knows.
+
+    Raises
+    ------
+    ClonosError
+        There is none, and why.
+    """
+    known = min(keeper.failed, default=-1) if task < 0 else task
+    where = error.where or compiled.name
+    if known >= 0:
+        where, position = compiled.plan.tasks[known].name, keeper.failed.get(known, (0,))[0]
+        where = f"{where} step {position or keeper.length(known)}"
+    folder = folder_of(directory, compiled.name)
+    out = folder / f"{_plain(where)}.clonos"
+    kills = error.what if isinstance(error, PoisonRecord) else ""
+    request = {
+        "compiled": compiled,
+        "out": str(out),
+        "checkpoint_dir": compiled.options.checkpoint_dir or directory.root,
+        "journal": journal,
+        "task": compiled.plan.tasks[known].name if known >= 0 else None,
+        "kills": kills,
+        "redact": compiled.options.bundle_redact,
+        "nbytes": compiled.options.bundle_bytes,
+    }
+    try:
+        Aside(MAKE, request, directory.hash_seed).result(WRITE_S)
+    finally:
+        _make_room(folder)
+    return out
+
+
+def folder_of(directory: JobDirectory, name: str) -> Path:
+    """Where the bundles of a job are: beside its journal, or else in a folder of this machine."""
+    local = directory.local_folder
+    folder = (
+        Path(tempfile.gettempdir(), "clonos-bundles", _plain(name))
+        if local is None
+        else local / "bundles"
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _plain(name: str) -> str:
+    """A name that no shell asks about.
+
+    Examples
+    --------
+    >>> _plain("total[0] step 17")
+    'total-0-step-17'
+    """
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")
+
+
+def _make_room(folder: Path) -> None:
+    with suppress(OSError):
+        oldest_first = sorted(folder.glob("*.clonos"), key=lambda path: path.stat().st_mtime)
+        for path in oldest_first[:-BUNDLES_MAX]:
+            path.unlink()

@@ -1,0 +1,244 @@
+"""Joins that also ask which rows have no partner: outer joins, semi joins, anti joins.
+
+A side whose rows are asked has two stores: the rows that *wait* for their first partner, and, if
+they may have more, the rows that have *met* one. A row that waits leaves when the watermark has
+reached the last time that it accepts: nothing can come any more that would be its partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.columns.batches import concat
+from clonos.operators.join import TIME as ROW_TIME
+from clonos.operators.join import Always, Bounds, Int64, JoinOperator, Keys, Schemas
+from clonos.operators.shares import Share, lowest, nothing
+from clonos.operators.watermark import IDLE
+from clonos.state.deltas import Frozen, both
+from clonos.state.pieces import orders_of
+from clonos.state.row_store import RowStore, take
+
+_END: Final = int(np.iinfo(np.int64).max)
+_SHIFT: Final = 61
+"""In layers, the highest bits of a row's number are that of its store."""
+
+
+class How(NamedTuple):
+    """What comes out of a join.
+
+    Attributes
+    ----------
+    alone
+        For each side, whether its rows come out that have no partner.
+    pairs
+        Whether pairs come out; if not, only rows of the left side.
+    """
+
+    alone: tuple[bool, bool] = (False, False)
+    pairs: bool = True
+
+    @property
+    def asks(self) -> tuple[bool, bool]:
+        """For each side, whether it matters which of its rows have a partner."""
+        return self.alone[0] or not self.pairs, self.alone[1]
+
+
+HOWS: Final[Mapping[str, How]] = {
+    "inner": How(),
+    "left": How((True, False)),
+    "right": How((False, True)),
+    "full": How((True, True)),
+    "semi": How(pairs=False),
+    "anti": How((True, False), pairs=False),
+}
+"""The joins that there are, by the shortest of their names."""
+
+
+def joined_schema(schemas: Schemas, how: str) -> pa.Schema:
+    """The columns that come out: those of a side that may be missing can be null.
+
+    Examples
+    --------
+    >>> one = pa.schema([pa.field("a", pa.int8(), nullable=False)])
+    >>> other = pa.schema([pa.field("b", pa.int8(), nullable=False)])
+    >>> [field.nullable for field in joined_schema((one, other), "left")]
+    [False, True]
+    >>> joined_schema((one, other), "anti").names
+    ['a']
+    """
+    known = HOWS[how]
+    if not known.pairs:
+        return schemas[0]
+    left, right = (
+        [field.with_nullable(nullable=True) for field in schemas[port]]
+        if known.alone[1 - port]
+        else list(schemas[port])
+        for port in (0, 1)
+    )
+    return pa.schema([*left, *right])
+
+
+class OuterJoinOperator(JoinOperator):
+    """A join of any kind but an inner one.
+
+    A pair comes out when its second row comes, and so does the left row of a semi join with its
+    first partner. A row without a partner comes out when it can have none any more, with nulls for
+    the columns of the other side. So the watermark must not pass the rows that are still here.
+    """
+
+    joins: ClassVar = {
+        **JoinOperator.joins,
+        "waiting 0": nothing,
+        "waiting 1": nothing,
+        "passed": lowest,
+    }
+
+    def __init__(self, schemas: Schemas, keys: Keys, bounds: Bounds, how: str) -> None:
+        super().__init__(schemas, keys, bounds)
+        self.schema = joined_schema(schemas, how)
+        self._how = HOWS[how]
+        self._waiting = [self._new_store(port) if self._how.asks[port] else None for port in (0, 1)]
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        port = self.services.port
+        usable = self._usable(batch, port)
+        made = []
+        if self._how.alone[port] and usable.num_rows < batch.num_rows:
+            made.append(self._alone(self._unusable(batch, port), port))
+        rows = self._in_time(usable, port)
+        if rows.num_rows:
+            made += self._met_by(rows, port)
+        return concat(made) if made else None
+
+    def _met_by(self, rows: pa.RecordBatch, port: int) -> list[pa.RecordBatch]:
+        """What new rows come to; they are kept, and those that they meet wait no more."""
+        has_met = np.zeros(rows.num_rows, bool)
+        made = []
+        for store in self._of(1 - port):
+            pairs = self._partners(rows, store, port)
+            if not len(pairs.probes):
+                continue
+            has_met[pairs.probes] = True
+            if self._how.pairs:
+                made.append(self._paired(rows, pairs, port))
+            if store is self._waiting[1 - port]:
+                met = self._leave(1 - port, np.unique(pairs.orders))
+                if self._how == HOWS["semi"]:
+                    made.append(met.select(self.schema.names))
+        waiting = self._waiting[port]
+        if waiting is None:
+            self._take_in(self._stores[port], f"order {port}", rows)
+            return made
+        met = take(rows, np.flatnonzero(has_met))
+        self._take_in(waiting, f"waiting {port}", take(rows, np.flatnonzero(~has_met)))
+        if self._how.pairs:
+            self._take_in(self._stores[port], f"order {port}", met)
+        elif self._how == HOWS["semi"] and met.num_rows:
+            made.append(met.select(self.schema.names))
+        return made
+
+    def _leave(self, port: int, orders: Int64) -> pa.RecordBatch:
+        """Rows have met their first partner: they wait no more, but may meet others."""
+        waiting = self._waiting[port]
+        assert waiting is not None
+        met = waiting.at(orders)
+        waiting.remove(orders)
+        if self._how.pairs:
+            self._take_in(self._stores[port], f"order {port}", met)
+        return met
+
+    def _take_in(self, store: RowStore, fact: str, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            order = self.facts.get(fact, _FIRST[fact])
+            self.facts.set(fact, order + rows.num_rows)
+            store.append(rows, order)
+
+    def on_watermark(self, watermark_ms: int) -> pa.RecordBatch | None:
+        return self._over(watermark_ms)
+
+    def on_end(self) -> pa.RecordBatch | None:
+        return self._over(_END)
+
+    def _over(self, mark: int) -> pa.RecordBatch | None:
+        """The rows whose time is over have no partner, if they have met none."""
+        made = []
+        for port, waiting in enumerate(self._waiting):
+            self._stores[port].drop_due(mark)
+            if waiting is not None and (rows := waiting.take_due(mark)).num_rows:
+                made.append(self._alone(rows, port))
+        return concat(made) if made and any(self._how.alone) else None
+
+    def outgoing_watermark(self, incoming_ms: int) -> int | None:
+        if incoming_ms == IDLE:
+            return incoming_ms
+        if isinstance(self._bounds[0], Always):
+            return None  # rows may come out at the end, whatever their time
+        held = [store.lowest(ROW_TIME) for store in self._shown()]
+        before = [time - 1 for time in held if time is not None]
+        passed = min([incoming_ms, *before])
+        passed = max(passed, int(self.facts.get("passed", passed)))
+        self.facts.set("passed", passed)
+        return passed
+
+    def _shown(self) -> list[RowStore]:
+        """The stores whose rows may still come out."""
+        return [*self._of(0), *(self._of(1) if self._how.pairs else [])]
+
+    def _of(self, port: int) -> list[RowStore]:
+        """The stores of a side."""
+        waiting = self._waiting[port]
+        return [self._stores[port], *([] if waiting is None else [waiting])]
+
+    def _numbered(self) -> list[tuple[int, str, RowStore]]:
+        """All stores, with their numbers in layers and the facts that count their rows."""
+        base = [(2 * port, f"order {port}", store) for port, store in enumerate(self._stores)]
+        waiting = [
+            (2 * port + 1, f"waiting {port}", store)
+            for port, store in enumerate(self._waiting)
+            if store is not None
+        ]
+        return [*base, *waiting]
+
+    def changes(self) -> Frozen:
+        return reduce(both, [store.changes() for _, _, store in self._numbered()])
+
+    def restore_columns(self, keys: pa.Array, values: pa.Array) -> None:
+        of = orders_of(keys) >> _SHIFT
+        for number, _, store in self._numbered():
+            chosen = pa.array(of == number)
+            store.restore(keys.filter(chosen), values.filter(chosen))
+
+    def adopt_state(self, shares: Sequence[Share], where: str) -> None:
+        for number, fact, store in self._numbered():
+            mine = [pa.array((orders_of(share.keys) >> _SHIFT) == number) for share in shares]
+            chosen = [s.values.filter(is_mine) for s, is_mine in zip(shares, mine, strict=True)]
+            self.facts.set(fact, _FIRST[fact] + store.adopt(chosen, _FIRST[fact]))
+
+    def _unusable(self, batch: pa.RecordBatch, port: int) -> pa.RecordBatch:
+        """The rows that :meth:`_usable` leaves out."""
+        has_null = np.zeros(batch.num_rows, bool)
+        for name in self._must_have(port):
+            has_null |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        return batch.filter(pa.array(has_null))
+
+    def _alone(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
+        """Rows without a partner, as they come out."""
+        mine = rows.select(self._schemas[port].names).columns
+        if not self._how.pairs:
+            return pa.RecordBatch.from_arrays(mine, schema=self.schema)
+        other = [pa.nulls(rows.num_rows, field.type) for field in self._schemas[1 - port]]
+        sides = [*mine, *other] if port == 0 else [*other, *mine]
+        return pa.RecordBatch.from_arrays(sides, schema=self.schema)
+
+
+_FIRST: Final = {
+    f"{kind} {port}": (2 * port + place) << _SHIFT
+    for port in (0, 1)
+    for place, kind in enumerate(("order", "waiting"))
+}
+"""The first number of each store."""

@@ -1,0 +1,316 @@
+"""Spark's ``StatefulProcessor`` objects in tasks: ``transformWithState``.
+
+The object is the user's, and so are the names that it calls: what it is given here looks like
+PySpark's own. A batch of a task is what a micro-batch is for Spark: the object is called once for
+each key that has rows in it. Values, lists and maps by key are values of the operator, like those
+of a :class:`~clonos.operators.process.Process`; so is, for each key, what time-outs need to know.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from clonos.columns.keys import DistinctKeys, distinct_keys
+from clonos.columns.rows import results_of, values_of
+from clonos.core.canonical import decode
+from clonos.errors import NotInTasks, WrongType
+from clonos.operators.base import OperatorInfo, Services
+from clonos.operators.process import Process, ProcessOperator
+from clonos.operators.states import PROCESSING, TIMERS, TTL, HiddenState, States
+from clonos.operators.watermark import event_ms
+from clonos.state.timers import EVENT_TIME, PROCESSING_TIME
+
+NONE: Final = "none"
+EVENT: Final = "eventtime"
+MODES: Final = {NONE: "None", PROCESSING: "ProcessingTime", EVENT: "EventTime"}
+"""The time modes, and how PySpark spells them."""
+
+_SWEEP: Final = b"t"
+"""What the key of a timer begins with that looks for states whose time is over."""
+
+
+class StatefulHandle:
+    """What ``init`` of a processor is given: PySpark's ``StatefulProcessorHandle``.
+
+    Parameters
+    ----------
+    operator
+        None: the job is being defined, and only what is declared is of interest.
+    mode
+        One of :data:`MODES`.
+    where
+        The operator, for errors.
+    """
+
+    def __init__(self, operator: StatefulOperator | None, mode: str, where: str) -> None:
+        self._operator = operator
+        self._mode = mode
+        self._where = where
+        self._states = States(operator, mode, where)
+        self.getValueState = self._states.value
+        self.getListState = self._states.list
+        self.getMapState = self._states.map
+
+    @property
+    def declared(self) -> tuple[tuple[Any, ...], ...]:
+        """Of each state, in order: kind, name, types, time to live."""
+        return tuple(self._states.declared)
+
+    def sweep(self, now_ms: int) -> int | None:
+        """Forget what of the current key is too old; when there is more to forget, if ever."""
+        return self._states.sweep(now_ms)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Have ``handleExpiredTimer`` called for the current key at this time."""
+        operator = self._timed()
+        due = int(expiryTimestampMs)
+        if self._mode == EVENT and due <= operator.passed_ms:
+            raise WrongType(
+                f"a timer at {due} ms, but the watermark is at {operator.passed_ms} ms",
+                where=self._where,
+                remedy="register it for a later time",
+            )
+        kind = operator.timer_kind
+        operator.timers.set(kind, due, operator.encoded_key, operator.key_group)
+        operator.note_timers({*operator.noted_timers(), due})
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Forget the current key's timer at this time, if there is one."""
+        operator = self._timed()
+        due = int(expiryTimestampMs)
+        operator.timers.delete(operator.timer_kind, due, operator.encoded_key, operator.key_group)
+        operator.note_timers({*operator.noted_timers()} - {due})
+
+    def listTimers(self) -> Iterator[int]:
+        """The times of the current key's timers, the earliest first."""
+        return iter(self._timed().noted_timers())
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Refused: it is about all keys at once."""
+        raise NotInTasks(
+            f"deleteIfExists({stateName!r}) would remove a state of all keys whenever a task "
+            "begins",
+            where=self._where,
+            remedy="clear() it for each key, or give the state another name",
+        )
+
+    def _timed(self) -> StatefulOperator:
+        if self._mode == NONE:
+            raise WrongType(
+                'there are no timers with timeMode="None"',
+                where=self._where,
+                remedy='say timeMode="ProcessingTime" or "EventTime"',
+            )
+        if self._operator is None:
+            raise WrongType(
+                "a timer belongs to a key, and in init there is none",
+                where=self._where,
+                remedy="register timers in handleInputRows and handleExpiredTimer",
+            )
+        return self._operator
+
+
+class TimerValues:
+    """The time of a call: PySpark's ``TimerValues``. The clock is read if it is asked for."""
+
+    def __init__(self, operator: StatefulOperator) -> None:
+        self._operator = operator
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        """The time of the step; -1 without timers."""
+        return -1 if self._operator.mode == NONE else self._operator.services.step.clock_ms()
+
+    def getCurrentWatermarkInMs(self) -> int:
+        """The watermark; -1 if time is not event time."""
+        return self._operator.passed_ms if self._operator.mode == EVENT else -1
+
+
+class ExpiredTimerInfo:
+    """Which timer it is: PySpark's ``ExpiredTimerInfo``."""
+
+    def __init__(self, due: int) -> None:
+        self._due = due
+
+    def getExpiryTimeInMs(self) -> int:
+        """When it was to expire."""
+        return self._due
+
+
+class StatefulOperator(ProcessOperator):
+    """Runs a ``StatefulProcessor``: rows of a key at a time, in their order.
+
+    Parameters
+    ----------
+    mode
+        One of :data:`MODES`.
+    time
+        The column with the event time: rows that are late by it are left out, as Spark does.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        keys: Sequence[str],
+        schema: pa.Schema,
+        mode: str,
+        time: str | None,
+    ) -> None:
+        super().__init__(Process(), keys, schema)
+        # See ProcessOperator: each program has an object of its own.
+        self._processor = copy.deepcopy(processor)
+        self.mode = mode
+        self._time = time
+        self._times = TimerValues(self)
+        self._declared: StatefulHandle
+        self._noted = HiddenState(TIMERS, self)
+        self._swept = HiddenState(TTL, self)
+        self._row: Any = None
+
+    def open(self, info: OperatorInfo, services: Services) -> None:
+        super().open(info, services)
+        from pyspark.sql import Row
+
+        self._row = Row
+        self._declared = StatefulHandle(self, self.mode, info.where)
+        self._processor.init(self._declared)
+
+    @property
+    def passed_ms(self) -> int:
+        """The watermark, as Spark has it: it begins with 0."""
+        mark = self.watermark_ms
+        return 0 if mark is None else mark
+
+    @property
+    def timer_kind(self) -> bytes:
+        """Of the processor's timers."""
+        return EVENT_TIME if self.mode == EVENT else PROCESSING_TIME
+
+    def state(self) -> dict[Any, dict[str, Any]]:
+        return {
+            key: shown
+            for key, kept in super().state().items()
+            if (shown := {name: value for name, value in kept.items() if name[:1] != "~"})
+        }
+
+    def noted_timers(self) -> list[int]:
+        """The times of the current key's timers."""
+        return list(self._noted.get() or ())
+
+    def note_timers(self, dues: set[int]) -> None:
+        """Remember them: the timers themselves are found by time, not by key."""
+        self._noted.put(sorted(dues) or None)
+
+    def sweep_by(self, due: int) -> None:
+        """Something of the current key is too old at `due`: one timer per key looks for that."""
+        if self._swept.get() is None:
+            self._swept.put(due)
+            key = _SWEEP + self.encoded_key
+            self.timers.set(PROCESSING_TIME, due, key, self.key_group)
+
+    def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        batch = self._in_time(batch)
+        if not batch.num_rows:
+            return None
+        distinct: DistinctKeys = distinct_keys(batch, self._keys)
+        self._expect(distinct.encoded)
+        made = map(self._row(*batch.schema.names), *map(values_of, batch.columns))
+        rows: list[list[Any]] = [[] for _ in distinct.encoded]
+        for row, code in zip(made, distinct.codes.tolist(), strict=True):
+            rows[code].append(row)
+        results: list[tuple[Any, ...]] = []
+        for code, encoded in enumerate(distinct.encoded):
+            self._begin(encoded, distinct.groups[code])
+            call = partial(self._processor.handleInputRows, self.key, iter(rows[code]), self._times)
+            self._run(call, partial(_rows_of_key, batch, distinct.codes, code), results)
+        return self._done(results)
+
+    def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are not late."""
+        mark = self.watermark_ms
+        if self.mode != EVENT or self._time is None or mark is None:
+            return batch
+        times = event_ms(batch.column(self._time)).fill_null(mark + 1).to_numpy()
+        is_late = times <= mark
+        if not is_late.any():
+            return batch
+        self.facts.set("late_rows", self.facts.get("late_rows", 0) + int(np.sum(is_late)))
+        return batch.filter(pa.array(~is_late))
+
+    def on_end(self) -> pa.RecordBatch | None:
+        made = super().on_end()
+        try:
+            self._processor.close()
+        except Exception as error:  # noqa: BLE001 - user code
+            self.reject(error, "close")
+        return made
+
+    def _fire(self, kind: bytes, until_ms: int | None) -> pa.RecordBatch | None:
+        results: list[tuple[Any, ...]] = []
+        due = self.timers.take_due(kind, until_ms)
+        keys = [timer.encoded_key for timer in due]
+        self._expect({key.removeprefix(_SWEEP): None for key in keys})
+        for timer, key in zip(due, keys, strict=True):
+            self._begin(key.removeprefix(_SWEEP), timer.group)
+            if not self.timers.remove(timer):
+                continue  # deleted by one that fired before it
+            if key.startswith(_SWEEP):
+                self._sweep()
+                continue
+            call = partial(
+                self._processor.handleExpiredTimer,
+                key=self.key,
+                timerValues=self._times,
+                expiredTimerInfo=ExpiredTimerInfo(timer.due),
+            )
+            self._run(call, partial("timer of key {!r} at {}".format, self.key, timer.due), results)
+            # Only now, as in Spark: also if the processor has registered it again.
+            self._declared.deleteTimer(timer.due)
+        return self._done(results)
+
+    def _sweep(self) -> None:
+        self._swept.put(None)
+        following = self._declared.sweep(self.services.step.clock_ms())
+        if following is not None:
+            self.sweep_by(following)
+
+    def _begin(self, encoded_key: bytes, group: int) -> None:
+        self.key = tuple(decode(encoded_key))
+        self.key_group = group
+        self._encoded_key = encoded_key
+
+    def _done(self, results: list[tuple[Any, ...]]) -> pa.RecordBatch | None:
+        self._encoded_key = None
+        self.values.require_sound()
+        return self._builder.build(results, self.reject)
+
+    def _run(
+        self, call: Callable[[], Any], record: Callable[[], Any], results: list[tuple[Any, ...]]
+    ) -> None:
+        """One call of the processor: its results and state changes appear together, or not."""
+        as_tuple = self._builder.as_tuple
+        self._undo.begin()
+        try:
+            made = [as_tuple(_named(result)) for result in results_of(call())]
+        except Exception as error:  # noqa: BLE001 - user code
+            self._undo.roll_back()
+            self.reject(error, record())
+        else:
+            self._undo.commit()
+            results.extend(made)
+
+
+def _rows_of_key(batch: pa.RecordBatch, codes: Any, code: int) -> pa.RecordBatch:
+    return batch.filter(pa.array(codes == code))
+
+
+def _named(result: Any) -> Any:
+    """A result by its names, as Spark does; a Row without names by position."""
+    if not hasattr(result, "asDict"):
+        return result
+    return result.asDict(True) if hasattr(result, "__fields__") else tuple(result)
