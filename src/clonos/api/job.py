@@ -19,10 +19,9 @@ from clonos.api.settings import (
     number_of,
     one_of,
     require_bounded,
-    require_logs,
+    require_logs_of,
     require_needed,
     require_one_past,
-    require_logs_of,
     size_of,
 )
 from clonos.api.streams import Execution, Stream, is_spark

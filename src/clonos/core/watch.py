@@ -93,8 +93,9 @@ class Watch:
     """What a watched life does before and after each of its live steps.
 
     An implied task does again, live, what earlier lives have done since its floor, and nobody knows
-    how far they were. So its steps count only after its floor has moved a few times. No floor passes
-    a step that kills each life, and few are made on the way there: a life begins not far behind it.
+    how far they were. So its steps count only after its floor has moved a few times. No floor
+    passes a step that kills each life, and few are made on the way there: a life begins not far
+    behind it.
 
     Parameters
     ----------
