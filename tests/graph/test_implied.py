@@ -8,8 +8,12 @@ import pyarrow as pa
 import pytest
 
 import clonos
+from clonos.api.streams import Stream
+from clonos.columns.formula import Apply, Called, Column
 from clonos.errors import OtherJob, WrongType
 from clonos.graph.description import describe, require_same
+from clonos.operators import operations as op
+from clonos.operators.columns import Projection
 from clonos.upgrade.shape import Shape
 
 SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
@@ -39,6 +43,16 @@ def window(rows: Any, **on: Any) -> Any:
     return windowed.agg(name="it", count=clonos.count())
 
 
+def _projected(rows: Any) -> Any:
+    """As a UDF is read: Spark says that it is deterministic, the user has not."""
+    made = Called("half", lambda n: n // 2, 101, (Column("n", pa.int64()),), pa.int64())
+    projection = Projection(
+        ((pa.field("half", pa.int64()), Apply("Abs", (made,), pa.int64(), "", False)),)
+    )
+    vertex = rows._add("select", "it", projection.schema, None, op.Project(projection))
+    return Stream(rows._job, vertex)
+
+
 DETERMINISTIC = {
     "map": apart(lambda rows: rows.map(lambda r: r.n, "n long", deterministic=True, name="it")),
     "filter": apart(lambda rows: rows.filter(lambda r: r.n, deterministic=True, name="it")),
@@ -53,6 +67,7 @@ DETERMINISTIC = {
 ASKING = {
     "map": apart(lambda rows: rows.map(lambda r: r.n, "n long", name="it")),
     "window in processing time": window,
+    "udf in an expression": lambda rows: _projected(rows.start_new_chain()),
     "idle": apart(lambda rows: rows.with_watermark("t", "1 s", idle_after="1 s", name="it")),
     "union": lambda rows: rows.start_new_chain().union(rows, name="it"),
 }

@@ -223,9 +223,9 @@ def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Origina
     for task in past.compiled.plan.tasks:
         if task.is_implied:
             raise NothingToReplay(
-                "its log, which a branch or a bundle has to read, was left out",
+                "its log, which a branch has to read, was left out",
                 where=task.name,
-                remedy="run the job with log='everything'; clonos replay does without it",
+                remedy="run the job with log='everything'; replays and bundles do without it",
             )
     with RecordedReplay(past) as replay:
         return _Recording(past, replay, until, folder).run()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from clonos.columns.user_functions import prepared
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.operators import operations as op
 from clonos.operators.operations import Operation
@@ -30,6 +31,9 @@ def is_implied(graph: LogicalGraph, chain: Sequence[Vertex], inputs: int) -> boo
 def is_deterministic(operation: Operation) -> bool:
     """Whether what an operation gives out follows from its rows and watermarks, batch by batch.
 
+    That Spark takes a UDF within an expression to be deterministic is no promise: it does so unless
+    told otherwise.
+
     Examples
     --------
     >>> is_deterministic(op.PassOn())
@@ -41,8 +45,12 @@ def is_deterministic(operation: Operation) -> bool:
     True
     """
     match operation:
-        case op.PassOn() | op.Where() | op.Project():
+        case op.PassOn():
             return True
+        case op.Where(condition=condition):
+            return not prepared([condition]).calls
+        case op.Project(projection=projection):
+            return not prepared([made for _, made in projection.columns]).calls
         case op.Deduplicate() | op.InOrder() | op.Last():
             return True
         case op.WithWatermark(idle_ms=idle_ms):

@@ -279,8 +279,8 @@ def simulate(
     `wire`: channels are bytes on simulated sockets, between the planes of production.
     `gaps`: the job promises at most once.
     `implied`: tasks whose steps follow from their input leave out their logs.
-    `moves`: cells are asked to move; in every second seed, nothing else goes wrong. `rivals`: most
-    of them are not asked, but overtaken.
+    `moves`: cells are asked to move, or (`rivals`) most are overtaken; in every second seed,
+    nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
@@ -297,8 +297,7 @@ def simulate(
         return _simulate_overlap(seed, availability=bool(availability), **judged)
     if logs:
         return _simulate_logs(seed, **judged)
-    if arrow is None:
-        arrow = seed % 50 == 49 and not (loops or gaps)
+    arrow = seed % 50 == 49 and not (loops or gaps) if arrow is None else arrow
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
