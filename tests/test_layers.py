@@ -81,7 +81,7 @@ BENCHMARKS_ALSO = {
     "clonos.graph",  # the plain loop runs compiled operators without any engine,
     "clonos.testing",  # ... each task in the harness
     "clonos.operators",  # ... and operators with a stopwatch
-    "clonos.simulator.world",  # ... and automata without a world,
+    "clonos.simulator.world.virtual",  # ... and automata without a world,
     "clonos.columns.batches",
     "clonos.transport.events",  # ... whose messages are encoded
     "clonos.transport.frames",  # ... and framed
@@ -109,11 +109,11 @@ CIRCLES: dict[frozenset[str], str] = {
             "stateful", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
-    frozenset({"clonos.simulator.endings", "clonos.simulator.recorder"}):
+    frozenset({"clonos.simulator.checks.endings", "clonos.simulator.checks.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset(
-        {f"clonos.simulator.{one}" for one in ("calls", "cluster", "driver", "durable", "scratch",
-            "slot", "spark")}
+        {f"clonos.simulator.processes.{one}" for one in ("calls", "cluster", "driver", "durable",
+            "scratch", "slot", "spark")}
     ):
         "processes of the simulated cluster know it, and it makes them",
 }  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 import clonos
 from clonos.branch import Branch, Budget, CannotReplace, Unanswered
 from clonos.core.history import Keep
-from clonos.simulator.arrow_jobs import _START as START
-from clonos.simulator.arrow_jobs import (
+from clonos.simulator.jobs.arrow import _START as START
+from clonos.simulator.jobs.arrow import (
     SCHEMA,
     ArrowJob,
     Asking,
@@ -21,7 +21,7 @@ from clonos.simulator.arrow_jobs import (
     look_up,
     random_arrow_job,
 )
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from tests.replay.test_points import at_point
 from tests.replay.test_replay import past_of
 

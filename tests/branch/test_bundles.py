@@ -19,8 +19,8 @@ from clonos.replay import NothingToReplay, Replay
 from clonos.replay.errors import UnreadableBundle
 from clonos.replay.kept import since
 from clonos.replay.past import read
-from clonos.simulator.arrow_jobs import SCHEMA, ArrowJob, Running, enrich, random_arrow_job
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob, Running, enrich, random_arrow_job
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from tests.replay.test_replay import past_of
 
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 60))]

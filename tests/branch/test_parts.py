@@ -22,7 +22,7 @@ from clonos.core.determinants import Call, Clock, Outcomes, decode_record, encod
 from clonos.errors import CannotRedact, OperatorError, UnknownTask
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.past import Past, activations, read
-from clonos.simulator.arrow_jobs import ArrowJob, Asking, Running, random_arrow_job
+from clonos.simulator.jobs.arrow import ArrowJob, Asking, Running, random_arrow_job
 from tests.branch.test_branch import asking
 from tests.branch.test_bundles import bundled, definition, my_job, simulated, steps_of
 

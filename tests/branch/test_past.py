@@ -9,7 +9,7 @@ import pytest
 
 import clonos
 from clonos.replay import NothingToReplay
-from clonos.simulator.arrow_jobs import Running
+from clonos.simulator.jobs.arrow import Running
 from clonos.testing import run_past
 from tests.branch.test_bundles import bundled, definition, my_job, simulated
 

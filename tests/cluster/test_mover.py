@@ -11,7 +11,7 @@ from clonos.cluster.audience import Observer
 from clonos.cluster.moves import Decommissions, Mover
 from clonos.core.decisions import Leaving, MoveAsked, Note
 from clonos.errors import CannotMove, UnknownTask
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
 
 STAGES = (
     Stage("source", 1, (), Behaviour()),

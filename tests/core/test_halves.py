@@ -14,8 +14,8 @@ from clonos.core.messages import Dependency, Item, Kind, Run
 from clonos.core.plan import Incarnation
 from clonos.core.step import Abandoned, attempt
 from clonos.core.task import TaskMachine
-from clonos.simulator.programs import Stage, build_job
-from clonos.simulator.world import NoWorld, batch_of
+from clonos.simulator.jobs.programs import Stage, build_job
+from clonos.simulator.world.virtual import NoWorld, batch_of
 
 OLD, NEW = Incarnation(1, 0), Incarnation(1, 1)
 SOURCE = encode_record([Source(1, 0, None)])

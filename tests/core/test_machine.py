@@ -20,8 +20,8 @@ from clonos.core.machine import STORY_LENGTH, InvalidTransition, Table
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.nodes.diagrams import TABLES, page
-from clonos.simulator.programs import Stage, build_job
-from clonos.simulator.world import NoWorld
+from clonos.simulator.jobs.programs import Stage, build_job
+from clonos.simulator.world.virtual import NoWorld
 
 DOCS = Path(__file__).parents[2] / "docs" / "machines.md"
 FIRST = Incarnation(1, 0)

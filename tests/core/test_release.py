@@ -14,7 +14,7 @@ from clonos.core import messages as msg
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.errors import Divergence
-from clonos.simulator.world import NoWorld
+from clonos.simulator.world.virtual import NoWorld
 
 ROWS = 3
 

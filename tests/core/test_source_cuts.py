@@ -18,8 +18,8 @@ from clonos.core.step import attempt
 from clonos.core.task import TaskMachine
 from clonos.core.watch import Rehearsal
 from clonos.errors import Divergence
-from clonos.simulator.programs import Stage, build_job
-from clonos.simulator.world import NoWorld, batch_of
+from clonos.simulator.jobs.programs import Stage, build_job
+from clonos.simulator.world.virtual import NoWorld, batch_of
 
 FIRST, NEXT = Incarnation(1, 0), Incarnation(1, 1)
 JOB = build_job(

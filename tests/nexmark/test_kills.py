@@ -10,8 +10,8 @@ import pytest
 
 import clonos
 from clonos.core.messages import Kind
-from clonos.simulator.arrow_jobs import ArrowJob
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.jobs.arrow import ArrowJob
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos_bench.nexmark import Generator
 from clonos_bench.nexmark.queries import QUERIES, Auctions
 

@@ -20,7 +20,7 @@ from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
 from clonos.errors import OperatorError, WrongType
 from clonos.operators.chain import ChainProgram
-from clonos.simulator.world import NoWorld
+from clonos.simulator.world.virtual import NoWorld
 from clonos.testing import Source, StepHarness
 from clonos.transport.secret import JobSecret
 

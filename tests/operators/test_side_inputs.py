@@ -17,8 +17,8 @@ from clonos.columns.batches import to_bytes
 from clonos.core.messages import Kind
 from clonos.errors import BadGraph, ProtocolError, UnknownColumn, WrongType
 from clonos.operators.look_up import VERSIONS, SideTable
-from clonos.simulator.arrow_jobs import ArrowJob
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.jobs.arrow import ArrowJob
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.testing import Batches, End, Source, StepHarness, Watermark, check_restore, rows
 from clonos.testing.harness import Event
 

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from clonos.core.plan import Incarnation
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 
 WAIT_S = 100.0
 """Only a test that has failed waits for so long."""

@@ -15,7 +15,7 @@ from clonos.nodes.events import CallsOver
 from clonos.nodes.ports import Calls
 from clonos.operators.service import Policy
 from clonos.runtime.calls import CallRunner
-from clonos.simulator.calls import SlotCalls
+from clonos.simulator.processes.calls import SlotCalls
 from clonos.transport.inbox import Inbox
 
 from .common import Simulated, wait

@@ -15,8 +15,8 @@ from clonos.core.events import World
 from clonos.core.plan import Incarnation
 from clonos.nodes.ports import WallClock
 from clonos.runtime.world import RealWorld
-from clonos.simulator.driver import DriverClock
-from clonos.simulator.world import MachineClock, TaskWorld, Trials, batch_of
+from clonos.simulator.processes.driver import DriverClock
+from clonos.simulator.world.virtual import MachineClock, TaskWorld, Trials, batch_of
 
 from .common import Simulated
 

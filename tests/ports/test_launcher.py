@@ -16,7 +16,7 @@ from clonos.cluster.pool import SlotPool
 from clonos.graph.compile import compile_graph
 from clonos.nodes.events import Ended
 from clonos.nodes.ports import Launcher
-from clonos.simulator.spark import Spark
+from clonos.simulator.processes.spark import Spark
 from clonos.sinks import collect
 from clonos.sources import from_batches
 from clonos.spark.session import get_or_create

@@ -15,7 +15,7 @@ from clonos.core.events import DropSpilled, ReadBack, ReadSpilled, Spill, Spille
 from clonos.nodes.events import DiskAnswered
 from clonos.nodes.ports import Scratch
 from clonos.runtime.scratch import LocalScratch
-from clonos.simulator.scratch import SlotScratch
+from clonos.simulator.processes.scratch import SlotScratch
 from clonos.transport.inbox import Inbox
 
 from .common import Simulated, wait

@@ -12,7 +12,7 @@ import pytest
 from clonos.core.events import SourceEnded, SourceRows
 from clonos.nodes.events import RowsReady
 from clonos.nodes.ports import Prefetch
-from clonos.simulator.slot import SlotPrefetch
+from clonos.simulator.processes.slot import SlotPrefetch
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import BatchesReader
 from clonos.transport.inbox import Inbox

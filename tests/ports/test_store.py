@@ -18,7 +18,7 @@ from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, Stored
 from clonos.nodes.ports import Store
 from clonos.runtime.loop import Layers
-from clonos.simulator.durable import SlotStore
+from clonos.simulator.processes.durable import SlotStore
 from clonos.storage import retry
 from clonos.storage.files import LocalFiles
 from clonos.transport.inbox import Inbox

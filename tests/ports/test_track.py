@@ -12,7 +12,7 @@ import pytest
 from clonos.nodes.events import Ran
 from clonos.nodes.ports import Track
 from clonos.runtime.relief import MainTrack
-from clonos.simulator.slot import SlotTrack
+from clonos.simulator.processes.slot import SlotTrack
 
 from .common import Simulated
 

@@ -16,7 +16,7 @@ from clonos.core.messages import Item, Kind
 from clonos.nodes.events import WorkFailed, Wrote
 from clonos.nodes.ports import Writer
 from clonos.runtime.writers import TaskWriter
-from clonos.simulator.slot import SlotWriter
+from clonos.simulator.processes.slot import SlotWriter
 from clonos.sinks.lanes import OutputWriter
 from clonos.transport.inbox import Inbox
 

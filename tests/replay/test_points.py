@@ -12,8 +12,8 @@ from clonos.core.history import History, Keep, Point, pinned
 from clonos.errors import WrongType
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.kept import Pin, find, parse_time, require_there, since
-from clonos.simulator.arrow_jobs import random_arrow_job
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.jobs.arrow import random_arrow_job
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.storage.layers import LayerStore
 from tests.replay.test_replay import past_of
 

@@ -14,7 +14,7 @@ from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import Divergence, OperatorError
 from clonos.replay import NothingToReplay, Replay
 from clonos.replay.past import Past, activations
-from clonos.simulator.arrow_jobs import (
+from clonos.simulator.jobs.arrow import (
     SCHEMA,
     ArrowJob,
     ReaderSource,
@@ -22,9 +22,9 @@ from clonos.simulator.arrow_jobs import (
     enrich,
     random_arrow_job,
 )
-from clonos.simulator.cluster import Options
-from clonos.simulator.disks import JOURNAL
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.processes.cluster import Options
+from clonos.simulator.runs.seeds import random_options, simulate_job
+from clonos.simulator.world.disks import JOURNAL
 from clonos.sources.readers import BatchesReader
 from clonos.storage.layers import LayerStore
 

@@ -19,8 +19,8 @@ from clonos.nodes.slot import SlotNode
 from clonos.runtime.loop import Ticks
 from clonos.runtime.relief import LOOK_S, MainTrack, Relief, serve
 from clonos.runtime.world import RealWorld
-from clonos.simulator.programs import Stage, build_job
-from clonos.simulator.world import batch_of
+from clonos.simulator.jobs.programs import Stage, build_job
+from clonos.simulator.world.virtual import batch_of
 from clonos.transport.events import ChannelOpened
 
 OLD, NEW = Incarnation(1, 0), Incarnation(1, 1)

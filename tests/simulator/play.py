@@ -8,8 +8,8 @@ from typing import Any
 
 from clonos.core.decisions import Note
 from clonos.core.roster import TaskPhase
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 
 PLAIN = Behaviour()
 SEEDS = range(4)

@@ -11,8 +11,8 @@ from clonos.core.blame import Suspicion
 from clonos.core.determinants import Order, decode_record
 from clonos.core.events import Trial
 from clonos.core.watch import DEATHS
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 
 SEEDS = range(4)
 POISON = 20

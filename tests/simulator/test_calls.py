@@ -6,9 +6,9 @@ import pytest
 
 from clonos.core.determinants import Outcomes, decode_record
 from clonos.core.task import TaskMachine
-from clonos.simulator.programs import Behaviour
-from clonos.simulator.seeds import limits
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.programs import Behaviour
+from clonos.simulator.runs.seeds import limits
 
 from .play import SEEDS, Play, sink, source, stage
 

@@ -12,12 +12,12 @@ from clonos.api import aggregates, windows
 from clonos.api.job import Job
 from clonos.core.coordinator import TaskPhase
 from clonos.core.life import Phase
-from clonos.simulator.arrow_jobs import SCHEMA, ArrowJob
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.faults import HOUR_MS
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.violations import Violation
-from clonos.simulator.world import EPOCH_MS
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.arrow import SCHEMA, ArrowJob
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.faults import HOUR_MS
+from clonos.simulator.world.virtual import EPOCH_MS
 
 IN_TIME_MS = 500.0
 """A window of 20 ms, a checkpoint, a recovery: nothing that takes an hour."""

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from clonos.simulator.disk import SECTOR, Died, Disk
+from clonos.simulator.world.disk import SECTOR, Died, Disk
 
 
 def outcomes(do, path="/a", seeds=60):

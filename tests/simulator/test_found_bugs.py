@@ -17,8 +17,8 @@ from clonos.core.messages import Dependency, Item, Kind, Run
 from clonos.core.plan import Incarnation
 from clonos.core.step import RunningStep, TaskTime
 from clonos.core.task import TaskMachine
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.world import NoWorld, batch_of
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.world.virtual import NoWorld, batch_of
 
 OLD, NEW, NEWER = Incarnation(1, 0), Incarnation(1, 1), Incarnation(1, 2)
 SOURCE = encode_record([Source(1, 0, None)])

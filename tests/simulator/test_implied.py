@@ -82,7 +82,7 @@ def declared(fn):
 
 
 WRONG = {
-    "draws": (lambda row: row.cents + random.randrange(1000), "declared"),  # noqa: S311
+    "draws": (lambda row: row.cents + random.randrange(1000), "declared"),
     "asks": (lambda row, ctx: ctx.clock.now_ms(), "reads the clock"),
 }
 

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.checks.violations import Violation
 from clonos.simulator.command import main
-from clonos.simulator.long_logs import LogWatch
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.seeds import Kind
-from clonos.simulator.violations import Violation
+from clonos.simulator.jobs.long_logs import LogWatch
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.seeds import Kind
 
 ROWS = 300
 ANSWER = 1_500

@@ -9,13 +9,13 @@ import pytest
 
 from clonos.core.messages import Kind
 from clonos.errors import LoopIsOver
-from clonos.simulator.cluster import Cluster
+from clonos.simulator.checks.violations import Violation
 from clonos.simulator.command import main
-from clonos.simulator.loop_jobs import deliveries, loop_job
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.programs import Behaviour, Toy, build_job
-from clonos.simulator.seeds import Kind as KindOfSeed
-from clonos.simulator.violations import Violation
+from clonos.simulator.jobs.loops import deliveries, loop_job
+from clonos.simulator.jobs.programs import Behaviour, Toy, build_job
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.processes.cluster import Cluster
+from clonos.simulator.runs.seeds import Kind as KindOfSeed
 
 from .play import SEEDS, Play, sink, source, stage
 

@@ -9,11 +9,11 @@ import pytest
 
 from clonos.core import coordinator as co
 from clonos.core import messages as msg
-from clonos.simulator.cluster import Cluster, Options
+from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.command import main
-from clonos.simulator.endings import nothing_asked_again
-from clonos.simulator.programs import Behaviour, Stage, build_job, with_calls
-from clonos.simulator.seeds import Kind
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job, with_calls
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.seeds import Kind
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

@@ -11,24 +11,30 @@ import pytest
 
 import clonos.core
 import clonos.nodes
-from clonos.simulator import (
-    command,
+from clonos.simulator import command
+from clonos.simulator.checks import (
     endings,
-    floor_invariants,
     implied,
     invariants,
     key_order,
     litter,
-    long_logs,
-    moves,
     past,
     recorder,
-    upgrade_invariants,
-    wire_invariants,
 )
-from clonos.simulator.detection import Detection, detect, read_seeds, run_right, write_seeds
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.violations import INVARIANTS
+from clonos.simulator.checks import floors as floor_invariants
+from clonos.simulator.checks import upgrades as upgrade_invariants
+from clonos.simulator.checks import wire as wire_invariants
+from clonos.simulator.checks.violations import INVARIANTS
+from clonos.simulator.jobs import long_logs
+from clonos.simulator.mistakes.detection import (
+    Detection,
+    detect,
+    read_seeds,
+    run_right,
+    write_seeds,
+)
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.runs import moves
 
 FILE = Path(__file__).with_name("mutations.json")
 SEEDS = read_seeds(FILE)

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 from clonos.sinks.delivered import DeliveredStore
 
 NEVER = 1e7

@@ -9,7 +9,7 @@ from clonos.core.recovery import Recoveries
 from clonos.core.roster import ACTIVE, TaskPhase
 from clonos.nodes.driver import TICK_S
 from clonos.nodes.pulses import HUSH, SLACK
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
 
 from .play import CHAIN, SEEDS, Play, sink, source
 

@@ -12,8 +12,8 @@ from clonos.core.messages import Kind
 from clonos.core.plan import FULL_DEPTH
 from clonos.core.roster import RUNNING, TaskPhase
 from clonos.core.task import TaskMachine
-from clonos.simulator.programs import Behaviour
-from clonos.simulator.seeds import limits
+from clonos.simulator.jobs.programs import Behaviour
+from clonos.simulator.runs.seeds import limits
 
 from .play import CHAIN, SEEDS, Play, sink, source, stage
 

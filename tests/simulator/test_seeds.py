@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from clonos.simulator import command, main
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.seeds import Kind, simulate
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.runs.seeds import Kind, simulate
 
 SEEDS = 240
 """Of each kind of job some; twenty thousand in the soak tier."""
@@ -47,7 +47,7 @@ def test_a_digest_tells_apart_what_went_another_way():
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_digest_is_the_same_in_every_process(hash_seed):
-    program = "from clonos.simulator.seeds import simulate; print(simulate(7).digest)"
+    program = "from clonos.simulator.runs.seeds import simulate; print(simulate(7).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     assert said.strip() == simulate(7).digest

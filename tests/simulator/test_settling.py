@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clonos.simulator.cluster import Cluster
-from clonos.simulator.programs import Behaviour
+from clonos.simulator.jobs.programs import Behaviour
+from clonos.simulator.processes.cluster import Cluster
 
 from .play import CHAIN, SEEDS, Play, sink, source, stage
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from clonos.core.roster import RUNNING
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Stage, build_job
+from clonos.simulator.jobs.programs import Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 
 START_MS = 500.0
 """About the time until a new executor has started a slot."""

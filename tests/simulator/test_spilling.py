@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clonos.simulator.cluster import Cluster, Options
 from clonos.simulator.command import main
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.seeds import Kind
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.runs.seeds import Kind
 
 FORK = (
     Stage("source", 1, (), Behaviour()),

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.processes.cluster import Cluster, Options
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from clonos.nodes.tenure import Term
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.disk import Disk
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.world.disk import Disk
 from clonos.storage.journal import JournalInUse
 from clonos.storage.terms import OtherJournal
 

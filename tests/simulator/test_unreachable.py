@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from clonos.core.reach import MOVES_MAX, Reach
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.programs import Behaviour, Stage, build_job
-from clonos.simulator.violations import Violation
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.programs import Behaviour, Stage, build_job
+from clonos.simulator.processes.cluster import Cluster, Options
 
 CHAIN = (
     Stage("source", 1, (), Behaviour()),

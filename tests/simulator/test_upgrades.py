@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.simulator.seeds import simulate
+from clonos.simulator.runs.seeds import simulate
 
 FOUND = {
     18: "one of two sources had ended: its channels to the new tasks have ended, too",

@@ -472,7 +472,7 @@ def test_calls_that_are_made_again_are_found():
     from clonos.core.canonical import encode
     from clonos.core.determinants import Call, SourceEnd, encode_record
     from clonos.core.plan import Incarnation, TaskSpec
-    from clonos.simulator.violations import Violation
+    from clonos.simulator.checks.violations import Violation
 
     one, two = Incarnation(1, 0), Incarnation(1, 1)
     task = TaskSpec(0, "judge[0]", "judge", 0, (), ())

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import clonos
 from clonos.core.messages import Kind
 from clonos.errors import SourceError
-from clonos.simulator.arrow_jobs import ArrowJob
-from clonos.simulator.seeds import random_options, simulate_job
+from clonos.simulator.jobs.arrow import ArrowJob
+from clonos.simulator.runs.seeds import random_options, simulate_job
 from clonos.sources import spool as spool_module
 from clonos.sources.prefetch import PrefetchThread
 from clonos.sources.readers import EndOfInput

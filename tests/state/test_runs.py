@@ -13,7 +13,7 @@ from clonos.core.content import Chunks, Held, Part
 from clonos.core.layer import UnreadableLayer, decode_layer, encode_layer
 from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
-from clonos.simulator.shelf import MemoryFile
+from clonos.simulator.processes.shelf import MemoryFile
 from clonos.state.deltas import Values, encode_delta, merge_deltas, merge_into, open_delta
 from clonos.state.runs import (
     BLOCK_BYTES,

@@ -8,7 +8,7 @@ import pytest
 
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import UnencodableValue
-from clonos.simulator.shelf import SlowShelf
+from clonos.simulator.processes.shelf import SlowShelf
 from clonos.state.deltas import encode_delta, merge_deltas, open_delta
 from clonos.state.runs import Run
 from clonos.state.stores import Undo

@@ -19,7 +19,7 @@ import pytest
 
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import ClonosError
-from clonos.simulator.disk import Died, Disk, SimulatedFiles, Tail
+from clonos.simulator.world.disk import Died, Disk, SimulatedFiles, Tail
 from clonos.sinks.delivered import DeliveredStore
 from clonos.sinks.errors import SinkFailed
 from clonos.sinks.lanes import Output, OutputKey

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow.fs import LocalFileSystem
 
-from clonos.simulator.disk import Disk
+from clonos.simulator.world.disk import Disk
 from clonos.storage.files import ArrowFiles, Files, LocalFiles, Locked
 from clonos.storage.postgres_disk import PostgresDisk
 

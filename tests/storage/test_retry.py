@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clonos.simulator.disk import Disk
+from clonos.simulator.world.disk import Disk
 from clonos.storage.files import UnusableStore
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import PAUSE_MAX_S, Retry, StoreAway

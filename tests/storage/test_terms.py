@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from pyarrow.fs import LocalFileSystem
 
-from clonos.simulator.disk import Died, Disk
+from clonos.simulator.world.disk import Died, Disk
 from clonos.storage.files import ArrowFiles, LocalFiles
 from clonos.storage.folder import Folder
 from clonos.storage.terms import CannotFence, OtherJournal, Superseded, Terms, UnreadableTerm

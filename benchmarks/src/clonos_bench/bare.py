@@ -17,7 +17,7 @@ from clonos.core import messages as msg
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.plan import HOUSE_KEEPER, Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator.world import NoWorld
+from clonos.simulator.world.virtual import NoWorld
 
 FIRST = Incarnation(1, 0)
 

@@ -14,11 +14,11 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from clonos.simulator.coverage import Coverage, table
-from clonos.simulator.detection import HEAD, detect_all, write_seeds
-from clonos.simulator.mutations import MUTATIONS
-from clonos.simulator.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
-from clonos.simulator.world import TraceDigest
+from clonos.simulator.mistakes.detection import HEAD, detect_all, write_seeds
+from clonos.simulator.mistakes.mutations import MUTATIONS
+from clonos.simulator.runs.coverage import Coverage, table
+from clonos.simulator.runs.seeds import AS_THE_SEED_SAYS, Kind, Result, simulate
+from clonos.simulator.world.virtual import TraceDigest
 
 SEEDS = 1000
 CHUNK = 20

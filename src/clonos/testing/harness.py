@@ -19,7 +19,7 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.operators.chain import ChainProgram
 from clonos.operators.effects import EffectCall
 from clonos.operators.service import Policy, ask_once
-from clonos.simulator.shelf import SlowShelf
+from clonos.simulator.processes.shelf import SlowShelf
 
 
 @dataclass(frozen=True)

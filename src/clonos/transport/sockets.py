@@ -1,8 +1,8 @@
 """What a plane needs of the operating system: sockets, a selector, a clock.
 
 Everything else in this folder is the same in production and in the simulator, which has sockets of
-its own (:mod:`clonos.simulator.sockets`): they split and delay what is sent, fill up, break, and
-fall silent.
+its own (:mod:`clonos.simulator.world.sockets`): they split and delay what is sent, fill up, break,
+and fall silent.
 """
 
 from __future__ import annotations

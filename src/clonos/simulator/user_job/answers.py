@@ -25,9 +25,9 @@ from clonos.errors import EffectUnknown
 from clonos.operators.effects import Effect, EffectCall
 from clonos.operators.service import Declared, Policy, ask_once
 from clonos.operators.service import Service as UserService
-from clonos.simulator.service import Entries, Service, determinants
+from clonos.simulator.checks.violations import require
 from clonos.simulator.user_job.errors import CannotSimulate, Unanswered
-from clonos.simulator.violations import require
+from clonos.simulator.world.service import Entries, Service, determinants
 
 RECORD: Final = "record"
 """Instead of a stand-in: the real function is called, once for each question."""

@@ -15,10 +15,10 @@ from typing import Any, Final
 from clonos.blame import in_short, users_line
 from clonos.core.messages import Item
 from clonos.errors import ClonosError, Divergence
-from clonos.simulator.endings import items_of, rerun_task, senders_first
-from clonos.simulator.recorder import Recorder
+from clonos.simulator.checks.endings import items_of, rerun_task, senders_first
+from clonos.simulator.checks.recorder import Recorder
+from clonos.simulator.checks.violations import Violation
 from clonos.simulator.user_job.job import UserJob
-from clonos.simulator.violations import Violation
 
 SUSPECTS: Final = frozenset(
     {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "now",

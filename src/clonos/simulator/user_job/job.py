@@ -11,8 +11,8 @@ from pyspark import cloudpickle  # as Spark ships functions
 from clonos.core.messages import Kind
 from clonos.core.program import Program
 from clonos.graph.compile import CompiledJob
-from clonos.simulator.arrow_jobs import ArrowJob
-from clonos.simulator.recorder import Recorder
+from clonos.simulator.checks.recorder import Recorder
+from clonos.simulator.jobs.arrow import ArrowJob
 from clonos.simulator.user_job.rows import rows_of, with_rows
 
 RUN = "simulation"

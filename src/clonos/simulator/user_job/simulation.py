@@ -27,15 +27,15 @@ from clonos.errors import (
     UnencodableValue,
     WrongType,
 )
-from clonos.simulator.cluster import Cluster, Options
-from clonos.simulator.faults import DISK, KINDS
-from clonos.simulator.seeds import ROWS_AT_ONCE, Result, random_options, simulate_job
-from clonos.simulator.slot import Slot
+from clonos.simulator.processes.cluster import Cluster, Options
+from clonos.simulator.processes.slot import Slot
+from clonos.simulator.runs.faults import DISK, KINDS
+from clonos.simulator.runs.seeds import ROWS_AT_ONCE, Result, random_options, simulate_job
 from clonos.simulator.user_job.answers import Answers, Recording, StandIns
 from clonos.simulator.user_job.blame import divergence
 from clonos.simulator.user_job.errors import CannotSimulate, SimulationFailed, Unanswered
 from clonos.simulator.user_job.job import UserJob
-from clonos.simulator.world import Trials
+from clonos.simulator.world.virtual import Trials
 
 FAULTS: Final = (*KINDS, *DISK)
 """The kinds of faults, and how often each is drawn."""

@@ -1,0 +1,1 @@
+"""What must hold: while a job runs, of every step, and when it is done."""

@@ -1,0 +1,156 @@
+"""What must hold of floors, and of the layers that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from clonos.core import events as ev
+from clonos.core.messages import Layer, LayerRef, Restored
+from clonos.core.plan import HOUSE_KEEPER, Incarnation, Plan
+from clonos.core.task import TaskMachine
+from clonos.simulator.checks.closed import ClosedKeeper
+from clonos.simulator.checks.violations import require
+
+
+def knows_where_it_is(machine: TaskMachine) -> None:
+    """A task seals only where it knows how far it is on each channel: not while one starts over.
+
+    At a marker it has no choice; no floor is made of what was sealed around a reset.
+    """
+    for channel, end in machine.inputs.items():
+        require(
+            machine.plan.has_markers or end.reset_at is None,
+            "fitting floors",
+            f"{machine.spec.name} seals while channel {channel} starts over",
+        )
+
+
+def consistent_floor(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """The layers of a floor fit together: what one has sent, the other has taken."""
+    carried_feedback(plan, layers, may_be_ahead=False)
+    for channel in plan.channels:
+        if channel.receiver != HOUSE_KEEPER and not channel.is_feedback:
+            sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
+            sent = sender.outs[channel.id] if sender else (0, 0)
+            taken = receiver.ins[channel.id] if receiver else (0, 0)
+            require(
+                sent == taken,
+                "consistent floor",
+                f"channel {channel.id} was at {sent} for its sender, at {taken} for its receiver",
+            )
+
+
+def fitting_floors(plan: Plan, layers: Mapping[int, Layer]) -> None:
+    """Floors fit together, whenever they were sealed: what one has sent, the other has taken, so
+    nobody is asked for what it cannot make again. Both count the items of one generation."""
+    carried_feedback(plan, layers, may_be_ahead=True)
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER or channel.sender not in layers or channel.is_feedback:
+            continue
+        sent = layers[channel.sender].outs[channel.id]
+        receiver = layers.get(channel.receiver)
+        taken = receiver.ins[channel.id] if receiver else (0, 0)
+        generations = [floor.generation for floor in (layers[channel.sender], receiver) if floor]
+        require(
+            len(set(generations)) == 1,
+            "fitting floors",
+            f"channel {channel.id}: the floors at its ends are of generations {generations}",
+        )
+        require(
+            sent[0] < taken[0] or sent == taken,
+            "fitting floors",
+            f"channel {channel.id}: its sender's floor is at {sent}, its receiver's at {taken}",
+        )
+
+
+def carried_feedback(plan: Plan, layers: Mapping[int, Layer], *, may_be_ahead: bool) -> None:
+    """What goes round is in the floor: all that the receiver's layer lacks, the sender's carries.
+
+    Where markers flow, the receiver's has taken nothing that the sender made behind its marker.
+    """
+    for channel in plan.channels:
+        sender, receiver = layers.get(channel.sender), layers.get(channel.receiver)
+        if not channel.is_feedback or sender is None:
+            continue
+        taken, taken_chain = receiver.ins[channel.id] if receiver else (0, 0)
+        last, last_chain = sender.outs[channel.id]
+        before, items = sender.carried[channel.id]
+        chains = {last - len(items): before, **{item.seq: item.chain for item in items}}
+        has_all = list(chains) == list(range(last - len(items), last + 1))
+        is_known = taken in chains or (may_be_ahead and taken > last)
+        require(
+            has_all and chains[last] == last_chain and is_known,
+            "carried feedback",
+            f"the receiver of channel {channel.id} is at {taken}, its sender carries {list(chains)}"
+            f" of {last}",
+        )
+        require(
+            taken > last or chains[taken] == taken_chain,
+            "carried feedback",
+            f"item {taken} of channel {channel.id} has two digests",
+        )
+
+
+def no_orphaned_floor(layers: Mapping[int, Layer], keeper: ClosedKeeper) -> None:
+    """What a floor depends on can never be lost: it is stable, or below another floor."""
+    for task, layer in layers.items():
+        for other, (_, position) in layer.dep.items():
+            safe = max(keeper.stable[other], keeper.positions[other])
+            require(
+                position <= safe,
+                "no orphans",
+                f"the floor of task {task} rests on entry {position} of task {other}, of which "
+                f"{safe} can never be lost",
+            )
+
+
+def restored_as_told(
+    actions: Iterable[ev.Action], chain: Iterable[LayerRef], fetched: Iterable[Layer]
+) -> None:
+    """A restored task says how much of its state had to come from the store: what was fetched."""
+    from_store = {(layer.epoch, layer.incarnation) for layer in fetched}
+    sizes = [(ref.nbytes, (ref.epoch, ref.incarnation) in from_store) for ref in chain]
+    due = sum(n for n, _ in sizes), sum(n for n, is_fetched in sizes if is_fetched)
+    for action in actions:
+        if isinstance(action, ev.Tell) and isinstance(report := action.report, Restored):
+            told = report.state_bytes, report.store_bytes
+            require(
+                told == due,
+                "restored as told",
+                f"task {report.task} tells {told} bytes of state and from the store, not {due}",
+            )
+
+
+def floor_of_the_living(layers: Mapping[int, Layer], over: Mapping[int, Incarnation]) -> None:
+    """Invariant 4 in a floor: no layer of a life that was over when the floor was completed."""
+    for task, layer in layers.items():
+        require(
+            task not in over or layer.incarnation > over[task],
+            "fencing",
+            f"the floor has a layer of task {task} by {tuple(layer.incarnation)}, which is over",
+        )
+
+
+def floor_has_effect(plan: Plan, layers: Mapping[int, Layer], effects: Mapping[int, int]) -> None:
+    """Invariant 5 at the edge: a floor passes no output that is yet to have its effect."""
+    for task in plan.tasks:
+        if task.is_sink and task.id in layers:
+            due = layers[task.id].outs[task.outputs[-1]][0]
+            require(
+                due <= effects[task.id],
+                "no early truncation",
+                f"the floor has {due} outputs of {task.name}, {effects[task.id]} have their effect",
+            )
+
+
+def floors_of_channels(plan: Plan, layers: Mapping[int, Layer]) -> dict[int, int]:
+    """For each channel: how far the floor of its receiver has consumed it."""
+    result: dict[int, int] = {}
+    for channel in plan.channels:
+        if channel.receiver == HOUSE_KEEPER:
+            layer = layers.get(channel.sender)
+            result[channel.id] = layer.outs[channel.id][0] if layer else 0
+        else:
+            layer = layers.get(channel.receiver)
+            result[channel.id] = layer.ins[channel.id][0] if layer else 0
+    return result

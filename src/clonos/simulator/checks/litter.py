@@ -1,0 +1,62 @@
+"""The store of layers must not fill up with what nobody will ever read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from clonos.core.history import FOLDER
+from clonos.core.plan import Plan
+from clonos.simulator.checks.violations import require
+from clonos.simulator.world.disk import SimulatedFiles
+from clonos.simulator.world.disks import LAYERS
+
+FLOORS: Final = 4
+"""A layer that is not part of a floor by then never will be. Without markers floors move one by
+one: so many of each task."""
+PIN: Final = f"{FOLDER}/pin-"
+"""What somebody puts there who reads the past; he takes it away himself."""
+GRACES: Final = 14.0
+"""How many times its grace period a file may stay that nobody refers to."""
+
+
+class Litter:
+    """Looks at floors what is in the store, and for how long nobody has referred to it.
+
+    Whenever something fails or is restored it forgets what it has seen: then there may be reasons.
+    """
+
+    def __init__(self, files: SimulatedFiles, grace_ms: float, plan: Plan) -> None:
+        self._files, self._limit_ms = files, GRACES * grace_ms
+        self._floors_max = FLOORS if plan.has_markers else FLOORS * len(plan.tasks)
+        self._floors = 0
+        self._looked_ms = 0.0
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def forget(self) -> None:
+        """Something fails."""
+        self._seen = {}
+
+    def look(self, now_ms: float, used: set[str]) -> None:
+        """A floor is complete; the journal refers to what is `used`."""
+        self._floors += 1
+        if now_ms < self._looked_ms + self._limit_ms / 8:  # to look takes time
+            return
+        self._looked_ms = now_ms
+        seen = {}
+        for info in self._files.entries(LAYERS, recursive=True):
+            path = info.path.removeprefix(f"{LAYERS}/").partition("/")[2]
+            if info.is_folder or path in used or path.startswith(PIN):
+                continue
+            since_ms, floors = seen[path] = self._seen.get(path, (now_ms, self._floors))
+            is_new = self._floors - floors < self._floors_max
+            no_litter(path, now_ms - since_ms, self._limit_ms, is_new=is_new)
+        self._seen = seen
+
+
+def no_litter(path: str, unused_ms: float, limit_ms: float, *, is_new: bool) -> None:
+    """What nobody refers to is deleted some time; `is_new`: floors may yet come to it."""
+    require(
+        unused_ms < limit_ms or is_new,
+        "no litter",
+        f"for {unused_ms:.0f} ms and several floors nobody has referred to {path}",
+    )

@@ -1,0 +1,105 @@
+"""What must hold of the past that a job keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clonos.core.history import (
+    History,
+    Point,
+    UnreadableHistory,
+    decode_segment,
+    joined,
+)
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import Run
+from clonos.simulator.checks.violations import Violation, require
+from clonos.storage.layers import LayerStore, get_layers
+
+
+@dataclass(frozen=True)
+class KeptPast:
+    """The history of a house-keeper when a group of records was closed."""
+
+    points: tuple[Point, ...]
+    segments: Mapping[int, str]
+    unstored: Mapping[int, tuple[Run, ...]]
+    going: int
+    paths: frozenset[str]
+
+    @classmethod
+    def of(cls, history: History) -> KeptPast:
+        """What there is now."""
+        unstored = {number: tuple(runs) for number, runs in history.closed.items()}
+        if history.points:
+            unstored[history.points[-1].number] = tuple(history.open)
+        segments = {number: segment.path for number, segment in history.segments.items()}
+        paths = frozenset(history.paths)
+        return cls(tuple(history.points), segments, unstored, history.going, paths)
+
+    def needed_from(self, number: int) -> set[str]:
+        """The files that a replay from a point needs."""
+        (point,) = (p for p in self.points if p.number == number)
+        behind = {path for begin, path in self.segments.items() if begin >= number}
+        return behind | {path for path, _ in point.paths}
+
+
+def past_is_there(store: LayerStore, past: KeptPast) -> None:
+    """The layers of every point can be read, and every segment."""
+    try:
+        for point in past.points:
+            for chain in point.layers.values():
+                get_layers(store, chain)
+        for path in past.segments.values():
+            store.get(path)
+    except UnreadableLayer as error:
+        raise Violation("kept past", f"the journal refers to what is gone: {error}") from error
+
+
+def past_is_true(
+    store: LayerStore,
+    past: KeptPast,
+    held: Iterable[Run],
+    truth: Mapping[int, Sequence[bytes]],
+    first: Mapping[int, int],
+) -> None:
+    """From every point on, all log entries that were written are kept, up to those that the
+    house-keeper holds. Points before the positions `first` are of a life of the job from which it
+    went back: from there to here no log leads."""
+    points = [p for p in past.points if all(p.positions[task] >= first[task] for task in first)]
+    parts = [
+        decode_segment(store.get(past.segments[point.number]))
+        if point.number in past.segments
+        else past.unstored[point.number]
+        for point in points
+    ]
+    ends = dict(points[0].positions) if points else {}
+    try:
+        runs = joined(points[0], [*parts, held]) if points else []
+    except UnreadableHistory as error:
+        raise Violation("kept past", error.what) from error
+    for run in runs:
+        for position, record in enumerate(run.records, run.start):
+            is_same = truth[run.task][position - 1 : position] == [record]
+            require(is_same, "kept past", f"entry {position} of task {run.task} is another one")
+        ends[run.task] = max(ends[run.task], run.end)
+    for point in points:
+        for task, position in point.positions.items():
+            require(
+                ends[task] >= position,
+                "kept past",
+                f"of task {task} the entries {ends[task] + 1} to {position} are missing",
+            )
+
+
+def past_stays(paths: Iterable[str], past: KeptPast) -> None:
+    """What is deleted is not what a point needs."""
+    for path in paths:
+        require(path not in past.paths, "kept past", f"{path} is deleted, and a point needs it")
+
+
+def pinned_stays(stored: Iterable[str], needed: Iterable[str], number: int) -> None:
+    """Nobody deletes what somebody reads."""
+    gone = set(needed) - set(stored)
+    require(not gone, "kept past", f"point {number} is being read, and without {sorted(gone)[:3]}")

@@ -1,0 +1,145 @@
+"""A task of production, whose every step is looked at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.calls import CallId
+from clonos.core.determinants import Outcomes
+from clonos.core.fences import Cut
+from clonos.core.life import Phase
+from clonos.core.messages import Layer
+from clonos.core.step import Job
+from clonos.core.task import TaskMachine
+from clonos.simulator.checks import invariants
+from clonos.simulator.checks.floors import restored_as_told
+from clonos.simulator.checks.invariants import (
+    bounded_calls,
+    bounded_loop,
+    is_full,
+    log_leaves,
+    loop_is_full,
+    nothing_lost_held,
+    promise_kept,
+)
+from clonos.simulator.checks.key_order import calls_of_keys
+from clonos.simulator.checks.recorder import Recorder
+from clonos.simulator.checks.violations import check_state
+
+OFTEN = (ev.Received, ev.Answered, ev.SourceRows, ev.Tick, ev.Written, ev.CallsOver)
+"""Events for which a machine moves rarely."""
+CHECK_EVERY = 32
+"""So many events after one look at the whole state of a task comes the next."""
+
+
+class WatchedMachine(TaskMachine):
+    """A task that the recorder watches."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        plan: Any,
+        command: msg.Activate,
+        program: Any,
+        layers: Iterable[Layer],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        self._fetched, self._chain = tuple(layers), command.layers
+        super().__init__(plan, command, program, self._fetched, *args, **kwargs)
+        self._recorder = recorder
+        self._events = 0
+        self._was_full = self._has_answers = self._loop_was_full = False
+        self._cuts: dict[int, list[Cut]] = defaultdict(list)  # that it has heard of
+        # After which step effects were asked; those that a layer has, before it.
+        self._asked_at: defaultdict[CallId, int] = defaultdict(lambda at=self.position: at)  # type: ignore[misc]
+        self._promised: dict[int, int] = {}  # how much it has said that it holds, while it matters
+        recorder.activated(self, command)
+        for cut in command.fences:
+            self._cuts[cut.task].append((cut.incarnation, cut.length))
+
+    def start(self) -> list[ev.Action]:
+        actions = super().start()
+        restored_as_told(actions, self._chain, self._fetched)
+        return self._watch(actions)
+
+    def handle(self, event: ev.Event | msg.TaskCommand) -> list[ev.Action]:
+        if isinstance(event, ev.Received):
+            self._recorder.receives(self, event)
+        actions = self._watch(super().handle(event))
+        self._recorder.touched(self)
+        if isinstance(event, ev.Received) and isinstance(event.data, msg.Data):
+            self._check_logs({run.task for run in event.data.runs})
+        elif isinstance(event, msg.Fence) and event.task != self.id:
+            self._promised[event.task] = self.book.length(event.task)
+        elif isinstance(event, (msg.Floor, msg.Resolve)):
+            self._recorder.commanded(self, event)
+            self._hear(event)
+        elif isinstance(event, ev.Tick) and self.is_live:
+            log_leaves(self)
+        self._check_after(event)
+        return actions
+
+    def _hear(self, command: msg.Floor | msg.Resolve) -> None:
+        if isinstance(command, msg.Resolve) and command.task != self.id:
+            self._promised.pop(command.task, None)
+            self._cuts[command.task].append((command.incarnation, command.length))
+            self._check_logs(set(self._cuts))
+
+    def _check_logs(self, tasks: Iterable[int]) -> None:
+        if self.phase is not Phase.FENCED:
+            promise_kept(self, self._promised)
+            for task in tasks:
+                nothing_lost_held(self.book, task, self._cuts.get(task, ()), self.spec.name)
+
+    def _check_after(self, event: ev.Event | msg.TaskCommand) -> None:
+        """The whole task now and then, and after what moves its machines; else what was touched."""
+        self._events += 1
+        if not isinstance(event, OFTEN) or self._events % CHECK_EVERY == 0:
+            self._recorder.kept(self)
+            if self._recorder.checks_state:
+                check_state(self)
+        elif isinstance(event, ev.Received) and self._recorder.checks_state:
+            check_state(self.inputs[event.channel])
+
+    def begin(self) -> Job | None:
+        self._backlogs, self._was_full = invariants.backlogs(self), is_full(self)
+        self._loop_was_full = loop_is_full(self)
+        return super().begin()
+
+    def flush(self) -> list[ev.Action]:
+        actions = self._watch(super().flush())
+        if self._has_answers:
+            self._has_answers = False
+            log_leaves(self)
+        return actions
+
+    def end(self, error: Exception | None = None) -> list[ev.Action]:
+        before, step = self.position, self.under_way
+        actions = super().end(error)
+        if self.position > before:
+            assert step is not None
+            cause = step.record[0]
+            self._asked_at.update((call, self.position) for call, _ in step.asked)
+            self._has_answers |= isinstance(cause, Outcomes) and self.is_live
+            bounded_calls(self, cause, was_full=self._was_full)
+            calls_of_keys(self)
+            bounded_loop(self, cause, was_full=self._loop_was_full)
+            self._recorder.stepped(self, self._backlogs)
+            self._recorder.touched(self)
+            if self._recorder.checks_state:
+                for end in self.inputs.values():
+                    check_state(end)
+        return self._watch(actions)
+
+    def _watch(self, actions: list[ev.Action]) -> list[ev.Action]:
+        for action in actions:
+            if isinstance(action, ev.MakeCalls):
+                effects = [call for call, request in action.calls if request.key]
+                self._recorder.makes(self, max((self._asked_at[c] for c in effects), default=0))
+        self._recorder.acts(self, actions)
+        return actions

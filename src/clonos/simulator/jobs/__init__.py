@@ -1,0 +1,1 @@
+"""Random jobs for the simulator, whose right output is known."""

@@ -1,0 +1,70 @@
+"""Deliberate mistakes in planned moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clonos.core import messages as msg
+from clonos.core.moves import MoveEvent, Moves
+from clonos.core.plan import Cell
+from clonos.core.recovery import Recoveries
+from clonos.core.roster import TaskPhase
+from clonos.core.task import TaskMachine
+from clonos.nodes.resident import Resident
+
+
+def rest_at_once(_: Any) -> Any:
+    def tell(self: Resident, _: TaskMachine) -> None:
+        if not self._has_yielded:
+            self._has_yielded = True
+            self._home.send(msg.Yielded(self.task, self._command.incarnation))
+
+    return tell
+
+
+def never_rest(original: Any) -> Any:
+    def steps(self: Resident, *arguments: Any) -> None:
+        yields, self._yields = self._yields, False
+        original(self, *arguments)
+        self._yields = yields
+
+    return steps
+
+
+def without_resume(_: Any) -> Any:
+    def give_up(self: Moves) -> None:
+        self._end(MoveEvent.GIVEN_UP)
+
+    return give_up
+
+
+def one_by_one(original: Any) -> Any:
+    def inherit(self: Recoveries, cell: Cell, heir: int) -> None:
+        for task in (self._tasks[task] for task in cell):
+            if task.phase is TaskPhase.WAITING and heir in self._roster.slots:
+                task.slot = heir
+        original(self, cell, heir)
+
+    return inherit
+
+
+def without_heir(original: Any) -> Any:
+    def hand_over(self: Recoveries, cell: Cell, heir: int, *, is_planned: bool = True) -> None:
+        original(self, cell, heir, is_planned=is_planned)
+        if not is_planned:
+            self._heirs.pop(cell, None)
+
+    return hand_over
+
+
+def without_fences(original: Any) -> Any:
+    def tell_all(self: Recoveries, command: msg.TaskCommand) -> None:
+        if not isinstance(command, msg.Fence) or not self._heirs:
+            original(self, command)
+            return
+        for other in self._tasks.values():  # those who fence it themselves may
+            if other.id != command.task:
+                self._roster.command(other.id, command)
+        self._tasks[command.task].awaited.discard(command.task)
+
+    return tell_all

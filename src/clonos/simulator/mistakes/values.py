@@ -1,0 +1,20 @@
+"""Deliberate mistakes with values by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clonos.state.values import ValueStore
+
+
+def oldest_first(original: Any) -> Any:
+    """An older level hides what newer ones say."""
+
+    def look_up(self: ValueStore, keys: list[bytes]) -> None:
+        self._levels.reverse()
+        try:
+            original(self, keys)
+        finally:
+            self._levels.reverse()
+
+    return look_up

@@ -1,0 +1,64 @@
+"""Simulated calls that take a while: some for as long as things go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from clonos.core.calls import CallId, Outcome, Request
+from clonos.core.canonical import outcome_of
+from clonos.core.plan import Incarnation
+from clonos.nodes.events import CallsOver
+
+if TYPE_CHECKING:
+    from clonos.simulator.processes.slot import Slot
+
+HANG_MS = 20.0
+"""Those that hang look so often whether all faults have healed."""
+QUIET_MS = 250.0
+"""By then nothing of an earlier life begins an effect any more: a process that was given up, but
+lives, has ended."""
+
+
+class SlotCalls:
+    """The :class:`~clonos.nodes.ports.Calls` of a slot.
+
+    The service sees a question at once, late, or never if the process dies first; it answers when
+    it likes, in any order.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._over: set[int] = set()
+
+    def make(self, life: int, calls: Sequence[tuple[CallId, Request]]) -> None:
+        task, incarnation = self._slot.node.who(life)
+        scheduler, random = self._slot.cluster.scheduler, self._slot.cluster.call_random
+        for call, request in calls:
+            delay = random.choice((0.0, 1.0, 5.0)) * random.random() + QUIET_MS * request.in_doubt
+            scheduler.after(delay, self._ask, life, task, incarnation, call, request)
+
+    def withdraw(self, life: int) -> None:
+        self._over.add(life)
+
+    def _ask(
+        self, life: int, task: int, incarnation: Incarnation, call: CallId, request: Request
+    ) -> None:
+        cluster = self._slot.cluster
+        if not self._slot.alive or life in self._over:
+            return
+        random = cluster.call_random
+        ok, encoded = outcome_of(lambda: cluster.service.answer(task, incarnation, call, request))
+        takes = random.choice((0.5, 2.0, 10.0)) * random.random()
+        hangs = random.random() < cluster.options.hanging_calls
+        over = CallsOver(life, (Outcome(*call, request.digest, ok, encoded),))
+        cluster.scheduler.after(takes, self._answer, over, hangs)
+
+    def _answer(self, over: CallsOver, hangs: bool) -> None:
+        scheduler = self._slot.cluster.scheduler
+        if not self._slot.alive or over.life in self._over:
+            return
+        if hangs and scheduler.now < self._slot.cluster.heals_at:
+            scheduler.after(HANG_MS, self._answer, over, hangs)
+        else:
+            self._slot.post(over)

@@ -1,0 +1,530 @@
+"""A whole cluster in one thread: slots, driver, network and stores, under virtual time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from clonos.core import coordinator as co
+from clonos.core import messages as msg
+from clonos.core.history import Keep
+from clonos.core.messages import Layer
+from clonos.core.program import Batch
+from clonos.core.task import TaskMachine
+from clonos.core.throttle import INFLIGHT_BYTES
+from clonos.core.watch import DEATHS
+from clonos.errors import ClonosError
+from clonos.nodes.versions import HASH_SEED
+from clonos.simulator.checks.invariants import few_are_burnt
+from clonos.simulator.checks.litter import Litter
+from clonos.simulator.checks.recorder import Recorder
+from clonos.simulator.checks.violations import Violation, require
+from clonos.simulator.jobs.programs import AnyJob
+from clonos.simulator.processes.driver import ControlLink, Driver
+from clonos.simulator.processes.slot import Slot
+from clonos.simulator.world.disk import Died, Disk
+from clonos.simulator.world.disks import Disks, Rot
+from clonos.simulator.world.network import Network
+from clonos.simulator.world.service import Service
+from clonos.simulator.world.virtual import MachineClock, Scheduler, Trials
+from clonos.simulator.world.wired import Wired
+from clonos.storage.journal import JournalBroken, UnreadableJournal
+from clonos.storage.retry import StoreAway
+from clonos.transport.events import ControlLost, ControlOpened, Heartbeat, Register, TaskStatistics
+
+KEEPER_ADDRESS = "house-keeper"
+LOST_MS = 100.0
+"""About half the time until Spark gives up an executor whose machine is gone."""
+STEPS_MAX = 400_000
+"""A job of the usual size that takes more never ends."""
+
+
+@dataclass
+class Options:
+    """What varies from one simulation to the next, besides the job and its faults."""
+
+    slots: int = 6
+    groups: int = 3
+    standbys: int = 1
+    availability: bool = False
+    patience_ms: int = 150
+    gather_ms: int = 5
+    epoch_ms: float = 30.0
+    latency_ms: float = 1.0
+    store_ms: float = 4.0
+    commit_ms: float = 1.0
+    rows_ms: float = 2.0
+    relaunch_ms: float = 40.0
+    rotate_bytes: int = 20_000
+    echo_ms: float = 100.0
+    """How long a driver may go on that has not looked for a later term."""
+    grace_ms: float = 20.0
+    """How long layers stay that nobody refers to any more."""
+    detect_ms: float = 5.0
+    step_ms: float = 0.3
+    floors_at_end: int = 0
+    bound: frozenset[int] = frozenset()
+    """Tasks that run only in slots of their own, one per copy."""
+    keep: Keep | None = None
+    """How much of its past the job keeps."""
+    merges: float = 0.0
+    """How often a floor is followed by a merge of layers ..."""
+    pressures: float = 0.0
+    """... or by memory pressure in some process."""
+    merges_overlap: bool = True
+    """Whether a task has several merges at once, which production never begins: two of them may
+    give their layers one name."""
+    steps_per_turn: int = 1
+    """Steps that a process does before it looks at its input."""
+    rows_at_once: int = 1
+    """Fewest rows that a source reads at once."""
+    silence_ms: float = 10_000.0
+    """A slot that is silent for this long is given up."""
+    retries: float = 0.0
+    """How often Spark restarts a process by itself."""
+    launch_faults: float = 0.0
+    """How often a launched process starts late, twice, or never."""
+    hanging_calls: float = 0.1
+    """How often a call is not answered before all faults have healed."""
+    memory_bytes: int = INFLIGHT_BYTES
+    """A process that keeps more for receivers in memory writes it to its local disk ..."""
+    log_bytes: int | None = None
+    """What a process may hold of logs. None: nobody tells how much it holds."""
+    scratch_faults: float = 0.0
+    """... which fails so often, while there are faults."""
+    long_jobs: float = 0.0
+    """How often user code takes longer, and its slot hears what comes meanwhile."""
+    wired: bool = False
+    """Whether channels are bytes on simulated sockets."""
+    waits_ms: float = 0.0
+    """For how long a driver has slots before it has something to drive."""
+
+
+@dataclass
+class Control:
+    """The control stream of one slot: FIFO both ways."""
+
+    driver: Driver
+    attempt: int
+    order_at: float = 0.0
+    report_at: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """How a simulation ended."""
+
+    state: str = "running"
+    error: str = ""
+    message: str = ""
+    task: int = -1
+    notes: list[co.Note] = field(default_factory=list)
+
+
+class Cluster:
+    """One simulation.
+
+    `before`: where the same checkpoint was driven until now, with another plan; its processes are
+    gone. `first`: the layers that tasks begin with.
+    """
+
+    def __init__(
+        self,
+        job: AnyJob,
+        options: Options,
+        random: Random,
+        *,
+        trace: bool = False,
+        before: Cluster | None = None,
+        first: Mapping[int, Layer] | None = None,
+    ) -> None:
+        self.job = job
+        self.options = options
+        self.random = random
+        self.job_random = Random(0)
+        """For how long jobs take: whatever that is, all else is drawn as before."""
+        self.call_random = Random(0)
+        """For how long calls take."""
+        self.scratch_random = Random(0)
+        """How local disks fare."""
+        self.spilled = self.read_back = self.rotten = 0
+        """Files of items: written, read again, read in vain."""
+        self.scheduler = Scheduler()
+        self.network = (
+            Wired(self.scheduler, random, job) if options.wired else Network(self.scheduler, random)
+        )
+        self.network.latency_ms = options.latency_ms
+        self.service = Service(random)
+        self.disks = Disks(random)
+        if before is not None:
+            self.scheduler.now, self.disks = before.scheduler.now, before.disks
+        self.recorder = Recorder(job, self.disks, self.scheduler.digest)
+        self.recorder.goes_on(first or {})
+        self.slots: list[Slot] = []
+        self.outcome = Outcome()
+        self.litter = Litter(self.disks.shared.observe(), options.grace_ms, job.plan)
+        self.on_note: list[Callable[[co.Note], None]] = []
+        self.on_job: list[Callable[[Slot, float], None]] = []
+        self.on_steps: list[Callable[[Slot], None]] = []
+        self.slow: dict[int, float] = {}
+        self.clocks: dict[str, MachineClock] = defaultdict(partial(MachineClock, self.scheduler))
+        """By executor: each is a machine."""
+        self.held_starts: list[Callable[[], None]] | None = None
+        """Processes that Spark has no room for, as long as a script says so."""
+        self.deaths = 0
+        self.poisonings = 0
+        self.trials = Trials(job.wrap, Random(0))
+        self._controls: dict[Slot, Control] = {}
+        self._names = self._drivers = 0
+        self.is_traced = trace
+        self.rot: Rot | None = None
+        """What has happened to the journal, and nobody has noticed yet."""
+        self.heals_at = self.store_back_at = 0.0
+        self.floors_since = 0
+        self.driver = self._new_driver()
+
+    def trace(self, what: str) -> None:
+        if self.is_traced:
+            print(f"{self.scheduler.now:10.2f}  {what}")  # noqa: T201 - it is asked for
+
+    # --- delays -----------------------------------------------------------------------------------
+
+    def about(self, mean: float) -> float:
+        return mean * 2 * self.random.random()
+
+    def store_delay(self) -> float:
+        """Time that the store takes, including the time that adapters wait while it is away."""
+        away = max(0.0, self.store_back_at - self.scheduler.now)
+        return away + self.about(self.options.store_ms)
+
+    def past_delay(self) -> float:
+        """The same for what is stored of the past."""
+        away = max(0.0, self.store_back_at - self.scheduler.now)
+        return away + self.options.store_ms
+
+    def commit_delay(self) -> float:
+        return self.about(self.options.commit_ms)
+
+    def rows_delay(self) -> float:
+        return self.about(self.options.rows_ms)
+
+    def step_cost(self, slot: Slot) -> float:
+        slow = self.slow.get(slot.number, 0.0) if self.slow else 0.0
+        return self.about(self.options.step_ms) + slow
+
+    def job_duration(self) -> float:
+        random = self.job_random
+        if random.random() >= self.options.long_jobs:
+            return 0.0
+        return random.choice((0.5, 3.0, 30.0, 30.0)) * random.random()
+
+    def under_way(self, slot: Slot, duration: float) -> None:
+        """A job has begun that takes a while."""
+        for listener in self.on_job:
+            listener(slot, duration)
+
+    def stepped(self, slot: Slot) -> None:
+        """A process has done steps."""
+        for listener in self.on_steps:
+            listener(slot)
+
+    def may_end(self) -> bool:
+        """Sources continue until this many checkpoints have completed after the last fault.
+
+        Without markers, at the latest when floors have come to where all tasks are, as they have to
+        if nothing happens any more.
+        """
+        if self.floors_since >= self.options.floors_at_end or self.job.plan.leaves_gaps:
+            return True
+        keeper, plan = self.driver.keeper, self.job.plan
+        at = {m.id: m.position for slot in self.alive() for m in slot.machines if m.is_live}
+        return not plan.has_markers and keeper.positions == at
+
+    def decode_rows(self, content: bytes) -> Batch:
+        return self.job.wrap(self.job.decode(content))
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _new_driver(self) -> Driver:
+        self.litter.forget()
+        driver = Driver(self, f"{KEEPER_ADDRESS}{self._drivers or ''}", self.disks.local)
+        self.network.hosts[driver.address] = driver
+        self.network.joins(driver)
+        self.recorder.recovered(driver.keeper, driver.recovered, driver.layers)
+        return driver
+
+    def start(self) -> None:
+        self.driver.start()
+
+    def start_slot(self, driver: Driver, place: int, attempt: int, bound: int | None) -> Slot:
+        """A process comes about, which registers; `bound`: the only task it can run."""
+        self._names += 1
+        number = driver.slots_started
+        driver.slots_started += 1
+        group = f"executor{self.random.randrange(self.options.groups)}"
+        slot = Slot(self, number, f"slot{self._names}", group, driver.layers, bound)
+        self.slots.append(slot)
+        self.network.hosts[slot.address] = slot
+        self.network.joins(slot)
+        self._controls[slot] = Control(driver, attempt)
+        driver.slots[number] = slot
+        self.trace(f"slot {number} is {slot.address} in {group}")
+        versions = {HASH_SEED: "0"}
+        register = Register(
+            place, attempt, str(self._names), group, group, 0, number, slot.address, versions
+        )
+        driver.post(ControlOpened(number, register, ControlLink(self, slot)))
+        self._beat(slot)
+        return slot
+
+    def _beat(self, slot: Slot) -> None:
+        """Its pulse: a thread of the process, which a long step does not stop, but a stall does."""
+        driver = self._controls[slot].driver
+        if slot.alive and slot.is_controlled and driver.alive:
+            if slot.stalled_until <= self.scheduler.now:
+                driver.post((slot.number, Heartbeat(slot.address, 0)))
+            self.scheduler.after(self.options.silence_ms / 15, self._beat, slot)
+
+    def alive(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.alive]
+
+    def kill(self, slot: Slot, why: str, *, is_silent: bool = False) -> None:
+        """The process ends; its connections with it, or (`is_silent`: its machine is gone) nobody
+        says so: others find out because it does not answer."""
+        if not slot.alive:
+            return
+        self.trace(f"{slot.address} dies ({why}) {self.describe(slot)}")
+        self.deaths += 1
+        self.poisonings += why == "poisoned"
+        few_are_burnt(self.poisonings, self.deaths, self.driver.coordinator.term, DEATHS)
+        slot.alive = False
+        self.slots.remove(slot)
+        self.network.host_died(slot, is_silent=is_silent)
+        if not is_silent:
+            self._lose(slot, lose_reports=self.random.random() < 0.5)
+        self.network.hosts.pop(slot.address)
+        control = self._controls[slot]
+        self.scheduler.after(
+            2 * self.about(LOST_MS if is_silent else self.options.detect_ms),
+            control.driver.spark.process_ended, slot, control.attempt, why,
+        )  # fmt: skip
+
+    def _lose(self, slot: Slot, *, lose_reports: bool) -> None:
+        """The driver learns that the control stream has ended."""
+        if not slot.is_controlled:
+            return
+        if lose_reports:
+            slot.is_controlled = False
+        control = self._controls[slot]
+        at = max(self.scheduler.now + self.about(self.options.detect_ms), control.report_at)
+        self.scheduler.at(at, self._lost, slot)
+
+    def _lost(self, slot: Slot) -> None:
+        slot.is_controlled = False
+        driver = self._controls[slot].driver
+        driver.slots.pop(slot.number, None)
+        self.recorder.lost(slot.number)
+        driver.post(ControlLost(slot.number, slot.number))
+
+    def suspect(self, slot: Slot, *, lives_for: float) -> None:
+        """The control stream is gone, the process is not: a zombie."""
+        self.trace(f"{slot.address} becomes a zombie {self.describe(slot)}")
+        self._lose(slot, lose_reports=True)
+        control = self._controls[slot]
+        control.driver.spark.suspects(control.attempt)
+        self.scheduler.after(lives_for, self.kill, slot, "zombie ends")
+
+    def expel(self, slot: Slot) -> None:
+        """The driver has closed the control stream: the process leaves, or does not notice."""
+        if not slot.is_controlled:
+            return
+        self.trace(f"{slot.address} is expelled")
+        slot.is_controlled = False
+        self._controls[slot].driver.slots.pop(slot.number, None)
+        self.recorder.lost(slot.number)
+        if self.random.random() < 0.9:
+            self.scheduler.after(self.about(20.0), self.kill, slot, "expelled")
+
+    def kill_driver(self, driver: Driver | None = None) -> None:
+        """Everything of this term is void; its workers are not gone yet."""
+        driver = driver or self.driver
+        if not driver.alive:
+            return
+        self.trace("the driver dies")
+        driver.die()
+        self.network.host_died(driver)
+        for slot in list(self.slots):
+            if self._controls[slot].driver is driver:
+                slot.is_controlled = False
+                self.scheduler.after(self.about(60.0), self.kill, slot, "orphaned")
+        if driver is self.driver:
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+
+    def superseded(self, driver: Driver) -> None:
+        """It has found out that another one drives."""
+        require(driver is not self.driver, "one driver", "the only driver takes another for it")
+        self.trace(f"{driver.address} leaves it to {self.driver.address}")
+        self.kill_driver(driver)
+
+    def follow(self, disk: Disk) -> None:
+        """Somebody starts another driver, on a machine with this disk, whatever the first does."""
+        self.trace("a second driver starts")
+        self._drivers += 1
+        first, self.disks.local = self.driver, disk
+        try:
+            self.driver = self._new_driver()
+        except (Died, OSError, StoreAway, JournalBroken) as error:  # it cannot, and is not missed
+            self.trace(f"   it does not: {error}")
+            self.kill_driver(first)
+        else:
+            self.start()
+
+    def _restart_driver(self) -> None:
+        self.trace("the driver starts again")
+        try:
+            self.driver = self._new_driver()
+        except (Died, OSError, StoreAway, JournalBroken) as error:
+            self.trace(f"   it does not: {error}")
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+        except UnreadableJournal as error:
+            self.trace(f"   it does not: {error}")
+            require(self.rot is not None, "durable", f"the journal is damaged: {error}")
+            assert self.rot is not None
+            self.rot.heal()
+            self.rot = None
+            self.scheduler.after(self.about(30.0), self._restart_driver)
+        else:
+            self.start()
+
+    def refuse(self, disk: Disk, kind: type[ClonosError]) -> None:
+        """Somebody starts another driver there, which must not even begin."""
+        try:
+            Driver(self, "another house-keeper", disk)
+        except (kind, Died, OSError, StoreAway, JournalBroken) as error:
+            self.trace(f"a second driver: {error}")
+        else:
+            raise Violation("one driver", f"a second driver begins, where {kind.__name__} is due")
+
+    def describe(self, slot: Slot) -> str:
+        if not slot.machines:
+            return f"with standbys {sorted(slot.standbys)}"
+        return f"running {', '.join(map(self._life, slot.machines))}"
+
+    @staticmethod
+    def _life(machine: TaskMachine) -> str:
+        n = machine.incarnation
+        return f"{machine.spec.name} {n.term}.{n.n} {machine.phase.value}"
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def order(self, slot: Slot, command: msg.Command) -> None:
+        if not slot.is_controlled:
+            return
+        self.trace(f"-> {slot.address} {command}"[:300])
+        self.recorder.ordered(slot.number, command)
+        control = self._controls[slot]
+        at = max(self.scheduler.now + self.network.delay(slot), slot.stalled_until)
+        control.order_at = max(control.order_at, at)
+        self.scheduler.at(control.order_at, self._ordered, slot, command)
+
+    def _ordered(self, slot: Slot, command: msg.Command) -> None:
+        if slot.is_controlled:
+            slot.command(self.network.carried(command))
+
+    def report(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
+        if not slot.is_controlled:
+            return
+        control = self._controls[slot]
+        if isinstance(report, (msg.Announced, msg.Survived)):
+            delay = self.options.latency_ms * (0.1 + self.trials.random.random())
+        else:
+            delay = self.network.delay(slot)
+        at = self.scheduler.now + delay
+        control.report_at = max(control.report_at, at)
+        self.scheduler.at(control.report_at, self._reported, slot, report)
+
+    def _reported(self, slot: Slot, report: msg.Report | TaskStatistics) -> None:
+        driver = self._controls[slot].driver
+        was_flushed = isinstance(report, msg.Announced)  # the end of the process does not stop it
+        if driver.alive and (slot.is_controlled or was_flushed):
+            self.trace(f"<- {slot.address} {report}"[:300])
+            if not isinstance(report, TaskStatistics):
+                self.recorder.reported(slot.number, report)
+            driver.post((slot.number, self.network.carried(report)))
+
+    # --- what the driver says ---------------------------------------------------------------------
+
+    def noted(self, note: co.Note) -> None:
+        self.trace(f"   note {note.what} task {note.task} {tuple(note.incarnation)} {note.value}")
+        if note.what == "floor":
+            sealed = self.driver.coordinator.checkpoints.sealed.values()
+            waiting = {layer.ref.path for layers in sealed for layer in layers}
+            self.litter.look(self.scheduler.now, self.recorder.used | waiting)
+        elif note.what in ("detected", "moving", "restored"):
+            self.litter.forget()
+        if note.what == "floor" and self.scheduler.now > self.heals_at:
+            self.floors_since += 1
+        self.recorder.noted(note)
+        for listener in self.on_note:
+            listener(note)
+
+    def fail(self, action: co.Fail) -> None:
+        self.trace(f"failed: {action}")
+        self.outcome = Outcome("failed", action.error, action.message, action.task)
+
+    def finished(self) -> None:
+        self.trace("done")
+        self.outcome = Outcome("done")
+
+    # --- run --------------------------------------------------------------------------------------
+
+    def run(self, deadline_ms: float, steps_max: float = STEPS_MAX) -> Outcome:
+        """Until the job is done or has failed; liveness demands that it is one of them in time."""
+        while self.outcome.state == "running":
+            if not self.scheduler.run_next():
+                raise Violation("liveness", "nothing is left to happen")
+            if self.scheduler.now > deadline_ms or self.scheduler.steps > steps_max:
+                raise Violation("liveness", self.stuck())
+        return self.outcome
+
+    def run_until(self, condition: Callable[[], object], deadline_ms: float = 5_000.0) -> None:
+        """Scripted scenarios: go on until something is the case."""
+        while not condition():
+            if not self.scheduler.run_next() or self.scheduler.now > deadline_ms:
+                raise Violation("liveness", f"what is waited for never came\n{self.stuck()}")
+            if self.outcome.state != "running":
+                raise Violation("liveness", f"the job ended too early: {self.outcome}")
+
+    def slot_of(self, task: int) -> Slot | None:
+        """Where the newest life of a task runs."""
+        for slot in self.slots:
+            if slot.machine_of(task) is not None and slot.is_controlled:
+                return slot
+        return None
+
+    def stuck(self) -> str:
+        """What everybody waits for."""
+        coordinator = self.driver.coordinator
+        lines = [f"not done at {self.scheduler.now:.0f} ms; epoch {coordinator.pending_epoch}"]
+        lines += [
+            f"{t.id} {t.phase.value} in {t.slot}, {tuple(t.incarnation)}, awaits {t.awaited}"
+            for t in coordinator.tasks.values()
+        ]
+        for slot in self.slots:
+            for machine in slot.machines:
+                queues = {
+                    c: (i.conn, i.greeted, i.consumed, len(i.queue), i.aligned, i.ended)
+                    for c, i in machine.inputs.items()
+                }
+                outs = {
+                    c: (o.connected, o.log.cursor, o.log.last, o.log.processed, o.settled)
+                    for c, o in machine.outputs.items()
+                }
+                lines.append(
+                    f"{slot.address} {self._life(machine)} at {machine.position} of "
+                    f"{machine.replay_to} epoch {machine.epoch} in {queues} out {outs}"
+                )
+        return "\n".join(lines)

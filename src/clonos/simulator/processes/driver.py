@@ -1,0 +1,381 @@
+"""The driver's process: the node of production, on simulated ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from clonos.core import coordinator as co
+from clonos.core import events as ev
+from clonos.core import messages as msg
+from clonos.core.coordinator import Coordinator
+from clonos.core.history import Chains
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
+from clonos.nodes import events
+from clonos.nodes.driver import TICK_S, DriverNode, Phase
+from clonos.nodes.places import Pace
+from clonos.nodes.ports import DriverPorts
+from clonos.nodes.settings import DriverSettings
+from clonos.nodes.views import Sample
+from clonos.nodes.waiting import Waiting
+from clonos.simulator.checks.closed import ClosedKeeper
+from clonos.simulator.checks.invariants import cells_together
+from clonos.simulator.checks.violations import check_state
+from clonos.simulator.processes.durable import (
+    SimulatedJournal,
+    SimulatedLookout,
+    SimulatedMerger,
+    outputs_of,
+)
+from clonos.simulator.processes.spark import Spark
+from clonos.simulator.world.disk import Died, Disk
+from clonos.simulator.world.disks import HOME, LAYERS, TERMS
+from clonos.simulator.world.network import Stream
+from clonos.simulator.world.virtual import EPOCH_MS
+from clonos.storage.checkpoint import Checkpoint
+from clonos.storage.folder import Folder
+from clonos.storage.terms import Superseded, Terms
+from clonos.transport.events import ChannelClosed, ChannelOpened, Heartbeat, TaskStatistics
+
+if TYPE_CHECKING:
+    from clonos.simulator.processes.cluster import Cluster
+    from clonos.simulator.processes.slot import Slot
+
+T = TypeVar("T")
+
+OFTEN: Final = frozenset({msg.Data, Heartbeat, TaskStatistics})
+"""Messages for which a machine of the driver moves rarely."""
+CHECK_EVERY: Final = 32
+"""So many turns after one look at the whole state of the driver comes the next."""
+
+
+class WatchedKeeper(HouseKeeper):
+    """The house-keeper, with the recorder looking at what it is about to hear."""
+
+    def __init__(self, driver: Driver) -> None:
+        job = driver.cluster.job
+        super().__init__(job.plan, job.encode, job.decode, driver.cluster.options.keep)
+        self._driver = driver
+
+    def handle(self, event: ev.Opened | ev.Received | ev.InputClosed) -> None:
+        stream = self._driver.accepted.get(event.conn)
+        is_current = self._driver is self._driver.cluster.driver
+        if isinstance(event, ev.Received) and stream is not None and is_current:
+            self._driver.cluster.recorder.keeper_receives(self, stream, event.data)
+        super().handle(event)
+        if isinstance(event, ev.Received) and is_current:
+            self._driver.cluster.recorder.keeper_took(self, event.data)
+
+
+class SimulatedAudience:
+    """The recorder, and whoever watches the simulation."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def noted(self, note: co.Note, at_s: float) -> None:
+        if self._driver is self._driver.cluster.driver:
+            self._driver.cluster.noted(note)
+
+    def sampled(self, sample: Sample) -> None:
+        if not sample.counters["inflight_bytes"]:
+            self._driver.unheard.discard(sample.task)
+
+    def told(self, what: Any) -> None:
+        pass
+
+    def warned(self, text: str) -> None:
+        self._driver.cluster.trace(f"   warning: {text}")
+
+    def floor(self, layers: Chains, kept: Chains) -> None:
+        self._driver.after_floor(layers)
+
+
+class DriverClock:
+    """Virtual time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._scheduler = cluster.scheduler
+
+    def ticks_s(self) -> float:
+        return self._scheduler.now / 1000
+
+    def wall_s(self) -> float:
+        return (EPOCH_MS + self._scheduler.now) / 1000
+
+
+class ControlLink:
+    """The driver's end of a slot's control stream."""
+
+    stood = True
+
+    def __init__(self, cluster: Cluster, slot: Slot) -> None:
+        self._cluster, self._slot = cluster, slot
+        self.conn_id = slot.number
+
+    def send(self, message: Any) -> None:
+        self._cluster.order(self._slot, message)
+
+    def close(self) -> None:
+        self._cluster.expel(self._slot)
+
+
+class ChannelLink:
+    """The house-keeper's end of a channel."""
+
+    stood = True
+
+    def __init__(self, driver: Driver, stream: Stream) -> None:
+        self._driver, self._stream = driver, stream
+        self.conn_id = stream.conn
+
+    def send(self, message: Any) -> None:
+        self._driver.cluster.recorder.keeper_says(message)
+        self._driver.cluster.network.reply(self._stream, message)
+
+    def close(self) -> None:
+        if self._driver.accepted.pop(self._stream.conn, None) is not None:
+            self._driver.cluster.network.refuse(self._stream)
+
+
+class Driver:
+    """One life of the driver's process.
+
+    Attributes
+    ----------
+    slots
+        Those that have registered with it and have not gone, by number.
+    accepted
+        The house-keeper's streams.
+    closed
+        The house-keeper as far as it is durable.
+    """
+
+    def __init__(self, cluster: Cluster, address: str, disk: Disk) -> None:
+        self.cluster = cluster
+        self.address = self.group = address
+        self.alive = True
+        self.slowness = 0.0
+        self.paused_until = 0.0
+        self.slots: dict[int, Slot] = {}
+        self.slots_started = 0
+        self.accepted: dict[int, Stream] = {}
+        self.unheard: set[int] = set()  # tasks that want to say that they keep little
+        self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
+        self._turn_at: float | None = None
+        self._turns = 0
+        self.waiting: Waiting | None = None
+        self._waits_until = 0.0
+        self.disk, self.shared = disk.mount(), cluster.disks.shared.mount()
+        try:
+            self._begin()
+        except BaseException:
+            self._leave_disks()
+            raise
+
+    def _begin(self) -> None:
+        """Open the journal, claim a term, make the node. What disks do to that is raised."""
+        cluster = self.cluster
+        self.journal = SimulatedJournal(self)
+        self.keeper = WatchedKeeper(self)
+        self.recovered = self.journal.recover(self.keeper)
+        self.closed = ClosedKeeper(self.keeper)
+        self.checkpoint = Checkpoint(Folder(self.disk, HOME, "fsync"), self.address, self._terms)
+        self.layers = f"{LAYERS}/{self.checkpoint.id}"
+        self.term = self._begin_term()
+        self.merger = SimulatedMerger(self, self.term)
+        options, plan = cluster.options, cluster.job.plan
+        free = options.slots - len(options.bound)
+        places = (*([None] * free), *(sorted(options.bound) * (1 + options.standbys)))
+        self.spark = Spark(cluster, self, places)
+        self.outputs = outputs_of(self)
+        ports = DriverPorts(
+            DriverClock(cluster),
+            self.journal,
+            self.outputs,
+            self.spark,
+            self.merger,
+            SimulatedAudience(self),
+            SimulatedLookout(self),
+        )
+        settings = DriverSettings(
+            name="simulation",
+            run_id="simulation",
+            address=self.address,
+            places=places,
+            operators={t.id: (t.name,) for t in plan.tasks},
+            term=self.term,
+            echo_s=options.echo_ms / 1000,
+            checkpoint_interval_s=options.epoch_ms / 1000,
+            standbys=options.standbys,
+            availability=options.availability,
+            silence_s=options.silence_ms / 1000,
+            answer_s=options.patience_ms / 1000,
+            gather_s=options.gather_ms / 1000,
+            rotate_bytes=options.rotate_bytes,
+            grace_s=options.grace_ms / 1000,
+            log_bytes=options.log_bytes or LOG_BYTES,
+            pace=Pace(settle_s=options.relaunch_ms / 2000, relaunch_s=options.relaunch_ms / 2000),
+        )
+        self._clock = ports.clock
+        if options.waits_ms:
+            self.waiting = Waiting(plan, self.spark, settings, ports.audience.warned)
+        self.node = DriverNode(self.keeper, self.recovered, ports, settings, self.waiting)
+
+    def _terms(self) -> Terms:
+        return Terms(Folder(self.shared, TERMS, "fsync"))
+
+    def _begin_term(self) -> int:
+        before = self.keeper.term
+        if self.keeper.complete:
+            return before + 1
+        return self.checkpoint.begin_term(position=self.journal.next_seq, before=before).number
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.node.coordinator
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        now = self.cluster.scheduler.now
+        if self.waiting is None:
+            self.survives(self.node.start)
+        elif not self.keeper.complete:
+            self._waits_until = now + self.cluster.options.waits_ms
+            self.waiting.start()
+        self._turn_by(now)
+
+    def _node_turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
+        """That of the node; before there is something to drive, slots are all that there is."""
+        if self.waiting is None:
+            return self.node.turn(heard)
+        self.waiting.turn(heard, self._clock.ticks_s())
+        if self.cluster.scheduler.now >= self._waits_until:
+            self.waiting = None
+            self.node.start()
+        return TICK_S
+
+    def survives(self, act: Callable[[], T]) -> T | None:
+        """Let the process do something. None: it has died at one of its calls."""
+        try:
+            return act()
+        except Died:
+            self.cluster.kill_driver(self)
+            return None
+
+    def post(self, heard: events.DriverEvent | tuple[int, Any]) -> None:
+        """Something has come."""
+        if self.alive:
+            self._inbox.append(heard)
+            self._turn_by(self.cluster.scheduler.now)
+
+    def rouse(self) -> None:
+        """Something has come for its network."""
+        self._turn_by(self.cluster.scheduler.now)
+
+    def _turn_by(self, time: float) -> None:
+        at = max(time, self.paused_until)
+        if self._turn_at is None or at < self._turn_at:
+            self._turn_at = at
+            self.cluster.scheduler.at(at, self._turn, at)
+
+    def _turn(self, at: float) -> None:
+        if not self.alive or at != self._turn_at:
+            return
+        self._turn_at = None
+        now = self.cluster.scheduler.now
+        if self.paused_until > now:
+            self._turn_by(now)
+            return
+        self.cluster.network.poll(self)
+        heard, self._inbox = self._inbox, []
+        wait_s = self.survives(lambda: self._node_turn(heard))
+        if wait_s is None:
+            return
+        self.cluster.network.flush(self)
+        self._check_after(heard)
+        slots = {task.id: task.slot for task in self.coordinator.tasks.values()}
+        cells_together(self.cluster.job.plan, slots)
+        if isinstance(self.node.error, Superseded):
+            self.cluster.superseded(self)
+        elif self is not self.cluster.driver and self.node.phase is not Phase.RUNNING:
+            self.cluster.kill_driver(self)
+        elif self.node.failed is not None:
+            self.cluster.fail(self.node.failed)
+        elif self.node.error is not None:
+            self.cluster.fail(co.Fail(type(self.node.error).__name__, self.node.error.what))
+        elif self.node.is_over:
+            self.journal.close()
+            self.cluster.finished()
+        else:
+            self._turn_by(now + 1000 * wait_s)
+
+    def _check_after(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> None:
+        """The whole node now and then, and after what makes its machines move."""
+        self._turns += 1
+        is_quiet = all(isinstance(thing, tuple) and type(thing[1]) in OFTEN for thing in heard)
+        if self.cluster.recorder.checks_state and not (is_quiet and self._turns % CHECK_EVERY):
+            check_state(self.node)
+
+    def die(self) -> None:
+        """A commit under way may have reached the disk, or not."""
+        self.alive = False
+        self.journal.break_off()
+        self._leave_disks()
+
+    def _leave_disks(self) -> None:
+        self.disk.die()
+        self.shared.die()
+
+    # --- what goes on beside the protocol ---------------------------------------------------------
+
+    def after_floor(self, layers: Chains) -> None:
+        """Now and then some layers of a task are merged, or somebody's memory is full."""
+        self.merger.after_floor(layers)
+        random, options = self.cluster.random, self.cluster.options
+        if options.pressures and random.random() < options.pressures:
+            task = random.randrange(len(self.cluster.job.plan.tasks))
+            self._press(task, 4 * INFLIGHT_BYTES)
+            self.cluster.scheduler.after(60 * random.random(), self._relieve, task)
+
+    def _press(self, task: int, held: int) -> None:
+        """A task says how much it keeps for its receivers."""
+        slot = self.coordinator.tasks[task].slot
+        if slot is not None:
+            self.post((slot, TaskStatistics(task, 0, {"inflight_bytes": held})))
+
+    def _relieve(self, task: int) -> None:
+        """... that it is little again; and again, until that is heard."""
+        self.unheard.add(task)
+        self._say_again(task)
+
+    def _say_again(self, task: int) -> None:
+        if self.alive and task in self.unheard:
+            self._press(task, 0)
+            self.cluster.scheduler.after(20.0, self._say_again, task)
+
+    # --- the house-keeper's streams ---------------------------------------------------------------
+
+    def opened(self, stream: Stream) -> None:
+        self.accepted[stream.conn] = stream
+        link = ChannelLink(self, stream)
+        self.post(
+            ChannelOpened(
+                stream.channel, stream.conn, stream.incarnation, stream.receiver_incarnation, link
+            )
+        )
+
+    def received(self, stream: Stream, data: msg.Data | msg.Welcome) -> None:
+        self.post((stream.conn, data))
+
+    def input_closed(self, stream: Stream) -> None:
+        self.accepted.pop(stream.conn, None)
+        self.post(ChannelClosed(stream.channel, stream.conn, "receiver"))
+
+    def answered(self, stream: Stream, message: object) -> None:
+        raise AssertionError("the house-keeper dials nobody")
+
+    def output_closed(self, stream: Stream) -> None:
+        raise AssertionError("the house-keeper dials nobody")

@@ -1,0 +1,298 @@
+"""What outlives a process, in the simulated cluster: the storage code of production on disks that
+fail.
+
+Here is only how long things take, and what a process leaves half done that dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from clonos.cluster import compaction
+from clonos.cluster.durable import DeliveredOutputs, JournalFile
+from clonos.cluster.lookout import Lookout
+from clonos.core.events import StoreLayer
+from clonos.core.history import Chains
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.layer import UnreadableLayer
+from clonos.core.messages import LayerRef
+from clonos.errors import ClonosError
+from clonos.nodes import events
+from clonos.simulator.checks.closed import ClosedKeeper
+from clonos.simulator.world.disk import Died
+from clonos.simulator.world.disks import DELIVERED, JOURNAL, rows_of
+from clonos.sinks.delivered import DeliveredStore
+from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers, put_layer
+from clonos.storage.retry import StoreAway
+
+if TYPE_CHECKING:
+    from clonos.simulator.processes.cluster import Cluster
+    from clonos.simulator.processes.driver import Driver
+    from clonos.simulator.processes.slot import Slot
+
+SURVEY_MS: Final = 1.0
+"""Time that it takes to list the store."""
+LOOK_MS: Final = 1.0
+"""Time that it takes to look for a later term."""
+CALLS: Final = 12
+"""A process that dies in the middle of storing something dies at one of its first calls, or after
+the last."""
+
+
+# --- the driver's ports -------------------------------------------------------------------------
+
+
+class SimulatedJournal:
+    """A :class:`~clonos.nodes.ports.Journal`. Each write takes its time, or none."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._cluster = driver, driver.cluster
+        self._file = JournalFile(JOURNAL, "fsync", driver.post, driver.disk)
+        self._writing: tuple[Any, Sequence[bytes], ClosedKeeper] | None = None
+
+    def recover(self, keeper: HouseKeeper) -> list[Deliver]:
+        return self._file.recover(keeper)
+
+    @property
+    def nbytes(self) -> int:
+        return self._file.nbytes
+
+    @property
+    def next_seq(self) -> int:
+        return self._file.next_seq
+
+    def append(self, records: Sequence[bytes]) -> bool:
+        return self._write(self._file.append, records)
+
+    def rotate(self, head: Sequence[bytes]) -> bool:
+        return self._write(self._file.rotate, head)
+
+    def _write(self, write: Any, records: Sequence[bytes]) -> bool:
+        assert self._writing is None, "one at a time"
+        closed = ClosedKeeper(self._driver.keeper)
+        if self._driver is self._cluster.driver:  # else another one has a copy of the journal
+            self._cluster.recorder.writes(closed)
+        self._writing = (write, records, closed)
+        if self._cluster.random.random() < 0.2:
+            return self._is_written()
+        self._cluster.scheduler.after(self._cluster.commit_delay(), self._end_writing)
+        return False
+
+    def _end_writing(self) -> None:
+        if self._driver.paused_until > self._cluster.scheduler.now:
+            self._cluster.scheduler.at(self._driver.paused_until, self._end_writing)
+        elif self._driver.alive and self._driver.survives(self._is_written):
+            self._driver.post(events.Committed())
+
+    def _is_written(self) -> bool:
+        assert self._writing is not None
+        (write, records, closed), self._writing = self._writing, None
+        if not write(records):
+            return False  # the driver is told
+        if self._driver is self._cluster.driver:
+            self._cluster.recorder.committed(closed)
+        self._driver.closed = closed
+        return True
+
+    def break_off(self) -> None:
+        """The process dies: what it was writing is there, or a part of it, or nothing."""
+        if self._writing is not None and self._cluster.random.random() < 0.5:
+            write, records, _ = self._writing
+            self._driver.disk.dies_within(2, CALLS)  # a group takes 2
+            with suppress(Died):
+                write(records)
+
+    def close(self) -> None:
+        """The driver has ended: what it was writing, to vouch for the rest, is not missed."""
+        self._writing = None
+        self._file.close()
+
+
+def outputs_of(driver: Driver) -> DeliveredOutputs:
+    """The :class:`~clonos.nodes.ports.Outputs` of a driver: whoever reads them is the recorder."""
+    cluster = driver.cluster
+
+    def consume(output: Deliver) -> None:
+        cluster.recorder.lets_out(driver.term)
+        cluster.recorder.delivered(driver.closed, output)
+
+    store = DeliveredStore(DELIVERED, files=driver.disk)
+    rows = partial(rows_of, cluster.job)
+    return DeliveredOutputs(cluster.job.plan, store, consume, driver.post, rows)
+
+
+class SimulatedMerger:
+    """Merges layers, in a while; beside those it is asked for, others, as the seed will have it."""
+
+    def __init__(self, driver: Driver, term: int) -> None:
+        self._driver, self._term = driver, term
+        self._cluster = driver.cluster
+        self._store = LayerStore(driver.layers, files=driver.shared)
+        self._merging: dict[int, LayerRef] = {}  # by task, the first that is to be replaced
+
+    def merge(self, chain: Sequence[LayerRef], chosen: Sequence[LayerRef]) -> None:
+        cluster, task = self._cluster, chosen[0].task
+        if self._merging.get(task) in chain and not cluster.options.merges_overlap:
+            self._driver.post(events.MergeFailed(task, ClonosError("another is under way")))
+            return
+        self._merging[task] = chosen[0]
+        is_base = chosen[0] == chain[0]
+        delay = 3 * cluster.store_delay()
+        if cluster.random.random() < 0.1:
+            error = ClonosError("the store is away")
+            cluster.scheduler.after(delay, self._failed, task, error)
+        else:
+            cluster.scheduler.after(delay, self._merged, tuple(chosen), is_base)
+
+    def _merged(self, chosen: tuple[LayerRef, ...], is_base: bool) -> None:
+        merge = partial(
+            compaction.merge,
+            chosen=chosen,
+            is_base=is_base,
+            term=self._term,
+            deltas=self._cluster.job.merge,
+        )
+        if not self._driver.alive:  # and with it the process that merges
+            half_done(
+                self._cluster, lambda files: merge(LayerStore(self._driver.layers, files=files))
+            )
+            return
+        try:
+            ref = merge(self._store)
+        except Died:
+            self._cluster.kill_driver(self._driver)
+        except (StoreAway, UnreadableLayer) as error:
+            self._failed(chosen[0].task, error)
+        else:
+            self._driver.post(events.Merged(ref, chosen))
+
+    def _failed(self, task: int, error: ClonosError) -> None:
+        self._merging.pop(task, None)
+        self._driver.post(events.MergeFailed(task, error))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        self._cluster.recorder.deletes(paths)
+        with suppress(StoreAway):  # they stay
+            self._store.delete(paths)
+
+    def survey(self, going: int = 0) -> None:
+        self._cluster.scheduler.after(SURVEY_MS, self._survey, going)
+
+    def _survey(self, going: int) -> None:
+        if self._driver.alive:
+            self._driver.survives(lambda: self._list(going))
+
+    def _list(self, going: int) -> None:
+        with suppress(StoreAway):
+            self._driver.post(events.Surveyed(self._store.everything(), going))
+
+    def archive(self, number: int, path: str, content: bytes) -> None:
+        delay = self._cluster.past_delay()
+        self._cluster.scheduler.after(delay, self._archive, number, path, content)
+
+    def _archive(self, number: int, path: str, content: bytes) -> None:
+        if not self._driver.alive:
+            half_done(
+                self._cluster,
+                lambda files: LayerStore(self._driver.layers, files=files).put(path, content),
+            )
+            return
+        try:
+            nbytes = self._store.put(path, content)
+        except Died:
+            self._cluster.kill_driver(self._driver)
+        except StoreAway as error:
+            self._driver.post(events.ArchiveFailed(number, error))
+        else:
+            self._driver.post(events.Archived(number, path, nbytes))
+
+    def after_floor(self, layers: Chains) -> None:
+        """Now and then some layers of a task are merged."""
+        random, options = self._cluster.random, self._cluster.options
+        if options.merges and random.random() < options.merges:
+            task = random.randrange(len(self._cluster.job.plan.tasks))
+            chain = layers[task]
+            first = random.randrange(max(1, len(chain) - 1))
+            chosen = chain[first : random.randint(first + 2, first + 6)]
+            if len(chosen) > 1:
+                self.merge(chain, chosen)
+
+
+class SimulatedLookout(Lookout):
+    """A :class:`~clonos.nodes.ports.Lookout`."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.checkpoint, driver.post, driver.cluster.trace)
+        self._driver = driver
+
+    def look(self) -> None:
+        self._driver.cluster.scheduler.after(LOOK_MS, self._look)
+
+    def _look(self) -> None:
+        driver = self._driver
+        if driver.alive:
+            for event in driver.survives(self.see) or ():
+                driver.post(event)
+
+
+# --- a slot's ports -----------------------------------------------------------------------------
+
+
+class SlotStore:
+    """A :class:`~clonos.nodes.ports.Store`. What was under way when the process died may have been
+    done. What fails is tried again, as in production."""
+
+    def __init__(self, slot: Slot, folder: str, opened_bytes: int = OPENED_BYTES) -> None:
+        self._slot, self._cluster, self._folder = slot, slot.cluster, folder
+        self._opened_bytes = opened_bytes
+        self.files = slot.cluster.disks.shared.mount()
+        self._store = LayerStore(folder, files=self.files)
+
+    def fetch(self, ticket: int, refs: Sequence[LayerRef]) -> None:
+        delay = sum(self._cluster.store_delay() for _ in refs)
+        self._cluster.scheduler.after(delay, self._fetched, ticket, tuple(refs))
+
+    def _fetched(self, ticket: int, refs: tuple[LayerRef, ...]) -> None:
+        if not self._slot.alive:
+            return
+        try:
+            layers = get_layers(self._store, refs, self._opened_bytes)
+        except Died:
+            self._cluster.kill(self._slot, "died at a call")
+        except StoreAway:
+            self.fetch(ticket, refs)
+        except UnreadableLayer as error:
+            self._slot.post(events.FetchFailed(ticket, error))
+        else:
+            self._slot.post(events.Fetched(ticket, layers))
+
+    def put(self, life: int, sealed: StoreLayer) -> None:
+        self._cluster.scheduler.after(self._cluster.store_delay(), self._put, life, sealed)
+
+    def _put(self, life: int, sealed: StoreLayer) -> None:
+        if not self._slot.alive:
+            if self._cluster.random.random() < 0.5:
+                half_done(
+                    self._cluster,
+                    lambda files: put_layer(LayerStore(self._folder, files=files), sealed),
+                )
+            return
+        try:
+            ref = put_layer(self._store, sealed)
+        except Died:
+            self._cluster.kill(self._slot, "died at a call")
+        except StoreAway:
+            self.put(life, sealed)
+        else:
+            self._slot.post(events.Stored(life, ref))
+
+
+def half_done(cluster: Cluster, act: Any) -> None:
+    """A process that has died did a part of what it was about to do with the store, or all."""
+    files = cluster.disks.shared.mount()
+    files.dies_within(CALLS)
+    with suppress(Died, StoreAway, UnreadableLayer):
+        act(files)

@@ -1,0 +1,142 @@
+"""Planned moves: cells are asked to move, executors to leave, and who takes part dies at times."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from clonos.core import coordinator as co
+from clonos.nodes import events
+from clonos.simulator.checks.violations import require
+
+if TYPE_CHECKING:
+    from clonos.simulator.processes.cluster import Cluster
+
+STAGES: Final = frozenset({"moving", "fenced", "fetched", "activated", "restored"})
+"""When somebody dies of whom a move needs something."""
+ASKED: Final = 12
+"""So many moves are asked for."""
+KILLS: Final = 3
+"""So many die on purpose."""
+SLOW_MS: Final = 4.0
+"""How much longer a turn takes a process that is to be overtaken."""
+
+
+class Movers:
+    """Asks for moves until faults are over.
+
+    Parameters
+    ----------
+    rivals
+        Draws which tasks become slow, and are overtaken; None: none.
+
+    Attributes
+    ----------
+    moved
+        How many cells have moved.
+    overtaken
+        How many began to be overtaken.
+    has_failures
+        Whether anything was recovered that had not moved.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        random: Random,
+        renewals: Random,
+        *,
+        deadly: bool,
+        rivals: Random | None = None,
+    ) -> None:
+        self.cluster, self.random = cluster, random
+        self.moved, self.overtaken, self.has_failures = 0, 0, False
+        self._rivals = rivals
+        self._overtaking: co.Note | None = None
+        self._heard_of: co.Coordinator | None = None
+        self._kills = KILLS if deadly else 0
+        cluster.on_note.append(self._noted)
+        for _ in range(ASKED):
+            cluster.scheduler.at(3.0 + random.random() * cluster.heals_at, self._ask)
+        if random.random() < 0.4:
+            at = 3.0 + random.random() * cluster.heals_at
+            cluster.scheduler.at(at, self._leave, f"executor{random.randrange(3)}")
+        for _ in range(renewals.choice((0, 2))):
+            at = 3.0 + renewals.random() * cluster.heals_at
+            cluster.scheduler.at(at, self._renew, renewals)
+
+    def _is_running(self) -> bool:
+        return self.cluster.driver.alive and self.cluster.outcome.state == "running"
+
+    def _ask(self) -> None:
+        if self._is_running():
+            task = self.random.randrange(len(self.cluster.job.plan.tasks))
+            if self._rivals is not None and self._rivals.random() < 0.7:
+                self._overtake(task, self._rivals)
+                return
+            self.cluster.trace(f"task {task} is asked to move")
+            self.cluster.driver.post(co.MoveAsked(task))
+
+    def _overtake(self, task: int, random: Random) -> None:
+        """Its process is slow, or in fact is not; sooner or later that is seen."""
+        slot = self.cluster.slot_of(task)
+        if slot is not None and random.random() < 0.7:
+            self.cluster.slow[slot.number] = SLOW_MS
+            self.cluster.scheduler.after(40.0, self._speed_up, slot.number)
+        self.cluster.trace(f"task {task} is to be overtaken")
+        self.cluster.driver.post(co.MoveAsked(task, overtakes=True))
+
+    def _speed_up(self, slot: int) -> None:
+        self.cluster.slow.pop(slot, None)
+
+    def _leave(self, group: str) -> None:
+        if self._is_running():
+            self.cluster.trace(f"{group} is about to leave")
+            ends = self.random.random() < 0.5
+            self.cluster.driver.post(co.Leaving(group, ends=ends))
+
+    def _renew(self, random: Random) -> None:
+        seats = list(self.cluster.driver.node.places.seats.values()) if self._is_running() else []
+        if seats:
+            self.cluster.trace("slots that run nothing are to start anew")
+            self.cluster.driver.post(events.RenewalAsked(random.choice(seats).pid))
+
+    def _noted(self, note: co.Note) -> None:
+        self.moved += note.what == "moved"
+        self.has_failures |= note.what in ("detected", "orphan")
+        self._look_at_rivals(note)
+        is_time = self.cluster.scheduler.now <= self.cluster.heals_at
+        if note.what in STAGES and self._kills and is_time and self.random.random() < 0.15:
+            self._kills -= 1
+            self.cluster.scheduler.after(self.random.choice((0.0, 0.5, 3.0)), self._kill, note.task)
+
+    def _look_at_rivals(self, note: co.Note) -> None:
+        coordinator = self.cluster.driver.coordinator
+        if coordinator is not self._heard_of:  # a driver that has died ends what it had begun
+            self._heard_of, self._overtaking = coordinator, None
+        if note.what == "rival":
+            self._overtaking, self.overtaken = note, self.overtaken + 1
+        elif note.what in ("moved", "stayed") and self._overtaking is not None:
+            rival, self._overtaking = self._overtaking, None
+            rival_wins(rival, note, coordinator)
+
+    def _kill(self, task: int) -> None:
+        """Who moves, where it moves to, any other, or the driver."""
+        if not self._is_running():
+            return
+        who = self.random.choice(("task", "task", "any", "any", "driver"))
+        if who == "driver":
+            self.has_failures = True
+            self.cluster.kill_driver()
+            return
+        slot = self.cluster.slot_of(task) if who == "task" else None
+        if slots := [slot] if slot is not None else self.cluster.alive():
+            self.cluster.kill(self.random.choice(slots), "killed while something moves")
+
+
+def rival_wins(rival: co.Note, end: co.Note, coordinator: co.Coordinator) -> None:
+    """Who was overtaken goes on where its rival is, unless that is gone: else the failure that it
+    was made to have has helped nobody."""
+    is_there = rival.value in coordinator.slots
+    what = f"task {rival.task} was overtaken by slot {rival.value}, and {end.what} at last"
+    require(end.task == rival.task and (end.what == "moved" or not is_there), "rivals", what)

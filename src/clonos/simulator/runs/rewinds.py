@@ -1,0 +1,269 @@
+"""A job that goes back to a point of its past, again and again, under faults.
+
+Whoever takes it back is that of production, on disks that fail, and dies at any of its calls. The
+job was stopped, or its driver has died, at any moment. What it delivers from the point on, with
+what it had delivered before, must be what a run delivers that has never gone back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from clonos.cluster.durable import JournalFile
+from clonos.core.history import Keep
+from clonos.core.housekeeper import Deliver, HouseKeeper
+from clonos.core.messages import Kind, Layer
+from clonos.core.plan import Plan
+from clonos.core.version import version_of
+from clonos.errors import CannotRewind
+from clonos.simulator.checks.recorder import Recorder
+from clonos.simulator.checks.upgrades import (
+    each_row_once,
+    goes_on_or_has_not_begun,
+    names_are_new,
+    state_is_kept,
+)
+from clonos.simulator.checks.violations import Violation, require
+from clonos.simulator.jobs.arrow import ArrowJob
+from clonos.simulator.jobs.rescaled import Rows, expected, upgrade_job
+from clonos.simulator.processes.cluster import Options, Outcome
+from clonos.simulator.runs.upgrades import ATTEMPTS, CALLS, Upgrades, terms_of
+from clonos.simulator.world.disk import Died
+from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, Disks
+from clonos.storage.checkpoint import Checkpoint
+from clonos.storage.folder import Folder
+from clonos.storage.journal import JournalBroken
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
+from clonos.upgrade.rewind import Rewind
+from clonos.upgrade.shape import Shape
+
+TIMES: Final = 3
+KEEP: Final = Keep(ms=1 << 40, every_ms=8)
+EVERYTHING: Final = 1 << 60
+
+Names = list[tuple[tuple[int, int, int], list[tuple[Any, ...]]]]
+"""Outputs: generation, task and number, and their rows."""
+
+
+class Life(NamedTuple):
+    """From a start, or a time that the job went back, to the next time it does.
+
+    ``first``: the number of its first point; ``before``: what counted when it began, by sink.
+    ``outputs``: what it has delivered, by sink.
+    """
+
+    first: int
+    before: Mapping[str, Rows]
+    outputs: Mapping[str, Names]
+
+    def until(self, lanes: Mapping[tuple[str, int], int]) -> dict[str, Rows]:
+        """What counts, if of its outputs only those up to these numbers do."""
+        found = {sink: Counter(rows) for sink, rows in self.before.items()}
+        for sink, outputs in self.outputs.items():
+            for (_, task, seq), rows in outputs:
+                if seq <= lanes[sink, task]:
+                    found.setdefault(sink, Counter()).update(rows)
+        return found
+
+
+class Rewinds(Upgrades):
+    """One simulation; the parameters are those of :class:`Upgrades`."""
+
+    def _next_job(self) -> ArrowJob:
+        has_markers = self._seed % 5 != 3  # without them, few points have all rows
+        return upgrade_job(self._seed, self._seed % 3 + 1, has_markers=has_markers, extra=False)
+
+    def _options(self, job: ArrowJob) -> Options:
+        return replace(super()._options(job), keep=KEEP)
+
+    def run(self) -> None:
+        """Until the job is done."""
+        self._lives: list[Life] = []
+        self._recorders: list[Recorder] = []
+        self._first, self._before = 1, dict[str, Rows]()
+        for _ in range(TIMES):
+            if self._break_off():
+                self._go_back()
+        while not self._is_complete():
+            self._go_on()
+        self.cluster.recorder.check_end(self.cluster.service)
+        for recorder in self._recorders:
+            recorder.output_is_kept(self._in_journal())
+        now = Life(self._first, self._before, self._outputs())
+        each_row_once(now.until(defaultdict(lambda: EVERYTHING)), expected(self.job))
+
+    def _break_off(self) -> bool:
+        """Let the job run for a while; False: it is complete."""
+        if self.random.random() < 0.4:
+            return self._settle()
+        cluster, until = self.cluster, self.cluster.scheduler.now + 60.0 * self.random.random()
+        while cluster.scheduler.now < until and cluster.outcome.state == "running":
+            cluster.scheduler.run_next()
+        if self._is_complete():
+            return False
+        cluster.kill_driver()
+        return True
+
+    def _go_back(self) -> None:
+        """Somebody takes the job back; who tries may die."""
+        for _ in range(ATTEMPTS):
+            maker = TimeMachine(self.job, self.cluster.disks, self.random)
+            first = maker.attempt(self.switches + 1)
+            self.deaths += maker.has_died
+            if maker.has_died and first is None and not self._break_off():
+                return  # it was started again meanwhile
+            if first is not None:
+                self._gone_back(maker, first)
+                return
+            if maker.is_refused:
+                self.cluster.outcome = Outcome()
+                return
+        raise Violation("liveness", f"the job did not go back in {ATTEMPTS} attempts")
+
+    def _gone_back(self, maker: TimeMachine, first: Mapping[int, Layer]) -> None:
+        made = maker.made
+        assert made is not None
+        self.switches += 1
+        state_is_kept(Shape.of(self.job.compiled), made.layers, self.job, first)
+        self._recorders.append(self.cluster.recorder)
+        for recorder in self._recorders:
+            recorder.output_is_kept(maker.in_journal)
+        goes_on_behind(self.job.plan, maker.lengths, self.cluster.recorder, first)
+        maker.past_is_there()
+        self._lives.append(Life(self._first, self._before, self._outputs()))
+        number = made.point.number
+        life = [life for life in self._lives if life.first <= number][-1]
+        self.forward += life is not self._lives[-1]
+        self._before = life.until({(lane.sink, lane.task): lane.kept for lane in made.lanes})
+        self._first = maker.newest + 1
+        self.cluster = self._begin(self.job, self.cluster, first)
+
+    def _in_journal(self) -> list[Deliver]:
+        """Output that is not in files yet."""
+        keeper = HouseKeeper(self.job.plan, self.job.encode, self.job.decode, KEEP)
+        return keeper.recover(self.cluster.disks.journal())
+
+    def _outputs(self) -> dict[str, Names]:
+        """By sink, what this life of the job has delivered, and its names."""
+        found: dict[str, Names] = {}
+        for task in self.job.plan.tasks:
+            if task.sink is None:
+                continue
+            for (generation, _, seq), (kind, payload, _) in self.cluster.recorder.outputs(task.id):
+                name = generation, task.index, seq
+                names_are_new(self._names, (*name, task.sink))
+                rows = payload.to_pylist() if kind == Kind.BATCH else []
+                found.setdefault(task.sink, []).append(
+                    (name, [tuple(row.values()) for row in rows])
+                )
+        return found
+
+
+def goes_on_behind(
+    plan: Plan, lengths: Mapping[int, int], before: Recorder, first: Mapping[int, Layer]
+) -> None:
+    """No place in a log comes again, and no number of an output: random numbers are drawn by the
+    one, sinks keep marks of the other."""
+    for task in plan.tasks:
+        layer, entries = first[task.id], lengths[task.id]
+        said = f"{task.name} goes on at {layer.position}, its log had {entries} entries"
+        require(layer.position >= entries, "rewind", said)
+        if task.sink is not None:
+            newest = max((name[2] for name, _ in before.outputs(task.id)), default=0)
+            number = layer.outs[task.outputs[-1]][0]
+            said = f"{task.name} goes on behind output {number}, and has delivered {newest}"
+            require(number >= newest, "rewind", said)
+
+
+class TimeMachine:
+    """A process that takes a job back; it may die at one of its calls.
+
+    Attributes
+    ----------
+    made
+        What it has done, or tried to.
+    newest
+        The newest point.
+    in_journal
+        Output that is in the journal still.
+    lengths
+        Of the logs that there were.
+    points
+        Numbers of points that there were before, and are now.
+    """
+
+    def __init__(self, job: ArrowJob, disks: Disks, random: Random) -> None:
+        self._job, self._disks, self._random = job, disks, random
+        dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
+        is_local = random.random() < 0.5
+        self._local = disks.local.mount(dies_at if is_local else None)
+        self._shared = disks.shared.mount(None if is_local else dies_at)
+        self._loses_power = random.random() < 0.3
+        self.has_died = self.is_refused = False
+        self.made: Rewind | None = None
+        self.newest = 0
+        self.in_journal: list[Deliver] = []
+        self.lengths: dict[int, int] = {}
+        self.points: tuple[set[int], set[int]] = set(), set()
+
+    def attempt(self, version: int) -> Mapping[int, Layer] | None:
+        """Try; return the layers with which tasks begin, if the job is back now."""
+        try:
+            self._make()
+        except CannotRewind:
+            self.is_refused = True
+        except (Died, OSError, StoreAway, JournalBroken):
+            self.has_died = True
+        for files in (self._local, self._shared):
+            files.die()
+        if self._loses_power:
+            self._disks.local.lose_power()
+        return None if self.is_refused else self._found(version)
+
+    def _make(self) -> None:
+        journal = JournalFile(JOURNAL, "fsync", lambda _: None, self._local)
+        keeper = self._keeper()
+        journal.recover(keeper)
+        home = Folder(self._local, HOME, "fsync")
+        checkpoint = Checkpoint(home, "time machine", lambda: terms_of(self._shared))
+        store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
+        points = [p for p in keeper.history.points if p.number > keeper.history.going]
+        if not points:
+            raise CannotRewind("there is no point yet")
+        self.newest = points[-1].number
+        self.lengths = {task.id: keeper.length(task.id) for task in self._job.plan.tasks}
+        self.points = {point.number for point in points}, set()
+        self.made = Rewind(keeper, self._job.compiled, self._random.choice(points), store)
+        term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
+        announce = partial(home.put, "next")
+        self.made.make(
+            term, lambda _: announce(b"graph"), journal, journal.records(), self._keeper(), (), {}
+        )
+
+    def past_is_there(self) -> None:
+        """Whoever has gone back can go back further, and forward again."""
+        gone = self.points[0] - self.points[1]
+        require(not gone, "kept past", f"points {sorted(gone)} are gone after going back")
+
+    def _keeper(self) -> HouseKeeper:
+        return HouseKeeper(self._job.plan, self._job.encode, self._job.decode, KEEP)
+
+    def _found(self, version: int) -> Mapping[int, Layer] | None:
+        """The first layers, if this version counts."""
+        records = self._disks.journal()
+        if version_of(records) != version:
+            return None
+        keeper = self._keeper()
+        self.in_journal = keeper.recover(records)
+        self.points = self.points[0], {point.number for point in keeper.history.points}
+        home = Folder(self._disks.local.observe(), HOME, "fsync")
+        checkpoint = Checkpoint(home, "observer", lambda: terms_of(self._disks.shared.observe()))
+        store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._disks.shared.observe())
+        layers = goes_on_or_has_not_begun(keeper, store)
+        return {task: chain[0] for task, chain in layers.items()}

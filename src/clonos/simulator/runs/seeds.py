@@ -1,0 +1,550 @@
+"""One seed, one simulation: everything about it is drawn from one generator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from clonos.core import blame as blame_module
+from clonos.core import channels as channels_module
+from clonos.core import inbounds as inbounds_module
+from clonos.core import log as log_module
+from clonos.core import outbounds as outbounds_module
+from clonos.core.machine import InvalidTransition
+from clonos.errors import ClonosError, Divergence, ProtocolError
+from clonos.simulator.checks.endings import nothing_asked_again
+from clonos.simulator.checks.invariants import only_poison_is_blamed
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
+from clonos.simulator.jobs.implied import with_implied
+from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
+from clonos.simulator.jobs.loops import loop_job
+from clonos.simulator.jobs.programs import (
+    AnyJob,
+    Job,
+    chain_job,
+    in_cells,
+    overlap_job,
+    random_job,
+    with_calls,
+    with_effects,
+)
+from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
+from clonos.simulator.runs.coverage import Coverage
+from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
+from clonos.simulator.runs.moves import Movers
+from clonos.simulator.runs.past_reader import Reader, keep_of
+from clonos.simulator.runs.rewinds import Rewinds
+from clonos.simulator.runs.upgrades import Upgrades
+from clonos.simulator.world.virtual import Trials
+
+ROWS_AT_ONCE = 1.75
+"""What sources read at once, on average."""
+PATIENCE_MS = 30_000.0
+"""Time for the job to finish after all faults have healed."""
+
+
+class InternalError(AssertionError):
+    """Something in clonos has raised what it should not."""
+
+
+CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition, InternalError)}
+"""Failures of a job that mean a fault of clonos itself which no invariant has found."""
+
+
+class Kind(NamedTuple):
+    """Which kind of simulations: what :func:`simulate` is told besides the seed."""
+
+    harsh: bool = False
+    availability: bool | None = None
+    edge: bool = False
+    disk: bool | None = None
+    overlap: bool = False
+    history: bool = False
+    spill: bool = False
+    loops: bool = False
+    upgrade: bool = False
+    live: bool = False
+    logs: bool = False
+    moves: bool = False
+    rivals: bool = False
+    rewind: bool = False
+    wire: bool = False
+    gaps: bool = False
+    implied: bool = False
+    arrow: bool | None = None
+
+    def flags(self) -> str:
+        """As ``clonos sim`` wants them."""
+        return "".join(f" --{name}" for name, value in self._asdict().items() if value)
+
+
+AS_THE_SEED_SAYS = Kind()
+
+
+@dataclass
+class Result:
+    """What became of one seed.
+
+    ``invariant``, ``check``: which one is violated (or the kind of a crash), and the function that
+    has found it; ``digest``: of all that happened, in its order; ``error``: with which it ended, if
+    no check has.
+    """
+
+    seed: int
+    verdict: str
+    failure: str = ""
+    invariant: str = ""
+    check: str = ""
+    coverage: Coverage = field(default_factory=Counter)
+    steps: int = 0
+    events: int = 0
+    digest: str = ""
+    error: Exception | None = None
+
+
+@contextmanager
+def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> Iterator[None]:
+    """Small limits, so that a small simulation runs into them."""
+    owners = (
+        (outbounds_module, "BACKLOG_ITEMS", backlog),
+        (channels_module, "CREDIT_ITEMS", credit),
+        (inbounds_module, "COALESCE_BATCHES", coalesce),
+        (log_module, "PIECE_BYTES", piece),
+    )
+    before = [getattr(owner, name) for owner, name, _ in owners]
+    for owner, name, value in owners:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for (owner, name, _), value in zip(owners, before, strict=True):
+            setattr(owner, name, value)
+
+
+@contextmanager
+def few_steps_watched() -> Iterator[None]:
+    """Fewer than a small simulation takes between two checkpoints."""
+    before = blame_module.WATCHED_STEPS
+    blame_module.WATCHED_STEPS = 4  # type: ignore[misc]  # it is final for all others
+    try:
+        yield
+    finally:
+        blame_module.WATCHED_STEPS = before  # type: ignore[misc]
+
+
+def random_options(random: Random, job: AnyJob) -> Options:
+    """Slots, standbys and how long things take, from comfortable to hopeless."""
+    cells = len(job.plan.cells)
+    standbys = random.choice((0, 0, 1, 1, 2))
+    sources = [task.id for task in job.plan.tasks if task.is_source]
+    homes = {job.plan.cell_of[task] for task in sources}
+    return Options(
+        slots=cells + random.choice((0, 1, 2, cells // 2 + 1)),
+        groups=random.choice((1, 2, 3, 5)),
+        standbys=standbys,
+        availability=random.random() < 0.1,
+        epoch_ms=random.choice((5.0, 5.0, 10.0, 25.0, 60.0, 1000.0)),
+        latency_ms=random.choice((0.2, 1.0, 3.0, 10.0)),
+        store_ms=random.choice((0.5, 4.0, 20.0)),
+        commit_ms=random.choice((0.1, 1.0, 5.0)),
+        rows_ms=random.choice((0.5, 2.0, 5.0)),
+        relaunch_ms=random.choice((10.0, 40.0, 150.0)),
+        rotate_bytes=random.choice((3_000, 10_000_000)),
+        step_ms=random.choice((0.05, 0.3, 1.0)),
+        floors_at_end=random.choice((0, 2, 2)),
+        # A slot has a partition of one DataFrame at most.
+        bound=frozenset(sources)
+        if random.random() < 0.2 and len(homes) == len(sources)
+        else frozenset(),
+        merges=random.choice((0.0, 0.5, 1.0)),
+        pressures=random.choice((0.0, 0.0, 0.1)),
+        silence_ms=random.choice((10_000.0, 10_000.0, 250.0)),
+        retries=random.choice((0.0, 0.0, 0.5)),
+        launch_faults=random.choice((0.0, 0.0, 0.1)),
+        steps_per_turn=random.choice((1, 1, 1, 4, 32)),
+    )
+
+
+def with_poison(job: Job, random: Random) -> Job:
+    """The same job with a row that kills whoever reads it."""
+    stages = list(job.stages)
+    number = random.choice([n for n, s in enumerate(stages) if s.reads or s.is_sink])
+    source = random.choice(list(job.sources.values()))
+    row_id = random.choice(source.rows)[0]
+    behaviour = replace(stages[number].behaviour, poison_id=row_id)
+    stages[number] = replace(stages[number], behaviour=behaviour)
+    return replace(job, stages=tuple(stages))
+
+
+def reads(job: Job) -> float:
+    """About how often the sources read: a job whose rows come all at once is idle when most faults
+    strike."""
+    return max(len(source.rows) for source in job.sources.values()) / ROWS_AT_ONCE
+
+
+def _toy_job(random: Random, seed: int, *, loops: bool) -> tuple[Job, bool]:
+    if loops:
+        return loop_job(random, Random(f"copies {seed}")), False
+    job = random_job(random, with_fused=seed % 5 == 2)
+    if random.random() < 0.05:
+        plan = job.plan
+        job = replace(job, plan=replace(plan, causal_log=False))
+    is_poisoned = job.plan.causal_log and random.random() < 0.05
+    return (with_poison(job, random) if is_poisoned else job), is_poisoned
+
+
+def _in_cells(job: Job, seed: int) -> Job:
+    """Drawn by itself: what else a seed does is the same with and without."""
+    has_cells = seed % 4 == 3 or seed % 16 == 5
+    return in_cells(job, Random(f"cells {seed}")) if has_cells else job
+
+
+def _with_calls(job: Job, seed: int) -> Job:
+    """Drawn by itself, too; in half of these, some calls are effects."""
+    if seed % 7 not in (2, 5):
+        return job
+    job = with_calls(job, Random(f"calls {seed}"))
+    return with_effects(job, Random(f"effects {seed}")) if seed % 2 and job.plan.causal_log else job
+
+
+def _has_markers(seed: int) -> bool:
+    return seed % 5 not in (1, 3)
+
+
+def _in_its_way(job: Job, seed: int) -> Job:
+    """In two of five seeds tasks seal when they like, unless the job has no logs."""
+    has_markers = _has_markers(seed) or not job.plan.causal_log
+    return replace(job, plan=replace(job.plan, has_markers=has_markers))
+
+
+def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bool) -> Job:
+    """Cells and calls, and how far logs travel, if there are any."""
+    if gaps:
+        job = replace(job, plan=replace(job.plan, causal_log=False, leaves_gaps=True))
+    job = _with_calls(_in_cells(job, seed), seed)
+    if harsh:
+        job = replace(job, plan=replace(job.plan, sharing_depth=random.choice((0, 1, 2, 9))))
+    return job
+
+
+def simulate(
+    seed: int,
+    *,
+    trace: bool = False,
+    arrow: bool | None = None,
+    harsh: bool = False,
+    availability: bool | None = None,
+    edge: bool = False,
+    disk: bool | None = None,
+    overlap: bool = False,
+    history: bool = False,
+    spill: bool = False,
+    loops: bool = False,
+    upgrade: bool = False,
+    live: bool = False,
+    logs: bool = False,
+    moves: bool = False,
+    rivals: bool = False,
+    rewind: bool = False,
+    wire: bool = False,
+    gaps: bool = False,
+    implied: bool = False,
+    checks_state: bool = True,
+) -> Result:
+    """Run one seed and judge it; never raises for what the protocol does wrong.
+
+    In two of five seeds tasks seal without markers; in a third, slots run several tasks each; in
+    two of seven, rows wait for calls, half of them for effects. Every 50th seed runs a real job of
+    Arrow operators, if `arrow` does not say otherwise; every fifth has tasks that are source and
+    sink at once; in every third user code takes its time.
+    `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
+    `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
+    `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
+    `edge`: a chain whose links to the house-keeper are slow, and break.
+    `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
+    `history`: the job keeps its past, unless it has no logs, and somebody reads it.
+    `spill`: all that is kept for receivers goes to local disks, which fail at times.
+    `loops`: rows go round.
+    `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
+    `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
+    `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
+    are without faults.
+    `rewind`: a job goes back to points of its past, and on from there.
+    `wire`: channels are bytes on simulated sockets, between the planes of production.
+    `gaps`: the job promises at most once.
+    `implied`: tasks whose steps follow from their input leave out their logs.
+    `moves`: cells are asked to move, or (`rivals`) most are overtaken; in every second seed,
+    nothing else goes wrong.
+    `checks_state`: machines are asked for the soundness of their state.
+    """
+    judged = {"trace": trace, "checks_state": checks_state}
+    if upgrade or live or rewind:
+        begin: Callable[..., Upgrades] = Rewinds if rewind else Upgrades
+        return _simulate_upgrade(seed, partial(begin, is_live=live, **judged), trace=trace)
+    if moves or rivals:
+        return _simulate_moves(seed, rivals=rivals, **judged)
+    if implied:
+        return _simulate_implied(seed, **judged)
+    if edge:
+        return _simulate_edge(seed, availability=bool(availability), **judged)
+    if overlap:
+        return _simulate_overlap(seed, availability=bool(availability), **judged)
+    if logs:
+        return _simulate_logs(seed, **judged)
+    arrow = seed % 50 == 49 and not (loops or gaps) if arrow is None else arrow
+    random = Random(seed)
+    job: AnyJob
+    is_poisoned = False
+    if arrow:
+        job = random_arrow_job(random, has_markers=_has_markers(seed))
+    else:
+        job, is_poisoned = _toy_job(random, seed, loops=loops)
+        job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
+    options = random_options(random, job)
+    has_order = isinstance(job, ArrowJob) and job.has_order
+    if is_poisoned or harsh or loops or has_order:
+        options.availability = False
+    if harsh:
+        options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
+        options.commit_ms, options.rows_ms = 5.0, 0.5
+        options.slots += 3
+    if availability is not None and not is_poisoned and not has_order:
+        options.availability = availability
+    options.long_jobs, options.wired = _long_jobs(seed), wire
+    if spill:
+        options.memory_bytes, options.scratch_faults = 0, (0.0, 0.3)[seed % 2]
+    if history and job.plan.causal_log:
+        options.keep, options.availability = keep_of(seed), False
+    if disk is None:
+        disk = seed % 8 == 5
+    if disk and not harsh:  # with time to see what stays in the store
+        options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
+    kinds = (*KINDS, *DISK) if disk else KINDS
+    return simulate_job(
+        seed, job, options, random, harsh=harsh, kinds=HARSH if harsh else kinds, **judged,
+    )[0]  # fmt: skip
+
+
+def _long_jobs(seed: int) -> float:
+    return 0.3 if seed % 3 == 1 else 0.0
+
+
+def _simulate_edge(seed: int, *, availability: bool, **judged: bool) -> Result:
+    random = Random(seed)
+    job = _in_its_way(_with_calls(_in_cells(chain_job(random), seed), seed), seed)
+    options = Options(
+        slots=len(job.plan.cells) + 3,
+        standbys=0,
+        availability=availability,
+        epoch_ms=random.choice((5.0, 20.0, 1000.0)),
+        commit_ms=random.choice((1.0, 5.0)),
+        rows_ms=0.5,
+        long_jobs=_long_jobs(seed),
+    )
+    return simulate_job(seed, job, options, random, harsh=True, kinds=EDGE, **judged)[0]
+
+
+def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Result:
+    random = Random(seed)
+    job = _in_its_way(_with_calls(overlap_job(random), seed), seed)
+    options = Options(
+        slots=len(job.plan.tasks) + random.choice((0, 0, 1, 3)),
+        standbys=random.choice((0, 0, 1)),
+        availability=availability,
+        epoch_ms=random.choice((10.0, 20.0, 1000.0)),
+        latency_ms=random.choice((1.0, 3.0)),
+        store_ms=random.choice((0.5, 20.0)),
+        commit_ms=random.choice((1.0, 5.0)),
+        relaunch_ms=random.choice((5.0, 40.0)),
+        rows_ms=0.5,
+    )
+    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
+
+
+def _simulate_implied(seed: int, **judged: bool) -> Result:
+    """Chains whose links to the house-keeper break, ways that cross, or any jobs."""
+    random = Random(f"implied {seed}")
+    which = seed % 3
+    if which < 2:
+        job = (chain_job, overlap_job)[which](random)
+    else:
+        job, is_poisoned = _toy_job(random, seed, loops=False)
+        if job.plan.causal_log and not is_poisoned and random.random() < 0.2:
+            job = with_poison(job, random)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    if job.plan.causal_log:
+        job = with_implied(job, random)
+    options = random_options(random, job)
+    options.slots, options.availability = options.slots + 2, False
+    options.long_jobs = _long_jobs(seed)
+    if which < 2:
+        options.epoch_ms, options.rows_ms = random.choice((5.0, 20.0, 1000.0)), 0.5
+        options.latency_ms, options.commit_ms = 1.0, random.choice((1.0, 5.0))
+    kinds, is_harsh = (EDGE, OVERLAP, KINDS)[which], which < 2
+    poisoned = [task for task in job.plan.tasks if job.poison(task.id) is not None]
+    with few_steps_watched() if any(t.is_implied for t in poisoned) else nullcontext():
+        return simulate_job(seed, job, options, random, harsh=is_harsh, kinds=kinds, **judged)[0]
+
+
+def _simulate_logs(seed: int, **judged: bool) -> Result:
+    random = Random(seed)
+    job = _in_its_way(_with_calls(_in_cells(long_job(random), seed), seed), seed)
+    options = random_options(random, job)
+    rare_floors(options, random)
+    has_faults = seed % 2 == 0
+
+    def watch(cluster: Cluster) -> None:
+        LogWatch(cluster, cluster.heals_at + LATE_MS if has_faults else 0.0)
+
+    kinds = KINDS if has_faults else ()
+    return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
+
+
+def _simulate_moves(seed: int, *, rivals: bool, **judged: bool) -> Result:
+    random = Random(f"moves {seed}")
+    job, is_poisoned = _toy_job(random, seed, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    options.long_jobs, options.slots = _long_jobs(seed), options.slots + 2
+    options.availability = options.availability and not is_poisoned
+    kinds = KINDS if seed % 2 else ()
+    if not kinds:
+        options.launch_faults = options.retries = 0.0
+        options.silence_ms = 10_000.0
+    movers: list[Movers] = []
+
+    def prepare(cluster: Cluster) -> None:
+        drawn = (Random(f"movers {seed}"), Random(f"renewals {seed}"))
+        overtaken = Random(f"rivals {seed}") if rivals else None
+        movers.append(Movers(cluster, *drawn, deadly=bool(kinds), rivals=overtaken))
+
+    result, cluster = simulate_job(seed, job, options, random, prepare, kinds=kinds, **judged)
+    result.coverage["moved", "running"] = movers[0].moved
+    if rivals:
+        result.coverage["overtaken", "running"] = movers[0].overtaken
+    has_failures = movers[0].has_failures or cluster.driver.term > 1
+    if result.verdict == "ok" and not has_failures:
+        with judging(result, trace=judged["trace"]):
+            nothing_asked_again(cluster.service)
+        result.coverage["moved", "nothing failed"] = movers[0].moved
+    return result
+
+
+def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool) -> Result:
+    result, simulation = Result(seed, "ok"), None
+    with (
+        limits(*((6, 2, 3, 40) if seed % 3 == 0 else (1024, 16, 64))),
+        judging(result, trace=trace),
+    ):
+        simulation = begin(seed, random_options)
+        simulation.run()
+    if simulation is not None:
+        cluster = simulation.cluster
+        result.steps, result.events = cluster.recorder.steps, cluster.scheduler.steps
+        result.digest = cluster.scheduler.digest.value
+        result.coverage = Counter(
+            {
+                ("switch", "finished"): simulation.switches,
+                ("no switch", "finished"): simulation.deaths,
+                ("went on", "finished"): simulation.went_on,
+                ("forward", "finished"): simulation.forward,
+            }
+        )
+    return result
+
+
+@contextmanager
+def judging(result: Result, *, trace: bool) -> Iterator[None]:
+    """Write down how a simulation has failed, if it does; with `trace`, also raise."""
+    try:
+        yield
+    except Violation as violation:
+        result.verdict, result.invariant = "violation", violation.invariant
+        result.failure, result.check = str(violation), violation.check
+        if trace:
+            raise
+    except Divergence as error:  # what the protocol itself has to find
+        result.verdict, result.invariant = "violation", "divergence"
+        result.failure, result.check = f"divergence: {error}", "simulate_job"
+        result.error = error
+        if trace:
+            raise
+    except (ClonosError, AssertionError, LookupError, TypeError, ValueError) as error:
+        result.verdict, result.invariant = "violation", type(error).__name__
+        result.failure = f"{type(error).__name__}: {error}"
+        result.error = error
+        if trace:
+            raise
+
+
+def simulate_job(
+    seed: int,
+    job: AnyJob,
+    options: Options,
+    random: Random,
+    prepare: Callable[[Cluster], None] = lambda _: None,
+    /,
+    *,
+    trace: bool = False,
+    harsh: bool = False,
+    kinds: tuple[tuple[str, int], ...] = KINDS,
+    checks_state: bool = True,
+    scale: float = 1.0,
+) -> tuple[Result, Cluster]:
+    """Run a job under faults that are drawn from `random`, and judge it.
+
+    `scale`: all takes so much longer, and faults strike over so much more time. `prepare`: is given
+    the cluster before it starts.
+    """
+    small = random.random() < 0.3
+    result = Result(seed, "ok")
+    with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
+        cluster = Cluster(job, options, random, trace=trace)
+        cluster.recorder.checks_state = checks_state
+        if options.keep is not None:
+            Reader(cluster, Random(f"reader {seed}"))
+        faults = Faults(
+            cluster,
+            budget=random.choice((0, *[random.randint(1, 8)] * 19)) if not harsh else 12,
+            begins_at=scale * random.choice((3.0, 3.0, 100.0, 200.0)),
+            lasts=scale * random.choice((30.0, 80.0, 200.0)),
+            eagerness=0.2 if harsh else random.choice((0.0, 0.05, 0.3)),
+            kinds=kinds,
+        )
+        cluster.heals_at = faults.ends_at
+        if isinstance(job, Job) and random.random() < 0.7:
+            options.rows_ms = max(options.rows_ms, faults.ends_at / reads(job))
+        trials = cluster.trials = Trials(job.wrap, Random(seed))
+        trials.misfortune = trials.random.choice((0.0, 0.0, 0.3))
+        prepare(cluster)
+        with judging(result, trace=trace):
+            cluster.start()
+            outcome = cluster.run(faults.ends_at + scale * PATIENCE_MS, max(1.0, scale) * STEPS_MAX)
+            if outcome.state == "failed":
+                _judge_failure(job, cluster)
+                result.verdict = outcome.error
+            else:
+                cluster.recorder.check_end(cluster.service)
+    result.coverage = faults.coverage
+    result.steps = cluster.recorder.steps
+    result.events = cluster.scheduler.steps
+    result.digest = cluster.scheduler.digest.value
+    return result, cluster
+
+
+def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
+    """The only honest reason to give up is a record that kills its readers."""
+    outcome = cluster.outcome
+    if outcome.error == "Divergence":
+        raise Violation("divergence", outcome.message)
+    if outcome.error in CRASHES:
+        raise CRASHES[outcome.error](outcome.message)
+    if outcome.error != "PoisonRecord":
+        raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
+    only_poison_is_blamed(job.poison(outcome.task), outcome.message)

@@ -1,0 +1,298 @@
+"""A job that settles, and goes on with another plan, again and again, under faults.
+
+The switch is that of production, on disks that fail; whoever makes it dies at any of its calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from clonos.cluster.durable import JournalFile
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Kind, Layer
+from clonos.core.version import version_of
+from clonos.errors import CannotUpgrade
+from clonos.nodes import events
+from clonos.simulator.checks.upgrades import (
+    calls_are_at_rest,
+    each_row_once,
+    goes_on_or_has_not_begun,
+    names_are_new,
+    state_is_kept,
+)
+from clonos.simulator.checks.violations import Violation
+from clonos.simulator.jobs.arrow import ArrowJob
+from clonos.simulator.jobs.rescaled import Rows, expected, upgrade_job
+from clonos.simulator.processes.cluster import Cluster, Options, Outcome
+from clonos.simulator.runs.faults import KINDS, Faults
+from clonos.simulator.world.disk import Died, SimulatedFiles
+from clonos.simulator.world.disks import HOME, JOURNAL, LAYERS, TERMS, Disks
+from clonos.storage.checkpoint import Checkpoint
+from clonos.storage.folder import Folder
+from clonos.storage.journal import JournalBroken
+from clonos.storage.layers import LayerStore
+from clonos.storage.retry import StoreAway
+from clonos.storage.terms import Terms
+from clonos.upgrade.shape import Shape
+from clonos.upgrade.switch import Switch
+
+PATIENCE_MS: Final = 30_000.0
+SWITCHES: Final = 2
+LONG_S: Final = 20.0
+"""Long enough to settle, if nothing fails."""
+ATTEMPTS: Final = 20
+"""To settle, and to switch: then one is let through."""
+CALLS: Final = 60
+"""A switch takes about so many calls of the file systems."""
+
+
+class Upgrades:
+    """One simulation.
+
+    Attributes
+    ----------
+    job, cluster
+        What has the checkpoint now, and where it runs.
+    switches, deaths, went_on
+        How many switches were made, and how many were broken off; how often a job that was to
+        settle has gone on instead.
+    forward
+        How often it went to a point of its past that it had discarded.
+    """
+
+    forward = 0
+
+    def __init__(
+        self,
+        seed: int,
+        options_of: Callable[[Random, ArrowJob], Any],
+        *,
+        is_live: bool = False,
+        trace: bool,
+        checks_state: bool,
+    ) -> None:
+        self.random = Random(f"upgrades {seed}")
+        self._is_live = is_live
+        self.switches = self.deaths = self.went_on = 0
+        self._seed, self._trace, self._checks_state = seed, trace, checks_state
+        self._options_of = options_of
+        self._delivered: dict[str, Rows] = {}
+        self._names: set[tuple[Any, ...]] = set()
+        self._extra = False
+        self.job = self._next_job()
+        self.cluster = self._begin(self.job, None, None)
+
+    # --- one plan ---------------------------------------------------------------------------------
+
+    def _next_job(self) -> ArrowJob:
+        parallelism = self.random.choice((1, 2, 2, 3, 4))
+        number = self._seed + self.switches * (self._seed % 7 == 6)  # then markers come and go, too
+        has_markers = number % 5 not in (1, 3)
+        return upgrade_job(self._seed, parallelism, has_markers=has_markers, extra=self._extra)
+
+    def _begin(
+        self, job: ArrowJob, before: Cluster | None, first: Mapping[int, Layer] | None
+    ) -> Cluster:
+        options = self._options(job)
+        if self._is_live:
+            options.waits_ms = self.random.choice((5.0, 50.0, 200.0)) * self.random.random()
+        cluster = Cluster(job, options, self.random, trace=self._trace, before=before, first=first)
+        cluster.recorder.checks_state = self._checks_state
+        faults = Faults(
+            cluster,
+            budget=self.random.randint(0, 5),
+            begins_at=cluster.scheduler.now + 3.0,
+            lasts=self.random.choice((30.0, 80.0)),
+            eagerness=self.random.choice((0.0, 0.05)),
+            kinds=KINDS,
+        )
+        cluster.heals_at = faults.ends_at
+        cluster.start()
+        return cluster
+
+    def _options(self, job: ArrowJob) -> Options:
+        options: Options = self._options_of(self.random, job)
+        return replace(options, availability=False, bound=frozenset(), floors_at_end=0)
+
+    def run(self) -> None:
+        """Until the job is done."""
+        for _ in range(SWITCHES):
+            if not self._settle():
+                break
+            self._switch()
+        while not self._is_complete():
+            self._go_on()
+        self.cluster.recorder.check_end(self.cluster.service)
+        self._gather()
+        each_row_once(self._delivered, expected(self.job))
+
+    def _is_complete(self) -> bool:
+        return self.cluster.driver.keeper.complete
+
+    def _go_on(self) -> None:
+        """Until the driver ends; it starts again if it has been stopped."""
+        cluster = self.cluster
+        if cluster.outcome.state == "done":
+            cluster.outcome = Outcome()
+            cluster.kill_driver()
+        now = max(cluster.scheduler.now, cluster.heals_at)
+        outcome = cluster.run(now + PATIENCE_MS)
+        if outcome.state == "failed":
+            raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
+
+    def _settle(self) -> bool:
+        """Let the job settle; False: it is complete."""
+        cluster = self.cluster
+        for attempt in range(ATTEMPTS):
+            at = (
+                cluster.scheduler.now + self.random.choice((1.0, 10.0, 40.0)) * self.random.random()
+            )
+            settle_s = self.random.choice((0.05, 1.0)) if attempt < ATTEMPTS - 2 else LONG_S
+            cluster.scheduler.at(at, self._ask_to_stop, cluster, settle_s)
+            self._go_on()
+            keeper = cluster.driver.keeper
+            if keeper.complete:
+                return False
+            if keeper.is_settled:
+                self._look_at_calls(keeper)
+                return True
+        raise Violation("liveness", f"the job has not settled in {ATTEMPTS} attempts")
+
+    def _look_at_calls(self, keeper: HouseKeeper) -> None:
+        """If there was time enough. Without markers, of floors of an earlier term nobody knows."""
+        cluster = self.cluster
+        until_s = cluster.driver.node.settling.until_s
+        is_known = cluster.job.plan.has_markers or cluster.driver.term == 1
+        if is_known and until_s is not None and cluster.scheduler.now < 1000 * until_s:
+            calls_are_at_rest(self.job, keeper, _layers(cluster.disks))
+
+    def _ask_to_stop(self, cluster: Cluster, settle_s: float) -> None:
+        """Whoever drives then: a driver that has died is asked no more."""
+        if cluster.outcome.state != "running" or cluster.driver.keeper.complete:
+            return
+        driver, is_patient = cluster.driver, self._is_live and settle_s < LONG_S
+        if driver.alive and driver.waiting is None and driver.node.phase.value == "running":
+            otherwise = partial(self._went_on, cluster) if is_patient else None
+            driver.post(events.StopAsked(settle_s, otherwise))
+        else:
+            cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
+
+    def _went_on(self, cluster: Cluster) -> None:
+        """It did not settle in time: ask again, or let it be."""
+        self.went_on += 1
+        if self.random.random() < 0.8:
+            settle_s = self.random.choice((0.02, LONG_S))
+            cluster.scheduler.after(10.0, self._ask_to_stop, cluster, settle_s)
+
+    # --- from one to the next ---------------------------------------------------------------------
+
+    def _switch(self) -> None:
+        """Replace the plan; those who try may die, and the old plan may go on for a while."""
+        before = self.cluster
+        self._extra = self.random.random() < 0.3
+        old, new = self.job, self._next_job()
+        for _ in range(ATTEMPTS):
+            maker = Maker(old, new, self.switches + 1, before.disks, self.random)
+            first = self._attempt(maker)
+            if first is not None:
+                state_is_kept(maker.before, maker.last, new, first)
+                self._gather()
+                self.switches += 1
+                self.job, self.cluster = new, self._begin(new, before, first)
+                return
+            if self.random.random() < 0.3 and not self._settle():
+                return
+        raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
+
+    def _attempt(self, maker: Maker) -> Mapping[int, Layer] | None:
+        """One process that tries; None: the old plan still counts."""
+        try:
+            maker.make(["passing"])
+        except CannotUpgrade:  # calls are open
+            maker.leave()
+            self._settle()
+            return None
+        except (Died, OSError, StoreAway, JournalBroken):
+            self.deaths += 1
+        maker.leave()
+        return maker.found()
+
+    def _gather(self) -> None:
+        """What this plan has delivered."""
+        cluster = self.cluster
+        for task in cluster.job.plan.tasks:
+            if task.sink is None:
+                continue
+            rows = self._delivered.setdefault(task.sink, Counter())
+            for (generation, _, seq), (kind, payload, _) in cluster.recorder.outputs(task.id):
+                names_are_new(self._names, (generation, task.sink, task.index, seq))
+                if kind == Kind.BATCH:
+                    rows.update(tuple(row.values()) for row in payload.to_pylist())
+
+
+class Maker:
+    """A driver that replaces the plan; it may die at one of its calls."""
+
+    def __init__(
+        self, old: ArrowJob, new: ArrowJob, version: int, disks: Disks, random: Random
+    ) -> None:
+        self._old, self._new, self._version, self._disks = old, new, version, disks
+        dies_at = random.randrange(CALLS) if random.random() < 0.5 else None
+        self.before = Shape.of(old.compiled)
+        is_local = random.random() < 0.5
+        self._local = disks.local.mount(dies_at if is_local else None)
+        self._shared = disks.shared.mount(None if is_local else dies_at)
+        self._loses_power = random.random() < 0.3
+        self.last: Mapping[int, Layer] = {}
+
+    def make(self, drop_state: Sequence[str]) -> None:
+        """Switch."""
+        journal = JournalFile(JOURNAL, "fsync", lambda _: None, self._local)
+        keeper, successor = _keeper(self._old), _keeper(self._new)
+        waiting = journal.recover(keeper)
+        home = Folder(self._local, HOME, "fsync")
+        checkpoint = Checkpoint(home, "upgrader", lambda: terms_of(self._shared))
+        store = LayerStore(f"{LAYERS}/{checkpoint.id}", files=self._shared)
+        term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
+        now = Shape.of(self._new.compiled).homes
+        dropped = [n for n in drop_state if n in self.before.homes and n not in now]
+        switch = Switch(self.before, keeper, waiting, self._new.compiled, successor, dropped)
+        self.last = switch.last_layers(store)
+        switch.make(store, term, lambda _: home.put("next", b"graph"), journal)
+
+    def leave(self) -> None:
+        """The process is gone, perhaps with its machine."""
+        for files in (self._local, self._shared):
+            files.die()
+        if self._loses_power:
+            self._disks.local.lose_power()
+
+    def found(self) -> Mapping[int, Layer] | None:
+        """The first layers of the new plan; None: the old one counts."""
+        records = self._disks.journal()
+        is_new = version_of(records) == self._version
+        keeper = _keeper(self._new if is_new else self._old)
+        keeper.recover(records)
+        layers = goes_on_or_has_not_begun(keeper, _layers(self._disks))
+        return {task: chain[0] for task, chain in layers.items()} if is_new else None
+
+
+def _keeper(job: ArrowJob) -> HouseKeeper:
+    return HouseKeeper(job.plan, job.encode, job.decode)
+
+
+def _layers(disks: Disks) -> LayerStore:
+    """The store, as one sees it who does nothing."""
+    home, files = Folder(disks.local.observe(), HOME, "fsync"), disks.shared.observe()
+    checkpoint = Checkpoint(home, "observer", lambda: terms_of(files))
+    return LayerStore(f"{LAYERS}/{checkpoint.id}", files=files)
+
+
+def terms_of(shared: SimulatedFiles) -> Terms:
+    """Where the driver is recorded that goes on with the job."""
+    return Terms(Folder(shared, TERMS, "fsync"))

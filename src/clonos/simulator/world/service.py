@@ -1,0 +1,157 @@
+"""The service that simulated jobs call: every answer is new, and it keeps a journal of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+from clonos.core.calls import CallId, Request
+from clonos.core.canonical import decode
+from clonos.core.determinants import Call, Determinant, Outcomes, decode_record
+from clonos.core.plan import Incarnation, TaskSpec
+from clonos.simulator.checks.violations import require
+
+Entries = Sequence[tuple[Incarnation, bytes]]
+"""The log of a task, and which life has written each entry."""
+
+
+class Asked(NamedTuple):
+    """One call as the external service has seen it."""
+
+    task: int
+    incarnation: Incarnation
+    arguments: tuple[Any, ...]
+    answer: int | None
+
+
+class Effect(NamedTuple):
+    """One effect as it was made, by which life of the task that asks it."""
+
+    incarnation: Incarnation
+    digest: int
+    answer: int
+
+
+class Service:
+    """What answers, and what must hold of its answers.
+
+    Attributes
+    ----------
+    effects
+        Those that were made, by task and name.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random, self._slow_random = random, Random(0)
+        self.answer_bits = 48
+        self.journal: list[Asked] = []
+        self.by_arguments: dict[tuple[Any, ...], list[Asked]] = defaultdict(list)
+        self.effects: dict[tuple[int, str], Effect] = {}
+
+    def call(
+        self,
+        task: int,
+        incarnation: Incarnation,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Answer a call that a step waits for."""
+        return self._ask(self._random, task, incarnation, tuple(args))
+
+    def answer(self, task: int, incarnation: Incarnation, call: CallId, request: Request) -> Any:
+        """Answer a call that no step waits for, or make an effect: drawn by itself, all else in a
+        seed stays as it was."""
+        if request.key:
+            return self._make(task, incarnation, request)
+        named = (task, *call, request.digest)  # equal rows are other calls
+        answer = self._ask(self._slow_random, task, incarnation, named)
+        if getattr(request.service, "batch", None) is None:
+            return answer
+        return [answer + i for i in range(len(request.arguments[0]))]
+
+    def _make(self, task: int, incarnation: Incarnation, request: Request) -> int:
+        """Make an effect, unless (in doubt) it is asked for first and found. It may be refused.
+
+        A service that knows no names: whoever asks twice gets it twice.
+        """
+        key, known = request.key, self.effects.get((task, request.key))
+        is_one = known is None or known.digest == request.digest
+        require(is_one, "effects", f"{key} of task {task} names {known}, and now something else")
+        if request.in_doubt and known is not None:
+            return known.answer
+        if self._slow_random.random() < 0.1:
+            raise ValueError("refused")
+        require(known is None, "effects", f"{key} of task {task} was made: {known}; and is again")
+        made = Effect(incarnation, request.digest, self._slow_random.getrandbits(48))
+        self.effects[task, key] = made
+        return made.answer
+
+    def _ask(
+        self, random: Random, task: int, incarnation: Incarnation, arguments: tuple[Any, ...]
+    ) -> int:
+        failed = random.random() < 0.1
+        answer = None if failed else random.getrandbits(self.answer_bits)
+        asked = Asked(task, incarnation, arguments, answer)
+        self.journal.append(asked)
+        self.by_arguments[arguments].append(asked)
+        if answer is None:
+            raise ValueError("try later")
+        return answer
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def calls_once(self, task: TaskSpec, entries: Entries) -> None:
+        """Invariant 6: every answer used was given for those arguments, and no call whose answer
+        is used was made again by a later life."""
+        answers = [
+            (writer, encoded)
+            for writer, determinant in determinants(entries)
+            if not (task.has_effects and isinstance(determinant, Outcomes))
+            for encoded in _answers(determinant)
+        ]
+        asked = {a.answer: a for a in self.journal if a.task == task.id}
+        for writer, encoded in answers:
+            answer = decode(encoded)
+            answer = answer[0] if isinstance(answer, list) else answer  # to several rows
+            require(answer in asked, "calls", f"answer {answer} was never given to {task.name}")
+            known = asked[answer]
+            require(known.incarnation == writer, "calls", f"answer of {known}, used by {writer}")
+            later = [a for a in self.by_arguments[known.arguments] if a.incarnation > writer]
+            require(not later, "calls", f"{known} was asked again: {later}")
+
+    def effects_once(self, task: TaskSpec, entries: Entries) -> None:
+        """Every effect was made for what the history has asked, and the history knows its
+        answer."""
+        if not task.has_effects:
+            return
+        known = {
+            str(outcome.number): (outcome.digest, decode(outcome.answer))
+            for _, determinant in determinants(entries)
+            if isinstance(determinant, Outcomes)
+            for outcome in determinant.outcomes
+            if outcome.ok
+        }
+        made = {
+            key: (effect.digest, effect.answer)
+            for (owner, key), effect in self.effects.items()
+            if owner == task.id
+        }
+        require(known == made, "effects", f"{task.name} knows {known}, what was made is {made}")
+
+
+def determinants(entries: Entries) -> Iterator[tuple[Incarnation, Determinant]]:
+    """All that a log says, in its order, and who has written it."""
+    for writer, record in entries:
+        for determinant in decode_record(record):
+            yield writer, determinant
+
+
+def _answers(determinant: Determinant) -> list[bytes]:
+    if isinstance(determinant, Call):
+        return [determinant.answer] if determinant.ok else []
+    if isinstance(determinant, Outcomes):
+        return [outcome.answer for outcome in determinant.outcomes if outcome.ok]
+    return []
