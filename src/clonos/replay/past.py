@@ -105,9 +105,10 @@ class Past:
         floors = {t: self._floor(t) for t in logs}
         last = {t: max(log, default=floors[t]) for t, log in logs.items()}
         wanted = last if until is None else {t: min(until.get(t, last[t]), last[t]) for t in last}
-        # What a task without a log has taken, nobody knows: it may be all that was made for it.
-        is_all = task is None or self.compiled.plan.tasks[task].is_implied
-        found = wanted if is_all else {**floors, task: wanted[task]}
+        # What a task that shares no log has taken, nobody knows: it may be all that there is.
+        found = wanted
+        if task is not None and not self.compiled.plan.tasks[task].is_implied:
+            found = {**floors, task: wanted[task]}
         for number in sorted(found, reverse=True):  # tasks are numbered from sources to sinks
             for position in range(floors[number] + 1, found[number] + 1):
                 cause = decode_record(logs[number][position])[0]
