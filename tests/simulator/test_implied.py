@@ -28,7 +28,7 @@ def many(**settings):
     names = pa.table({"user": ["user 0", "user 1"], "name": ["Ada", "Bo"]})
     timed = rows.start_new_chain().with_watermark("at", "2 s", name="timed")
     known = timed.start_new_chain().look_up(names, on="user", how="left", name="known")
-    once = known.key_by("user", "cents").deduplicate(time="at", within="1 minute", name="once")
+    once = known.key_by("user", "cents").deduplicate("1 minute", "at", name="once")
     ordered = once.key_by("user").in_order("at", name="ordered")
     doubled = ordered.start_new_chain().map(
         lambda row, ctx: (row.user, row.cents * 2, row.at, ctx.random.random() < 0.5),
