@@ -109,6 +109,8 @@ CIRCLES: dict[frozenset[str], str] = {
             "stateful", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
+    frozenset({"clonos.core.choice", "clonos.core.task"}):
+        "what a task does next is chosen from all that it holds",
     frozenset({"clonos.simulator.checks.endings", "clonos.simulator.checks.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset(

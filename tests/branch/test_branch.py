@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -264,6 +265,64 @@ def test_calls_that_rows_wait_for_are_matched_too():
     ids = set(found.table.column("id").to_pylist())
     assert {n for n in range(1, 41) if n % 2} <= ids
     assert branch.rows().num_rows == branch.job_rows().num_rows == 40
+
+
+class Together:
+    """Calls of `another`, which answers when so many are open: programs have copies of functions,
+    but not of this."""
+
+    wanted = open = most = 0
+
+    @classmethod
+    def begin(cls, wanted):
+        cls.wanted, cls.open, cls.most = wanted, 0, 0
+
+
+async def another(number, key, at, amount):
+    Together.open += 1
+    Together.most = max(Together.most, Together.open)
+    for _ in range(1000):
+        if Together.most >= Together.wanted:
+            break
+        await asyncio.sleep(0.01)
+    Together.open -= 1
+    return 10 * number
+
+
+class AskingAnother(Asking):
+    """Its second question goes to somebody else."""
+
+    def open(self, ctx):
+        super().open(ctx)
+        self.other = ctx.service("another", another)
+
+    def on_first(self, reply, ctx):
+        self.answers.set(self.answers.get(0) + 1)
+        self.other.ask(*reply.arguments, then="on_second")
+
+
+def test_calls_of_several_steps_are_open_together_if_that_is_wanted():
+    job = asking(Asking())
+    cluster = simulated(job, 3, slots=3, standbys=0)
+
+    def made(wanted, calls="live", **how):
+        Together.begin(wanted)
+        past = at_point(job, cluster, 1)
+        return Branch(past, {"asking": AskingAnother()}, calls=calls, ask=["another"], **how)
+
+    one, at_once = made(1), Together.most
+    assert at_once > 0
+    branch = made(at_once + 5, in_flight=at_once + 5)
+    assert Together.most > at_once, "more than any step asks"
+    assert Together.open == 0
+    assert branch.calls == one.calls == 40
+    assert branch.rows().num_rows == one.rows().num_rows == 40
+    assert branch.rows() == made(1, in_flight=at_once + 5).rows(), "however fast they answer"
+    branch = made(1, Budget(calls=7), in_flight=20, stand_in=lambda *_: 0)
+    assert branch.calls == 7
+    assert branch.rows().num_rows == 40
+    with pytest.raises(clonos.errors.WrongType, match="in_flight=-1"):
+        made(1, in_flight=-1)
 
 
 def test_what_cannot_be_replaced_is_said(kept):

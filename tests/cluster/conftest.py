@@ -279,7 +279,10 @@ class Kit:
         return list(dict.fromkeys(by_name[task] for task in tasks))
 
     def kill(self, job: RunningJob, *tasks: str) -> None:
-        for pid in self.pids(job, *tasks):
+        self.kill_processes(*self.pids(job, *tasks))
+
+    def kill_processes(self, *pids: int) -> None:
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
 

@@ -59,8 +59,12 @@ def test_where_files_are_read(tmp_path):
 SINKS: dict[str, tuple[Any, str, str | None]] = {
     "collect": (clonos.sinks.collect(), "collect", None),
     "parquet": (clonos.sinks.parquet("/data/out"), "parquet", "/data/out"),
+    "a bucket": (clonos.sinks.parquet("s3://me:secret@data/out"), "parquet", "s3://***@data/out"),
     "table": (clonos.sinks.table("/data/table"), "table", "/data/table"),
     "delta": (clonos.sinks.spark("delta", "/data/delta"), "delta", "/data/delta"),
+    "delta in a bucket": (
+        clonos.sinks.spark("delta", "s3a://me:secret@data/out"), "delta", "s3a://***@data/out",
+    ),
     "kafka": (
         clonos.sinks.kafka("broker:9092", "judged"),
         "kafka",

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyspark import cloudpickle
 
 import clonos
 from clonos import errors
-from clonos.cluster.errors import BadDirectory
+from clonos.cluster.errors import BadDirectory, NothingKept
 from clonos.core.layer import UnreadableLayer
 from clonos.errors import OtherJob
 from clonos.sinks.errors import OutputExists, SinkFailed
@@ -122,6 +123,9 @@ def test_a_replay_that_diverges_leaves_a_bundle(kit, spark, tmp_path):
     assert made.error is None
     with pytest.raises(errors.UnknownTask):
         running.bundle(tmp_path / "none.clonos", task="nobody")
+    for ask in (running.canary, partial(running.branch, at="oldest")):
+        with pytest.raises(NothingKept, match="keeps no history"):
+            ask(replace={})
     kit.kill(running, "work[0]")
     with pytest.raises(errors.Divergence, match="differ from those delivered") as caught:
         running.wait(600)

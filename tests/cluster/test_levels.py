@@ -14,30 +14,34 @@ pytestmark = [
 TASK = "running[0]"
 
 
-def has_newest(job: Any) -> bool:
-    """Whether the copy of the task has all of its floor. Nothing moves any more, so it stays so."""
-    coordinator = job._setup.node.coordinator
-    (task,) = [task.id for task in job.plan.tasks if task.name == TASK]
-    layers = coordinator.keeper.layers[task]
-    copies = [slot.standbys.get(task, -1) for slot in list(coordinator.slots.values())]
-    return bool(layers) and layers[-1].epoch in copies
-
-
-@pytest.mark.parametrize(("standbys", "level"), [(1, "standby"), (0, "store")])
-def test_a_killed_task_is_restored_from_the_nearest_level(kit, spark, tmp_path, standbys, level):
-    rows = 2_000
-    settings = {"parallelism": 1, "standbys": standbys, "checkpoints": "uncoordinated"}
-    job = kit.build(kit.gated(tmp_path, rows), **settings).start(spark)
-    kit.wait_for(lambda: job.last_progress and job.last_progress.tasks[0].rows_in == rows * 4 // 5)
+def wait_current(kit: Any, job: Any) -> None:
+    """Until the copy has the newest checkpoint. Rows are held back, so it stays so."""
     kit.wait_quiet(job)
-    kit.wait_for(lambda: not any(task.steps_to_replay for task in job.last_progress.tasks))
-    if standbys:
-        kit.wait_for(lambda: has_newest(job))
+
+    def is_current() -> bool:
+        found = {task.name: task for task in job.last_progress.tasks}
+        at_rest = not any(task.steps_to_replay for task in found.values())
+        return at_rest and found[TASK].current_standbys == 1
+
+    kit.wait_for(is_current)
+
+
+def test_a_killed_task_is_restored_from_the_nearest_level_that_is_left(kit, spark, tmp_path):
+    rows = 500
+    settings = {"checkpoints": "uncoordinated", "checkpoint_interval": "100 ms"}
+    job = kit.build(kit.gated(tmp_path, rows), rate=None, parallelism=1, standbys=1, **settings)
+    job = job.start(spark, progress_s=0.1)
+    kit.wait_for(lambda: job.last_progress and job.last_progress.tasks[0].rows_in == rows * 4 // 5)
+    wait_current(kit, job)
     kit.kill(job, TASK)
     kit.wait_recovered(job, 1)
-    (recovery,) = job.observer.recoveries
-    assert (recovery.name, recovery.level) == (TASK, level)
-    assert recovery.state_bytes > 0
-    assert recovery.store_bytes == (recovery.state_bytes if level == "store" else 0)
+    wait_current(kit, job)
+    (keeper,) = [slot.pid for slot in job.slots() if TASK in slot.keeps]
+    kit.kill_processes(keeper, *kit.pids(job, TASK))
+    kit.wait_recovered(job, 2)
+    warm, cold = [r for r in job.observer.recoveries if r.name == TASK]
+    assert (warm.level, warm.store_bytes) == ("standby", 0)
+    assert (cold.level, cold.store_bytes) == ("store", cold.state_bytes)
+    assert warm.state_bytes > 0
     kit.open_tap(tmp_path)
     kit.check(job.wait(kit.WAIT_S).table(), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,17 @@ def test_what_was_made_since_is_made_again(kit, spark, tmp_path, made, capsys):
     before = running.wait(0).rows["out"]
     points = points_of(capsys, tmp_path / "checkpoint")
     point = points[len(points) // 2]
+    source = (tmp_path / "in.csv").read_text()
+    half, rest = source[: len(source) // 8], source[len(source) // 8 :]
+    for now, match in ((half, "cannot be read again"), (half + rest.replace(",1", ",2"), "other")):
+        (tmp_path / "in.csv").write_text(now)
+        with pytest.raises(CannotRewind, match=match):
+            made().rewind(at="oldest")
+        would = made().rewind(at="oldest", check_sources=False, dry_run=True)
+        assert "rows of events can come again was not looked at" in str(would)
+    (tmp_path / "in.csv").write_text(source)
     would = made().rewind(at=point, outputs="supersede", dry_run=True)
+    assert re.search(r"\d+ rows of events come again", str(would))
     assert "would go back" in str(would)
     assert points_of(capsys, tmp_path / "checkpoint") == points
     done = made().rewind(at=point, outputs="supersede")

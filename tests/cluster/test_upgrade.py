@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import clonos
-from clonos.errors import CannotUpgrade, NotSettled, OtherJob
+from clonos.errors import CannotReplace, CannotUpgrade, NotSettled, OperatorError, OtherJob
 from tests.cluster.conftest import gated
 
 pytestmark = [
@@ -295,7 +295,12 @@ def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
     judged.sink(clonos.sinks.collect(), name="out")
     running = job.start(spark)
     kit.wait_rows(running, 100)
-    branch = job.branch(at="oldest", replace={"judge": lambda row: (row.at, "new")})
+    with pytest.raises(CannotReplace, match="no operator 'nobody'"):
+        running.branch(at="oldest", replace={"nobody": str})
+    with pytest.raises(OperatorError, match="ZeroDivisionError") as caught:
+        running.branch(at="oldest", replace={"judge": lambda row: 1 / 0})
+    assert "1 / 0" in caught.value.trace
+    branch = running.branch(at="oldest", replace={"judge": lambda row: (row.at, "new")})
     assert branch.compare(keys=["at"]).count("changed") == branch.rows().num_rows > 0
     running.adopt(branch, within="60 seconds")
     running.rescale(1)  # what was adopted stays
@@ -305,3 +310,68 @@ def test_what_a_branch_has_tried_is_adopted(kit, spark, tmp_path):
     prompts = found["prompt"].to_pylist()
     assert prompts == sorted(prompts, reverse=True), "the old one, then the new one"
     assert 100 <= prompts.count("old") < rows
+
+
+def test_a_canary_follows_a_job_and_is_adopted(kit, spark, tmp_path):
+    rows, asked = 2_000, tmp_path / "asked"
+
+    def ask(number: int) -> int:
+        with asked.open("a") as file:
+            file.write(f"{number}\n")
+        return -number
+
+    def judge(row: Any, ctx: Any) -> Any:
+        return (row.at, "old", ctx.call(ask, row.n))
+
+    def careful(row: Any, ctx: Any) -> Any:
+        return (row.at, "new", ctx.call(ask, row.n))
+
+    job = clonos.Job(
+        "canary",
+        checkpoint_dir=str(tmp_path / "checkpoint"),
+        checkpoint_interval="200 ms",
+        history="1 hour",
+    )
+    events = job.source(
+        staged(kit, tmp_path, rows), name="events", parallelism=1, rows_per_second=1000.0
+    )
+    apart = events.slot_group("judge").start_new_chain()
+    judged = apart.map(judge, "at timestamp, prompt string, n long", name="judge")
+    judged.sink(clonos.sinks.collect(), name="out")
+    running = job.start(spark)
+    with pytest.raises(CannotReplace, match="no operator 'nobody'"):
+        running.canary({"nobody": careful})
+    kit.wait_rows(running, 20)
+    same = running.canary({"judge": judge}, every="50 ms")
+    other = running.canary({"judge": careful}, keys={"out": ["at"]}, every="50 ms")
+    wrong = running.canary({"judge": lambda row: (row.at, 1 / 0, 0)}, every="50 ms")
+    same.catch_up()
+    kit.kill(running, "judge[0]")
+    kit.wait_recovered(running, 1)
+    more(tmp_path)
+    kit.wait_rows(running, 100)
+    with pytest.raises(OperatorError, match="ZeroDivisionError") as caught:
+        wrong.catch_up()
+    assert "1 / 0" in caught.value.trace
+    assert "ZeroDivisionError" in str(wrong)
+    kit.wait_for(lambda: same.compare().rows_a >= 100)
+    assert (same.changes, same.error) == (0, None)
+    same.stop()
+    assert not same.is_running
+    kit.wait_for(lambda: other.compare("out").count("changed") >= 100)
+    other.catch_up()
+    found = other.compare("out")
+    assert found.rows_a == found.rows_b == found.count("changed") == other.changes
+    assert set(found.dataframe(spark).columns) >= {"change", "at", "prompt_a", "prompt_b"}
+    with pytest.raises(CannotReplace, match="rows are different"):
+        other.adopt()
+    other.adopt(anyway=True, within="60 seconds")
+    assert not other.is_running
+    all_the_rest(kit, tmp_path)
+    table = running.wait(300).table("out").sort_by("at")
+    assert table["at"].to_pylist() == sorted(at for at, _, _ in map(kit.row, range(rows)))
+    prompts = table["prompt"].to_pylist()
+    assert prompts == sorted(prompts, reverse=True), "the old one, then the new one"
+    assert 120 <= prompts.count("old") < rows
+    calls = len(asked.read_text().splitlines())
+    assert rows <= calls < rows + 100, "the killed task may ask again; canaries have not asked"

@@ -11,6 +11,7 @@ import clonos
 from clonos.core import coordinator as co
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import LayerRef
+from clonos.core.placement import Slot
 from clonos.core.plan import Incarnation
 from clonos.nodes.places import Seat
 from clonos.nodes.progress import Chronicle
@@ -79,6 +80,8 @@ def test_a_progress_says_all_of_it(job):
     ref = LayerRef(0, 1, Incarnation(1, 0), 5, "0/1", 1000, 0)
     seen.epoch_began(100.95)
     job.keeper.layers[0] = (ref, ref)
+    for number, epoch in enumerate((-1, 0, 1)):  # a copy is empty, one is old
+        job.coordinator.slots[number] = Slot(number, "", standbys={0: epoch})
     job.keeper.positions[0] = 5
     job.keeper.epoch = 1
     seen.noted(co.Note("floor", value=1), 101.0)
@@ -97,6 +100,7 @@ def test_a_progress_says_all_of_it(job):
     assert (task.rows_per_s, task.latency_ms, task.in_flight_bytes) == (0.0, 12, 7)
     assert (task.log_bytes_per_row, task.state_bytes) == (8.0, 2000)
     assert task.steps_to_replay == 4
+    assert (task.standbys, task.current_standbys) == (2, 1)
     assert progress.tasks[1].slot is None
     words = next(o for o in progress.operators if o.name == "words")
     assert (words.rows_in, words.rows_out, words.dropped) == (50, 200, {"bad_records": 2})

@@ -409,3 +409,25 @@ def test_open_calls_go_on_only_as_they_were_declared():
         program.apply(bytes(harness.program.delta()))
         with pytest.raises(StateMismatch, match="is open, as a plain call"):
             program.open_calls()
+
+
+@pytest.mark.parametrize("first", ["of 1", "alone"])
+def test_a_restored_process_reads_the_clock_in_the_same_steps(first):
+    """The log has one reading or none: whoever reads it otherwise cannot be replayed."""
+    texts = [first, "of 1" if first == "alone" else "alone", "of 3", "alone"]
+
+    def make() -> Any:
+        return program_of(TalkTogether("1 hour", batch=3), in_flight=1)
+
+    def row(number: int, text: str) -> Batches:
+        return Batches(0, (pa.record_batch({"id": [number], "text": [text]}),))
+
+    harness = StepHarness(make())
+    events: list[Any] = [row(n, text) for n, text in enumerate(texts)]
+    for event in events:
+        harness.feed(event)
+    opened = harness.program.open_calls()
+    assert opened
+    events += [Answers((answered_now(*each),)) for each in opened.items()]
+    events += [row(10 + n, text) for n, text in enumerate(texts)]
+    check_restore(make, events)

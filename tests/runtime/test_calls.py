@@ -553,6 +553,25 @@ def test_a_coroutine_that_goes_on_when_it_is_cancelled_is_given_up(slot, stubbor
     assert slot.one(policy(quick)).ok, "what it answers at last is no outcome"
 
 
+@pytest.mark.parametrize("kind", ["call", "effect"])
+def test_a_coroutine_that_was_given_up_and_fails_at_last_is_not_tried_again(slot, stubborn, kind):
+    async def ask():
+        await stubborn.ask()
+        raise ConnectionError("too late")
+
+    how = {} if kind == "call" else {"effect": effect(ask, refused=ConnectionError)}
+    asked = policy(ask, timeout_s=0.1, attempts=3, backoff_s=(0.0, 0.0), **how)
+    key = "" if kind == "call" else "KEY"
+    slot.runner.make(LIFE, [(CallId(2, 1), Request(asked, (), 1, key))])
+    assert not slot.outcomes(1)[0].ok
+    stubborn.may_end = True
+    while not stubborn.ended:
+        time.sleep(0.01)
+    for _ in range(3):  # the loop has had its turns
+        assert slot.one(policy(quick)).ok
+    assert stubborn.begun == 1
+
+
 def test_nobody_waits_for_a_coroutine_that_is_given_up(slot, stubborn):
     """Neither those who ask the same, nor those who are refused when all others are over."""
     how = policy(stubborn.ask, timeout_s=0.2, cache_ttl_s=60.0)
@@ -581,6 +600,13 @@ def test_coroutines_that_go_on_are_not_too_many(slot, stubborn, monkeypatch):
     stubborn.may_end = True
     while not slot.one(how).ok:
         pass
+
+
+def test_second_attempts_that_go_on_are_counted_too(slot, stubborn, monkeypatch):
+    monkeypatch.setattr(calls, "STUBBORN_MAX", 3)
+    how = policy(stubborn.ask, timeout_s=0.05, hedge_s=0.01)
+    told = (str(decode_error(slot.one(how).answer)) for _ in range(100))
+    assert any("3 coroutines go on" in error for error in told)
 
 
 def test_an_effect_behind_code_that_blocks_is_in_doubt(slot):

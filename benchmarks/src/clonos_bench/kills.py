@@ -18,6 +18,8 @@ from clonos_bench.watch import Watch
 
 PATIENCE_S: Final = 120.0
 """How long a job may take to be normal again before the measurement gives up."""
+LOOK_S: Final = 0.02
+"""How often it is looked where a task runs that runs nowhere for the moment."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,27 @@ def _slot_of(job: RunningJob, task: str) -> SlotView:
     return next(slot for slot in job.slots() if task in slot.runs)
 
 
+def _kill_worker(job: RunningJob, task: str) -> SlotView:
+    """Kill the process that runs a task. The view is some ms old: one that is gone already is not
+    killed twice, but the next that runs the task is."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with contextlib.suppress(StopIteration, ProcessLookupError):
+            slot = _slot_of(job, task)
+            os.kill(slot.pid, signal.SIGKILL)
+            return slot
+        if time.monotonic() > until:
+            raise ClonosError(f"no process runs {task}", remedy="see why it is not placed")
+        time.sleep(LOOK_S)
+
+
 def kill_workers(job: RunningJob, tasks: Sequence[str], apart_s: float = 0.0) -> Kill:
     """Kill the processes of some tasks, at once or one after the other."""
-    slots = [_slot_of(job, task) for task in tasks]
+    slots = [_kill_worker(job, tasks[0])]
     at_s = time.monotonic()
-    for number, slot in enumerate(slots):
+    for number, task in enumerate(tasks[1:], 1):
         time.sleep(max(0.0, at_s + number * apart_s - time.monotonic()))
-        os.kill(slot.pid, signal.SIGKILL)
+        slots.append(_kill_worker(job, task))
     lost = tuple(name for slot in slots for name in slot.runs)
     return Kill("worker" if len(tasks) == 1 else "workers", slots[0].pid, lost, at_s)
 

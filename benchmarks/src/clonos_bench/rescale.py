@@ -1,10 +1,11 @@
-"""A running job gets more tasks, then fewer again: how long its rows wait."""
+"""A running job gets more tasks, then fewer again, then other code: how long its rows wait."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -30,17 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.state_arguments(parser, state_mb=100.0)
     add = parser.add_argument
     add("--rate", type=float, default=5_000.0, help="rows per second")
-    add("--rounds", type=int, default=5, help="times up, and as often down")
+    add("--rounds", type=int, default=5, help="times up, and as often down, and other code")
     add("--to", type=int, default=4, help="tasks of the stateful operator, after each time up")
     add("--standbys", type=int, default=0)
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Up and down, under load; whether every row was delivered once, and every key counted right.
+    """Up, down, other code, under load; whether all rows came once, and all keys are counted right.
 
     ``pause``: the longest time without any output around a change; ``late``: how late the latest
-    row was, counted from when it was due; ``call``: how long `running.rescale` took, in which slots
-    come while the job runs.
+    row was, counted from when it was due; ``call``: how long `running.rescale` or `running.upgrade`
+    took, in which slots come while the job runs.
     """
     title = f"rescale: {arguments.state_mb:g} MB of state, {arguments.rate:,.0f} rows/s; ms"
     report = Report("rescale", title, _COLUMNS)
@@ -58,16 +59,20 @@ def _measured(
     keys = run.keys_of(arguments)
     few, many = arguments.parallelism, arguments.to
     with tempfile.TemporaryDirectory() as folder, run.paced(arguments.rate, keys) as schedule:
-        empty = clonos.Job(
-            "touch",
-            parallelism=few,
-            standbys=arguments.standbys,
-            checkpoint_dir=folder,
-            checkpoint_interval=f"{arguments.checkpoint_ms} ms",
-        )
-        job = jobs.stateful(
-            jobs.paced(schedule), keys=keys, value_bytes=arguments.value_bytes, job=empty
-        )
+
+        def define() -> clonos.Job:
+            empty = clonos.Job(
+                "touch",
+                parallelism=few,
+                standbys=arguments.standbys,
+                checkpoint_dir=folder,
+                checkpoint_interval=f"{arguments.checkpoint_ms} ms",
+            )
+            return jobs.stateful(
+                jobs.paced(schedule), keys=keys, value_bytes=arguments.value_bytes, job=empty
+            )
+
+        job = define()
         cores = 2 * (len(job.compile().plan.tasks) + many) * (1 + arguments.standbys)
         options = {"linger_ms": arguments.linger_ms, "graph": job.graph}
         with (
@@ -78,9 +83,12 @@ def _measured(
             run.until(started, watch, filled, run.FILL_S, "the state is filled")
             found: dict[str, list[tuple[float, float, float]]] = {}
             for _ in range(arguments.rounds):
-                for was, becomes in ((few, many), (many, few)):
-                    change = _change(started, watch, becomes)
-                    found.setdefault(f"{was} to {becomes}", []).append(change)
+                for what, change in (
+                    (f"{few} to {many}", lambda: started.rescale({"state": many})),
+                    (f"{many} to {few}", lambda: started.rescale({"state": few})),
+                    ("upgrade", lambda: started.upgrade(define())),
+                ):
+                    found.setdefault(what, []).append(_change(started, watch, change))
             schedule.stop.touch()
             ended = lambda: not started.is_running  # noqa: E731
             run.until(started, watch, ended, PATIENCE_S, "the job has ended")
@@ -92,11 +100,13 @@ def _measured(
     return found
 
 
-def _change(job: RunningJob, watch: Watch, tasks: int) -> tuple[float, float, float]:
+def _change(
+    job: RunningJob, watch: Watch, change: Callable[[], None]
+) -> tuple[float, float, float]:
     """One change: the pause, how late the latest row was, how long the call took; ms."""
     run.until(job, watch, lambda: watch.latest_ms() < 1_000, PATIENCE_S, "rows are in time")
     began_s = time.monotonic()
-    job.rescale({"state": tasks})
+    change()
     call_ms = 1000 * (time.monotonic() - began_s)
     until_s = time.monotonic() + AFTER_S
     run.until(job, watch, lambda: time.monotonic() >= until_s, PATIENCE_S, "a while has passed")

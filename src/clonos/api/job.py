@@ -517,6 +517,7 @@ class Job:
 
             ``reuse``: functions that give the same answer to the same question, any number of
             times. ``cost``: a function that takes an answer and returns what it cost.
+            ``in_flight``: how many calls may be open in each task while it goes on with other rows.
             ``checkpoint_dir``, ``journal``: where the job, or a copy of it, is.
 
         Returns
@@ -559,6 +560,7 @@ class Job:
         how
             ``outputs="supersede"``: what ``collect`` and ``table`` sinks have delivered since is
             deleted; refused if there are others. ``dry_run=True``: only say what would happen.
+            ``check_sources=False``: do not look whether sources still have the rows since then.
             ``checkpoint_dir``, ``journal``: where the job is. ``sole_driver=True``: you make sure
             that nobody runs the job, where the file system cannot tell.
 
@@ -570,8 +572,8 @@ class Job:
         Raises
         ------
         CannotRewind
-            The job runs or is complete, a sink cannot take anything back, or the point lacks rows
-            that were on their way (``checkpoints="uncoordinated"``). Nothing has changed.
+            The job runs or is complete, a sink cannot take anything back, a source lacks rows, or
+            the point lacks some that were on their way (``"uncoordinated"``). Nothing has changed.
         NothingToReplay
             There is no such point.
 

@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from clonos.branch import kept
 from clonos.branch.answers import BILL, Answers, StandIn
-from clonos.branch.changed import changed, require_same_shape
 from clonos.branch.compare import Comparison, compare
 from clonos.branch.errors import Unanswered
 from clonos.branch.original import ENDLESS, Original, record
 from clonos.branch.tasks import BranchedTask, Made, made_of
 from clonos.core.history import Point
 from clonos.errors import CannotReplace, OperatorError
+from clonos.graph.changed import changed
 from clonos.graph.compile import CompiledJob
 from clonos.operators.budget import Budget
 from clonos.replay.bundle import Bundle
@@ -72,26 +72,27 @@ class Branch:
         ask: Collection[Any] = (),
         reuse: Collection[Any] = (),
         cost: Callable[[Any], float] | None = None,
+        in_flight: int = 0,
         keeps_errors: bool = False,
     ) -> None:
-        self._past, self.replaces = past, replace
+        self._job, self.replaces = past.compiled.name, replace
         self.failed: OperatorError | None = None
         with ExitStack() as undo:
             undo.callback(past.close)
-            self._changed = _compiled(past.compiled, replace)
+            other = changed(past.compiled, replace)
             self._schemas = {
-                name: self._changed.schemas[channel]
+                name: other.schemas[channel]
                 for task in past.tasks
                 for name, channel in past.outputs(task.id).items()
             }
             original = _original(past, until, undo)
             self.error = original.error
-            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost)
+            answers = Answers(original.asked, calls, stand_in, ask, reuse, cost, in_flight)
             undo.callback(answers.close)
             self._a = original.outputs
             self._b: Outputs = {}
             try:
-                _run(past, self._changed, original, answers, self._b)
+                _run(past, other, original, answers, self._b)
             except OperatorError as error:
                 if not keeps_errors:
                     raise
@@ -133,7 +134,7 @@ class Branch:
             what = "several sinks" if sink is None else f"no sink {sink!r}"
             raise CannotReplace(
                 f"the job has {what}",
-                where=self._past.compiled.name,
+                where=self._job,
                 remedy=f"name one of {', '.join(self.sinks)}",
             )
         return sink
@@ -215,13 +216,6 @@ def end_of(past: Past, until: At | Point) -> Point:
             remedy="give a later until=, or an earlier at=; clonos history DIR lists the points",
         )
     return end
-
-
-def _compiled(original: CompiledJob, replace: Mapping[str, Any] | CompiledJob) -> CompiledJob:
-    if isinstance(replace, CompiledJob):
-        require_same_shape(original, replace)
-        return replace
-    return changed(original, replace)
 
 
 def _run(

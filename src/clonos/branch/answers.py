@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -22,13 +22,11 @@ from clonos.branch.errors import Unanswered
 from clonos.branch.original import Asked, Question
 from clonos.core.calls import CallId, Outcome, Request
 from clonos.core.canonical import decode, outcome_of
+from clonos.errors import WrongType
 from clonos.graph.replaced import function_name
 from clonos.nodes.events import CallsOver
 from clonos.operators.budget import Budget
 from clonos.runtime.calls import CallRunner
-
-LIFE: Final = 0
-"""All calls of a branch are of one life."""
 
 SHOWN_MAX: Final = 200
 """Characters of arguments in an error."""
@@ -85,6 +83,10 @@ class Answers:
         What the original has asked.
     calls, stand_in, ask, reuse, cost
         See :class:`~clonos.branch.Branch`.
+    remembers
+        How many questions of the original are remembered that nobody has asked again; None: all.
+    in_flight
+        How many calls of a task may be open while it goes on.
     """
 
     def __init__(
@@ -95,13 +97,16 @@ class Answers:
         ask: Collection[Any],
         reuse: Collection[Any],
         cost: Callable[[Any], float] | None,
+        in_flight: int = 0,
+        remembers: int | None = None,
     ) -> None:
-        self._asked = asked
+        if in_flight < 0:
+            raise WrongType(f"in_flight={in_flight}", remedy="give a number from 0 on")
+        self._remembers, self._in_flight = remembers, in_flight
+        self._in_turn: deque[tuple[Question, int, tuple[int, int]]] = deque()
+        self._asked: dict[int, Asked] = {}
+        self._heard = 0
         self._known: dict[tuple[Question, int], _Known] = defaultdict(_Known)
-        for index, one in enumerate(asked):
-            known = self._known[one.question, one.task]
-            insort(known.all, (one.position, index))
-            insort(known.free, (one.position, index))
         self._calls, self._stand_in, self._cost = calls, stand_in, cost
         self._may_ask, self._may_reuse = _names(ask), _names(reuse)
         self._lines: dict[tuple[str, str], Line] = defaultdict(Line)
@@ -110,11 +115,40 @@ class Answers:
         """The first call for which the budget was not enough."""
         self._over: SimpleQueue[CallsOver] = SimpleQueue()
         self._runner: CallRunner | None = None
+        self._open: dict[int, dict[CallId, Question]] = defaultdict(dict)  # as they were asked
+        self._came: dict[tuple[int, CallId], Outcome] = {}
+        self._n_open = 0  # of services, in all
+        self.add(asked)
+
+    def add(self, asked: Iterable[Asked]) -> None:
+        """The original has asked more."""
+        for one in asked:
+            known, place = self._known[one.question, one.task], (one.position, self._heard)
+            self._asked[self._heard] = one
+            self._heard += 1
+            insort(known.all, place)
+            insort(known.free, place)
+            if self._remembers is not None:
+                self._in_turn.append((one.question, one.task, place))
+                if len(self._in_turn) > self._remembers:
+                    self._forget(*self._in_turn.popleft())
+
+    def _forget(self, question: Question, task: int, place: tuple[int, int]) -> None:
+        """Nobody gets this answer any more."""
+        known = self._known[question, task]
+        for places in (known.all, known.free):
+            at = bisect_left(places, place)
+            if at < len(places) and places[at] == place:
+                del places[at]
+        self._asked.pop(place[1], None)
+        if not known.all:
+            del self._known[question, task]
 
     def close(self) -> None:
         """Let go of connections to services."""
         if self._runner is not None:
-            self._runner.withdraw(LIFE)
+            for task in self._open:
+                self._runner.withdraw(task)
             self._runner.close()
 
     # --- the log --------------------------------------------------------------------------------
@@ -129,7 +163,11 @@ class Answers:
             if not question.arguments and known.free[chosen][0] != position:
                 return None  # whether arguments without a canonical form are equal is not known
             line.matched += 1
-            return self._asked[known.free.pop(chosen)[1]]
+            place = known.free.pop(chosen)
+            found = self._asked[place[1]]
+            if self._remembers is not None and question.function not in self._may_reuse:
+                self._forget(question, task, place)
+            return found
         if question.function in self._may_reuse and question.arguments:
             chosen = _nearest(known.all, position)
             assert chosen is not None
@@ -161,38 +199,56 @@ class Answers:
             return ok, answer
         return self._stand_in_for(question, fn, args, kwargs)
 
-    def outcomes(self, calls: Iterable[tuple[CallId, Request, Question]]) -> list[Outcome]:
-        """The answers to calls that rows wait for; those of one step are made at the same time."""
+    def ask(self, task: int, calls: Iterable[tuple[CallId, Request, Question]]) -> list[Outcome]:
+        """Calls that rows of a task wait for, all of them made at the same time.
+
+        Services are asked as in production: timeouts, attempts and rates are those of the policy.
+
+        Returns
+        -------
+        list
+            The answers to give now, in the order of the questions: all but those of the newest
+            calls that may stay open.
+        """
         live: list[tuple[CallId, Request]] = []
-        found: dict[CallId, Outcome] = {}
-        questions = {}
+        opened = self._open[task]
         for call, request, question in calls:
-            questions[call] = question
-            is_effect = bool(request.key)
-            if self._is_live(question, request.arguments, is_effect=is_effect, soon=len(live)):
+            opened[call] = question
+            if self._is_live(question, request.arguments, is_effect=bool(request.key)):
+                self._n_open += 1
                 live.append((call, request))
                 continue
             fn = request.service.fn
             ok, answer = self._stand_in_for(question, fn, request.arguments, {})
-            found[call] = Outcome(*call, request.digest, ok, answer)
-        for outcome in self._made(live):
-            found[outcome.id] = outcome
-            question = questions[outcome.id]
-            if outcome.attempts:  # else a remembered answer has answered it
-                self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
-        return [found[call] for call in questions]
+            self._came[task, call] = Outcome(*call, request.digest, ok, answer)
+        if live:
+            if self._runner is None:
+                self._runner = CallRunner(self._over.put)
+            self._runner.make(task, live)
+        return self.answered(task, self._in_flight)
 
-    def _made(self, calls: list[tuple[CallId, Request]]) -> list[Outcome]:
-        """Made as in production: timeouts, attempts and rates are those of the policy."""
-        if not calls:
-            return []
-        if self._runner is None:
-            self._runner = CallRunner(self._over.put)
-        self._runner.make(LIFE, calls)
-        found: list[Outcome] = []
-        while len(found) < len(calls):
-            found += self._over.get().outcomes
+    def answered(self, task: int, stay_open: int = 0) -> list[Outcome]:
+        """Wait for the oldest open calls of a task, until no more than so many are left.
+
+        Which ones these are does not depend on how fast anybody answers.
+        """
+        opened = self._open[task]
+        found = []
+        while len(opened) > stay_open:
+            call = next(iter(opened))
+            while (task, call) not in self._came:
+                self._hear(self._over.get())
+            found.append(self._came.pop((task, call)))
+            del opened[call]
         return found
+
+    def _hear(self, over: CallsOver) -> None:
+        self._n_open -= len(over.outcomes)
+        for outcome in over.outcomes:
+            self._came[over.life, outcome.id] = outcome
+            if outcome.attempts:  # else a remembered answer has answered it
+                question = self._open[over.life][outcome.id]
+                self._pay(question, ok=outcome.ok, answer=outcome.answer, ms=outcome.ms)
 
     def _stand_in_for(
         self, question: Question, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -215,16 +271,14 @@ class Answers:
             f"add ask=[{question.function!r}] if it changes nothing in the world; or give stand_in="
         )
 
-    def _is_live(
-        self, question: Question, args: Sequence[Any], *, is_effect: bool, soon: int = 0
-    ) -> bool:
-        """Whether the service itself may be asked. `soon`: calls that are decided, but not made."""
+    def _is_live(self, question: Question, args: Sequence[Any], *, is_effect: bool) -> bool:
+        """Whether the service itself may be asked."""
         if self._calls == "stub" or is_effect:
             return False
         if not _is_named(question.function, self._may_ask):
             return False
         if isinstance(budget := self._calls, Budget) and (
-            (budget.calls is not None and self._spent.live + soon >= budget.calls)
+            (budget.calls is not None and self._spent.live + self._n_open >= budget.calls)
             or (budget.cost is not None and self._spent.cost >= budget.cost)
         ):
             self.used_up_at = self.used_up_at or _call(question, args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,21 +29,28 @@ class Comparison:
         ``<name>_a`` and ``<name>_b``. Without keys: all columns, once.
     rows_a, rows_b
         How many rows were compared.
+    counted
+        How many differences there are of each kind, if the table has only the first of them.
     """
 
     sink: str
     table: pa.Table
     rows_a: int
     rows_b: int
+    counted: Mapping[str, int] | None = None
 
     def count(self, change: str) -> int:
         """How many rows have this ``change``."""
+        if self.counted is not None:
+            return self.counted[change]
         changes: list[str] = self.table.column("change").to_pylist()
         return changes.count(change)
 
     @property
     def changes(self) -> int:
         """How many rows are different; 0 if the branch delivers the same."""
+        if self.counted is not None:
+            return sum(self.counted.values())
         return int(self.table.num_rows)
 
     def dataframe(self, spark: Any) -> Any:
@@ -107,22 +114,32 @@ def compare(sink: str, a: pa.Table, b: pa.Table, keys: Sequence[str] | None) -> 
 def _by_key(a: pa.Table, b: pa.Table, keys: list[str]) -> pa.Table:
     others = [name for name in a.column_names if name not in keys]
     left: dict[Any, deque[tuple[Any, ...]]] = defaultdict(deque)
-    for key, row in _rows(b, keys, others):
+    for key, row in rows_of(b, keys, others):
         left[key].append(row)
     nothing = (None,) * len(others)
     found = []
-    for key, row in _rows(a, keys, others):
+    for key, row in rows_of(a, keys, others):
         if not left[key]:
             found.append(("only_a", key, row, nothing))
-        elif _differ(row, other := left[key].popleft()):
+        elif differ(row, other := left[key].popleft()):
             found.append(("changed", key, row, other))
     found += [("only_b", key, nothing, row) for key, rows in left.items() for row in rows]
-    fields = [pa.field("change", pa.string()), *(a.schema.field(key) for key in keys)]
+    return table_of_changes(found, a.schema, keys, others)
+
+
+def table_of_changes(
+    found: Sequence[tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]],
+    schema: pa.Schema,
+    keys: Sequence[str],
+    others: Sequence[str],
+) -> pa.Table:
+    """Differences, each with its kind, key, and the rest of both rows, as a table."""
+    fields = [pa.field("change", pa.string()), *(schema.field(key) for key in keys)]
     columns: list[list[Any]] = [[one[0] for one in found]]
     columns += [[one[1][i] for one in found] for i in range(len(keys))]
     for i, name in enumerate(others):
         for side, at in (("a", 2), ("b", 3)):
-            fields.append(pa.field(f"{name}_{side}", a.schema.field(name).type))
+            fields.append(pa.field(f"{name}_{side}", schema.field(name).type))
             columns.append([one[at][i] for one in found])
     return _table(columns, pa.schema([field.with_nullable(True) for field in fields]))
 
@@ -130,7 +147,7 @@ def _by_key(a: pa.Table, b: pa.Table, keys: list[str]) -> pa.Table:
 def _whole_rows(a: pa.Table, b: pa.Table) -> pa.Table:
     names = a.column_names
     rows = {
-        side: [row for row, _ in _rows(table, names, [])] for side, table in (("a", a), ("b", b))
+        side: [row for row, _ in rows_of(table, names, [])] for side, table in (("a", a), ("b", b))
     }
     marked = {side: [repr(row) for row in of_side] for side, of_side in rows.items()}
     left = {"a": Counter(marked["b"]), "b": Counter(marked["a"])}
@@ -146,9 +163,11 @@ def _whole_rows(a: pa.Table, b: pa.Table) -> pa.Table:
     return _table(columns, pa.schema([field.with_nullable(True) for field in fields]))
 
 
-def _rows(
+def rows_of(
     table: pa.Table, keys: list[str], others: list[str]
 ) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Of each row, its key and the rest."""
+
     def of(names: list[str]) -> list[tuple[Any, ...]]:
         columns = [table.column(name).to_pylist() for name in names]
         return list(zip(*columns, strict=True)) if names else [()] * table.num_rows
@@ -156,7 +175,7 @@ def _rows(
     return list(zip(of(keys), of(others), strict=True))
 
 
-def _differ(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
+def differ(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
     """NaN is equal to NaN here."""
     return one != two and repr(one) != repr(two)
 

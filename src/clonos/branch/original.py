@@ -228,10 +228,12 @@ def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Origina
                 remedy="run the job with log='everything'; replays and bundles do without it",
             )
     with RecordedReplay(past) as replay:
-        return _Recording(past, replay, until, folder).run()
+        return Recording(past, replay, until, folder).run()
 
 
-class _Recording:
+class Recording:
+    """Has a replay done, and writes down what its steps were."""
+
     def __init__(
         self, past: Past, replay: Replay, until: Mapping[int, int] | None, folder: Path
     ) -> None:
@@ -257,6 +259,7 @@ class _Recording:
         return self._tasks[self._plan.channels[channel].sender].machine.outputs[channel].log.last
 
     def run(self) -> Original:
+        """Do all of it."""
         while self._step():
             pass
         self._require_complete()
@@ -338,8 +341,13 @@ class _Recording:
         question = question_of(_recorded(task).program, call, request)
         number = task.machine.id
         asked = Asked(question, number, task.position if position is None else position)
-        self._open[number, call] = asked
+        asked = self._open[number, call] = self._asked(number, call, asked)
         self._found.asked.append(asked)
+
+    def _asked(self, number: int, call: CallId, asked: Asked) -> Asked:
+        """The question, if it was not known already."""
+        del number, call
+        return asked
 
 
 def _recorded(task: ReplayedTask) -> Recorded:

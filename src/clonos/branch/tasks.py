@@ -132,7 +132,7 @@ class BranchedTask:
         self._clock_ms = max(floor.clock_ms if floor else 0, begin_ms)
         self._wake_ms = self._wake_then_ms = floor.wake_ms if floor else None
         self._queues: dict[int, deque[Made]] = {c: deque() for c in code.task.inputs}
-        self._waiting: dict[int, list[tuple[Asked, CallId, Request]]] = {}
+        self._waiting: list[tuple[Asked, CallId, Request]] = []  # for what a later entry brings
         for call, request in program.open_calls().items() if program.makes_calls else ():
             self._expect(call, request)
 
@@ -155,6 +155,8 @@ class BranchedTask:
         self._fire_before(note)
         self.position += 1
         self._clock_ms = max(self._clock_ms, note.clock_ms)
+        if isinstance(note.cause, SourceEnd) or note.kind is Kind.END:
+            self.settle()
         program, cause = self._program, note.cause
         match cause:
             case Source(rows=rows) | SourceCut(rows=rows):
@@ -171,8 +173,10 @@ class BranchedTask:
                 if self._wake_ms is not None and self._wake_ms <= now_ms:
                     self._do(program.on_timer, now_ms)
             case Outcomes():
-                due = sorted(self._waiting.pop(self.position, ()), key=lambda one: one[0].rank)
+                due = [one for one in self._waiting if one[0].came == self.position]
                 if due:
+                    due.sort(key=lambda one: one[0].rank)
+                    self._waiting = [one for one in self._waiting if one[0].came != self.position]
                     self._do(program.on_outcomes, [_outcome(*one) for one in due])
         self._wake_then_ms = note.wake_ms
 
@@ -194,6 +198,12 @@ class BranchedTask:
         """Take what the job had nothing to take of: its sender has made more than it did."""
         for channel in self._queues:
             self._take_up_to(channel, ends[channel])
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for all calls that are open, and for those that are asked then."""
+        while over := self._answers.answered(self.id):
+            self._do(self._program.on_outcomes, over)
 
     def _take_up_to(self, channel: int, position: int) -> None:
         """Consecutive batches as one, up to a watermark, as the job does it."""
@@ -256,8 +266,8 @@ class BranchedTask:
         """The answer that the log has, or will have, or nobody has."""
         question = question_of(self._program, call, request)
         known = self._answers.match(question, self.id, self.position)
-        if known is not None and known.came is not None and known.came > self.position:
-            self._waiting.setdefault(known.came, []).append((known, call, request))
+        if known is not None and (known.came is None or known.came > self.position):
+            self._waiting.append((known, call, request))
         return known
 
     def _answered_at_once(self, step: BranchStep) -> list[Outcome]:
@@ -270,7 +280,7 @@ class BranchedTask:
                 others.append((call, request, question_of(self._program, call, request)))
             elif known.came is not None and known.came <= self.position:
                 over.append(_outcome(known, call, request))
-        return over + self._answers.outcomes(others)
+        return over + self._answers.ask(self.id, others)
 
 
 def _apply(program: ChainProgram, layers: Sequence[Layer], where: str) -> Layer | None:

@@ -1,16 +1,42 @@
-"""What the driver of a job has another process do: it makes bundles."""
+"""What the driver of a job has another process do: it makes bundles and branches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from clonos.blame import users_traceback
+from clonos.branch import Branch
 from clonos.branch.bundling import Bundled, BundleTooLarge, Wanted, make
+from clonos.errors import OperatorError
 from clonos.graph.compile import CompiledJob
+from clonos.replay.kept import At
+from clonos.replay.past import read
+
+
+def branch(
+    _: Callable[[float], bool],
+    compiled: CompiledJob,
+    checkpoint_dir: str,
+    journal: str | None,
+    at: At,
+    changes: Mapping[str, Any] | CompiledJob,
+    **how: Any,
+) -> Iterator[Branch]:
+    """See :meth:`clonos.RunningJob.branch`."""
+    with with_trace():
+        made = Branch(read(compiled, checkpoint_dir, journal, at), changes, **how)
+    made.replaces = {}  # who asked for it has it
+    for error in (made.error, made.failed):
+        if error is not None:
+            error.__cause__ = error.__context__ = None
+    yield made
 
 
 def bundle(
+    _: Callable[[float], bool],
     compiled: CompiledJob,
     checkpoint_dir: str,
     journal: str | None,
@@ -22,6 +48,7 @@ def bundle(
 
 
 def write(
+    _: Callable[[float], bool],
     compiled: CompiledJob,
     checkpoint_dir: str,
     journal: str | None,
@@ -44,6 +71,17 @@ def write(
             raise
         made = make(compiled, out, checkpoint_dir, journal, replace(how, task=task))
     yield _told(made)
+
+
+@contextmanager
+def with_trace() -> Iterator[None]:
+    """An error of the user's has its traceback as a text: its exception does not travel."""
+    try:
+        yield
+    except OperatorError as error:
+        if error.__cause__ is not None and not error.trace:
+            error.trace = users_traceback(error.__cause__)
+        raise
 
 
 def _told(made: Bundled) -> Bundled:

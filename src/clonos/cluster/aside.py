@@ -39,7 +39,8 @@ class Aside:
     Parameters
     ----------
     function
-        ``module:name`` of a generator function; what it yields comes to :meth:`said`.
+        ``module:name`` of a generator function; what it yields comes to :meth:`said`. Its first
+        argument is :func:`is_to_end`.
     request
         Its keyword arguments.
     hash_seed
@@ -180,7 +181,7 @@ def serve(module: str, name: str) -> None:
 
     try:
         function = getattr(__import__(module, fromlist=[name]), name)
-        for value in function(**cloudpickle.loads(shipped)):
+        for value in function(is_to_end, **cloudpickle.loads(shipped)):
             tell("said", value)
         tell("over")
     except BrokenPipeError:

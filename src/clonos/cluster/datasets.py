@@ -7,6 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from clonos.columns.schema import spark_type
+from clonos.errors import masked
 from clonos.graph.compile import CompiledJob
 from clonos.nodes.views import Dataset, Datasets
 from clonos.sinks.spec import SinkSpec
@@ -31,12 +32,12 @@ def datasets_of(compiled: CompiledJob) -> Datasets:
         if (source := code.source) is not None:
             name = code.operators[0][0]
             columns = _columns(source.rows_schema)
-            inputs[name] = Dataset(name, source.kind, _place_of_source(source), columns)
+            inputs[name] = Dataset(name, source.kind, _masked(_place_of_source(source)), columns)
         if (sink := code.sink) is not None:
             name = code.operators[-1][0]
             columns = _columns(sink.schema or pa.schema([]))
             kind = sink.kind if sink.query is None else sink.query.format
-            outputs[name] = Dataset(name, kind, _place_of_sink(sink), columns)
+            outputs[name] = Dataset(name, kind, _masked(_place_of_sink(sink)), columns)
     return Datasets(tuple(inputs.values()), tuple(outputs.values()))
 
 
@@ -45,8 +46,13 @@ def _columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
     return tuple((f.name, str(f.type) if t is None else str(t.simpleString())) for f, t in known)
 
 
+def _masked(place: str | None) -> str | None:
+    """Without the keys in it: a path may be a URI."""
+    return None if place is None else masked(place)
+
+
 def _place_of_source(source: SourceSpec) -> str | None:
-    """Where it is; None of a DataFrame, of which Spark knows more. Never a secret."""
+    """Where it is; None of a DataFrame, of which Spark knows more."""
     if source.inlet is not None:
         return getattr(source.inlet, "place", None)
     first, *others = source.factory.args if isinstance(source.factory, partial) else (None,)

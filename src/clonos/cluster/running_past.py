@@ -2,20 +2,164 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from clonos.cluster.aside import Aside
+from clonos.cluster.canary import FOLLOW, Canary
+from clonos.cluster.errors import NothingKept
 from clonos.cluster.setup import DriverSetup
+from clonos.columns.durations import parse_duration
+from clonos.graph.changed import changed
 
 BUNDLE: Final = "clonos.branch.witness:bundle"
+BRANCH: Final = "clonos.branch.witness:branch"
 
 
 class RunningPast:
     """What a running job does with its past. Other processes do it; the job is not disturbed."""
 
     _setup: DriverSetup
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the job runs."""
+        raise NotImplementedError
+
+    def adopt(self, branch: Any, *, within: str | timedelta = "30 seconds") -> None:
+        """Go on with what a branch, or a canary, has tried."""
+        raise NotImplementedError
+
+    def canary(
+        self,
+        replace: Any,
+        *,
+        keys: Mapping[str, Sequence[str]] | None = None,
+        every: str | timedelta = "1 second",
+        **how: Any,
+    ) -> Canary:
+        """Have changed code follow this job, on the same rows, before it is put in place.
+
+        It begins with the state of the newest point of the job's history, and takes every step that
+        the job takes from there, with the same rows, order, time and answers, in a process of its
+        own. What both deliver is compared. Nothing in the job is changed: no sink is opened, no
+        effect is made, and the job does not wait.
+
+        Parameters
+        ----------
+        replace
+            As for :meth:`clonos.Job.branch`: a dict from operators' names to functions, or a whole
+            job with the same tasks and channels.
+        keys
+            By sink, the columns that say which row belongs to which. By default rows match only if
+            they are equal in all columns.
+        every
+            How often it looks what has come.
+        how
+            ``calls``, ``stand_in``, ``ask``, ``reuse``, ``cost``, ``in_flight``: who answers what
+            the job has not asked, as for :meth:`clonos.Job.branch`.
+
+        Returns
+        -------
+        Canary
+            With ``compare``, ``report``, ``adopt`` and ``stop``; print it.
+
+        Raises
+        ------
+        NothingKept
+            The job keeps no history.
+        CannotReplace
+            The changed code does not fit.
+
+        Examples
+        --------
+        >>> canary = running.canary({"score": new_score}, keys={"alerts": ["id"]})  # doctest: +SKIP
+        >>> canary.catch_up()  # doctest: +SKIP
+        >>> print(canary)  # doctest: +SKIP
+        8120 steps followed, 64 to follow
+        alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
+        >>> canary.adopt(anyway=True)  # doctest: +SKIP
+        """
+        request = {
+            **self._history("its log cannot be followed"),
+            "replace": self._changes(replace),
+            "keys": dict(keys or {}),
+            "every_s": parse_duration(every) / 1000,
+            **how,
+        }
+        return Canary(self, Aside(FOLLOW, request, self._setup.directory.hash_seed), replace)
+
+    def branch(
+        self,
+        *,
+        at: int | str | datetime,
+        until: int | str | datetime | None = None,
+        replace: Any,
+        timeout_s: float = 3600.0,
+        **how: Any,
+    ) -> Any:
+        """Run changed code on the past of this job, in another process, while the job goes on.
+
+        It is what :meth:`clonos.Job.branch` does, but its memory and time are not the driver's, and
+        sets have the order there that they have in the slots.
+
+        Parameters
+        ----------
+        at, until, replace, how
+            See :meth:`clonos.Job.branch`.
+        timeout_s
+            How long it may take.
+
+        Returns
+        -------
+        Branch
+            :meth:`adopt` takes it.
+
+        Raises
+        ------
+        NothingKept
+            The job keeps no history.
+        CannotReplace
+            The changed code does not fit.
+        ClonosError
+            See :meth:`clonos.Job.branch`; ``AsideFailed`` if it takes too long.
+
+        Examples
+        --------
+        >>> branch = running.branch(at="08:00", replace={"judge": careful})  # doctest: +SKIP
+        >>> print(branch.compare("alerts", keys=["id"]))  # doctest: +SKIP
+        alerts: 312 changed, 0 only_a, 3 only_b; 10000 rows of the job, 10003 of the branch
+        >>> running.adopt(branch)  # doctest: +SKIP
+        """
+        request = {
+            **self._history("there is no past to branch from"),
+            "at": at,
+            "until": until,
+            "changes": self._changes(replace),
+            **how,
+        }
+        found = Aside(BRANCH, request, self._setup.directory.hash_seed).result(timeout_s)
+        found.replaces = replace
+        return found
+
+    def _history(self, so: str) -> dict[str, Any]:
+        """Where another process finds the history."""
+        past, compiled = self._setup.past(), self._setup.compiled
+        if compiled.options.keep is None:
+            raise NothingKept(
+                f"this job keeps no history, so {so}",
+                where=compiled.name,
+                remedy='clonos.Job(history="1 hour") keeps it',
+            )
+        return past
+
+    def _changes(self, replace: Any) -> Any:
+        """What is to be changed, as another process is told; what does not fit is said here."""
+        changes = replace if isinstance(replace, Mapping) else replace.compile()
+        changed(self._setup.compiled, changes)
+        return changes
 
     def bundle(
         self,

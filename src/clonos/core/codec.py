@@ -444,6 +444,8 @@ CODEC: Final = Codec(
         50: m.LayerRef,
         51: m.Peer,
         52: m.Layer,
+        # Slot to coordinator, too.
+        53: m.Reached,
     }
 )
 """Every message of :mod:`clonos.core.messages`. Numbers up to 63 are the core's."""

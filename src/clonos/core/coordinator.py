@@ -126,6 +126,7 @@ class Coordinator:
             msg.TaskError: self._on_task_error,
             msg.Followed: self.standbys.followed,
             msg.Unreachable: self.reach.complained,
+            msg.Reached: self.reach.reached,
             msg.Unreadable: self.recoveries.unreadable,
             msg.Yielded: self.moves.yielded,
             msg.Claim: self._on_claim,

@@ -487,6 +487,16 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """Channels to other processes that have come about, or have done so again: their receivers
+    have answered, each in the life `peers` names."""
+
+    task: int
+    incarnation: Incarnation
+    peers: dict[int, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """What `task` has kept on its disk for the receiver of `channel` cannot be read again: only
     the task itself can make it once more."""
@@ -530,6 +540,7 @@ Report = (
     | LastWords
     | Followed
     | Unreachable
+    | Reached
     | Unreadable
     | Yielded
     | Claim

@@ -1,32 +1,40 @@
 """Slots that cannot reach each other, though the coordinator hears of both.
 
 A firewall, a broken switch, a route that only one side knows: nobody has died, and yet a channel
-leads nowhere. Who cannot connect complains. Complaints are gathered for a moment, because a machine
-that is cut off is at one end of many of them; then the slot in most of them is given up, and what
-ran there is placed where its neighbours can be reached. If that does not help, the job fails with
-the addresses of both ends.
+leads nowhere. Who cannot connect complains, again and again. Complaints are gathered for a moment,
+because a machine that is cut off is at one end of many of them; then the slot in most of them is
+given up, and what ran there is placed where its neighbours can be reached. If that does not help,
+the next attempt comes later.
+
+Networks fail and come back. So whoever reaches its peer says that, too: an outage that heals costs
+time and nothing else, however many there are. A job ends, with the addresses of both ends, only if
+several moves in vain have not brought a channel about that has never been there; or one that has,
+for so long that somebody should look.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from clonos.core import messages as msg
 from clonos.core.decisions import Note
-from clonos.core.plan import HOUSE_KEEPER, Cell
+from clonos.core.plan import HOUSE_KEEPER, Cell, Incarnation
 from clonos.core.roster import ACTIVE, Roster
 
 GATHER_MS: Final = 300
 """How long complaints are gathered before a task is moved."""
-MOVES_MAX: Final = 3
-"""A task that was moved this often in vain is not moved again."""
+MOVES_MIN: Final = 3
+"""So many moves are tried for a channel before it is despaired of."""
+NEVER: Final = 100
+"""A channel that has never come about is despaired of after so many times as complaints are
+gathered (30 s); nor is there ever a longer pause between two moves for it."""
+GONE: Final = 2_000
+"""One that has been there, after so many (10 min)."""
 FORGET_MS: Final = 600_000
 """Networks get repaired: after this time executors may be neighbours again."""
-HELPED: Final = 100
-"""A move has helped if nobody complains for so many times as complaints are gathered (30 s): who
-cannot connect complains again and again."""
 
 
 class Complaint(NamedTuple):
@@ -36,6 +44,16 @@ class Complaint(NamedTuple):
     near: int
     far: int | None
     why: str
+    channel: int = -1
+
+
+@dataclass(slots=True)
+class Outage:
+    """A channel is not there: since when, and what was tried."""
+
+    since_ms: int
+    moves: int = 0
+    moved_ms: int = 0
 
 
 class Reach:
@@ -53,26 +71,55 @@ class Reach:
         self._complaints: list[Complaint] = []
         self._since_ms = 0
         self._apart: dict[frozenset[str], int] = {}  # pairs of executors, and since when
-        self._moves: dict[int, list[int]] = {}  # of each task: when, in vain but for the last
+        self._outages: dict[int, Outage] = {}  # by channel
+        self._reached: set[int] = set()  # channels that have been there
 
     def complained(self, slot: int, report: msg.Unreachable) -> None:
         """A task cannot connect to a receiver of its output."""
         roster = self._roster
-        task, receiver = roster.tasks[report.task], roster.plan.channels[report.channel].receiver
+        task = roster.tasks[report.task]
         if report.incarnation != task.incarnation or task.slot != slot:
             return
-        far: int | None = None
-        if receiver != HOUSE_KEEPER:
-            peer = roster.tasks[receiver]
-            if report.peer != peer.incarnation or peer.phase not in ACTIVE or peer.slot is None:
-                return  # it was given up meanwhile
-            far = peer.slot
-            pair = frozenset((roster.slots[slot].group, roster.slots[far].group))
-            self._apart[pair] = roster.now_ms
+        if not self._is_there(report.channel, report.peer):
+            return  # it was given up meanwhile
+        far = self._far(report.channel)
+        if far is not None:
+            self._apart[self._pair(slot, far)] = roster.now_ms
         if not self._complaints:
             self._since_ms = roster.now_ms
-        self._complaints.append(Complaint(slot, far, report.why))
+        self._outages.setdefault(report.channel, Outage(roster.now_ms))
+        self._complaints.append(Complaint(slot, far, report.why, report.channel))
         roster.do(Note("unreachable", task.id, task.incarnation, report.channel))
+
+    def reached(self, slot: int, report: msg.Reached) -> None:
+        """A task has connected to receivers of its output."""
+        task = self._roster.tasks[report.task]
+        if report.incarnation != task.incarnation or task.slot != slot:
+            return
+        for channel, peer in report.peers.items():
+            self._reached.add(channel)
+            if not self._is_there(channel, peer):
+                continue
+            self._outages.pop(channel, None)
+            far = self._far(channel)
+            if far is not None:
+                self._apart.pop(self._pair(slot, far), None)
+
+    def _is_there(self, channel: int, life: Incarnation) -> bool:
+        """Whether the receiver of a channel lives, and this is its life."""
+        receiver = self._roster.plan.channels[channel].receiver
+        if receiver == HOUSE_KEEPER:
+            return True
+        peer = self._roster.tasks[receiver]
+        return life == peer.incarnation and peer.phase in ACTIVE and peer.slot is not None
+
+    def _far(self, channel: int) -> int | None:
+        receiver = self._roster.plan.channels[channel].receiver
+        return None if receiver == HOUSE_KEEPER else self._roster.tasks[receiver].slot
+
+    def _pair(self, near: int, far: int) -> frozenset[str]:
+        slots = self._roster.slots
+        return frozenset((slots[near].group, slots[far].group))
 
     def due(self) -> list[int]:
         """The slots to give up now."""
@@ -81,21 +128,42 @@ class Reach:
             return []
         complaints, self._complaints = self._complaints, []
         slots = set(roster.slots)
-        given_up = to_give_up([c for c in complaints if {c.near, c.far} - {None} <= slots])
-        for task in roster.tasks.values():
-            if task.slot in given_up and not self._may_move(task.id):
-                (why, *_) = [c.why for c in complaints if task.slot in (c.near, c.far)]
-                roster.fail("CannotConnect", f"{why} (moved {MOVES_MAX} times)", task.id)
-                return []
-        return given_up
+        current = [
+            complaint
+            for complaint in complaints
+            if {complaint.near, complaint.far} - {None} <= slots
+            and self._may_move(complaint.channel)
+        ]
+        hopeless = next((c for c in current if self._is_hopeless(c.channel)), None)
+        if hopeless is not None:
+            self._despair(hopeless)
+            return []
+        for channel in {complaint.channel for complaint in current}:
+            outage = self._outages[channel]
+            outage.moves, outage.moved_ms = outage.moves + 1, roster.now_ms
+        return to_give_up(current)
 
-    def _may_move(self, task: int) -> bool:
-        now_ms = self._roster.now_ms
-        moves = self._moves.setdefault(task, [])
-        if moves and now_ms - moves[-1] >= HELPED * self._gather_ms:
-            moves.clear()
-        moves.append(now_ms)
-        return len(moves) <= MOVES_MAX
+    def _may_move(self, channel: int) -> bool:
+        """Whether it is still away, and the last move for it long enough ago: it may have helped
+        nobody but been in the way of others, who have to recover from it."""
+        outage = self._outages.get(channel)
+        if outage is None:
+            return False
+        pause = min(2**outage.moves, NEVER) * self._gather_ms if outage.moves else 0
+        return self._roster.now_ms - outage.moved_ms >= pause
+
+    def _is_hopeless(self, channel: int) -> bool:
+        outage = self._outages[channel]
+        limit_ms = (GONE if channel in self._reached else NEVER) * self._gather_ms
+        lasts_ms = self._roster.now_ms - outage.since_ms
+        return outage.moves >= MOVES_MIN and lasts_ms >= limit_ms
+
+    def _despair(self, complaint: Complaint) -> None:
+        outage, roster = self._outages[complaint.channel], self._roster
+        lasts_s = (roster.now_ms - outage.since_ms) / 1000
+        tried = f"(moved {outage.moves} times in {lasts_s:.0f} s)"
+        sender = roster.plan.channels[complaint.channel].sender
+        roster.fail("CannotConnect", f"{complaint.why} {tried}", sender)
 
     def shunned(self, cell: Cell) -> frozenset[str]:
         """Executors from which a neighbour of `cell` could not be reached."""

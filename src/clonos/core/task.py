@@ -14,8 +14,9 @@ from typing import Any
 
 from clonos.core import events as ev
 from clonos.core import messages as msg
-from clonos.core.calls import OUTCOMES_MAX, OpenCalls
+from clonos.core.calls import OpenCalls
 from clonos.core.channels import Inbound
+from clonos.core.choice import choose
 from clonos.core.cuts import dependencies_of
 from clonos.core.determinants import (
     Determinant,
@@ -414,7 +415,7 @@ class TaskMachine:
                 return self._begin_logged()
             if phase is not Phase.LIVE and phase is not Phase.FINISHED:
                 return None
-            cause, items = self._choose()
+            cause, items = choose(self, is_full=self._asks and self._is_full)
             if cause is None:
                 return None
             if self.watch is not None:
@@ -446,25 +447,6 @@ class TaskMachine:
         """Nobody waits for the step under way any more: what it calls shall not keep it."""
         if self.under_way is not None:
             self.under_way.is_abandoned = True
-
-    def _choose(self) -> tuple[Determinant | None, list[Item]]:
-        """The nondeterministic choice: what to do next. It becomes the record's first entry."""
-        if self.injected > self.epoch and (self.spec.is_source or self.inbounds.forward_have_ended):
-            return Marker(self.epoch + 1), []  # one after the other, should some be missing
-        if self.calls.came:  # what goes on is no more than what waits for it here
-            return Outcomes(self.calls.choose(1 if self.watch else OUTCOMES_MAX)), []
-        if self.outbounds.blocked():
-            return None, []
-        due = self.wake_ms if not self.ended else None
-        if due is not None and due <= (now_ms := self.time.now_ms()):
-            return Timer(now_ms), []
-        if self._asks and self._is_full:
-            return None, []
-        if self.spec.is_source:
-            return self.intake.choose(), []
-        if self.rounds is not None and self.injected <= self.epoch and self.rounds.is_full:
-            return self.inbounds.choose(self.rounds.outside)
-        return self.inbounds.choose()
 
     def _begin_logged(self) -> Job | None:
         """The log decides what is next; wait until it is there again."""

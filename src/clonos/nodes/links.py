@@ -49,6 +49,12 @@ class Links:
     complain
         Called then with the channel, the life of its receiver, and why; again after the same time,
         if nothing has changed.
+
+    Attributes
+    ----------
+    reached
+        Channels to other processes that were answered, and by which life of their receivers, since
+        somebody last took them from here.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Links:
         self._network, self._local = network, local
         self._unreachable_s = unreachable_s
         self._complain = complain
+        self.reached: dict[int, Incarnation] = {}
         self._trials: dict[int, _Trial] = {}
         self._out: dict[int, tuple[int, Connection]] = {}  # attempt is unique per channel
         self._channel_of: dict[int, tuple[int, int]] = {}  # conn -> (channel, attempt)
@@ -71,6 +78,7 @@ class Links:
         """A task is over, with these channels: close their connections."""
         for channel in channels:
             self._trials.pop(channel, None)
+            self.reached.pop(channel, None)
         for channel in [channel for channel in self._out if channel in channels]:
             _, outgoing = self._out.pop(channel)
             self._channel_of.pop(outgoing.conn_id, None)
@@ -169,6 +177,11 @@ class Links:
                 f"{self._network.address} cannot connect to {address}: {error.what}",
             )
 
+    def _answered(self, channel: int) -> None:
+        trial = self._trials.pop(channel, None)
+        if trial is not None and trial.peer[1] != self._network.address:
+            self.reached[channel] = trial.peer[0]
+
     def heard(self, conn: int, message: object) -> ev.Received | ev.Answered | None:
         """A message of a data stream as an event (None: its stream is history)."""
         if isinstance(message, (msg.Data, msg.Welcome)):
@@ -177,6 +190,6 @@ class Links:
         if isinstance(message, (msg.Hello, msg.Credit)):
             outgoing = self._channel_of.get(conn)
             if outgoing is not None and self._trials:
-                self._trials.pop(outgoing[0], None)
+                self._answered(outgoing[0])
             return ev.Answered(*outgoing, message) if outgoing else None
         return None

@@ -173,11 +173,12 @@ class Chronicle:
         seconds = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
         self._number += 1
-        standbys: dict[int, int] = dict.fromkeys(self._tasks, 0)
+        copies: dict[int, list[int]] = {task: [] for task in self._tasks}
         for slot in self._coordinator.slots.values():
             for task, epoch in slot.standbys.items():
-                standbys[task] += epoch >= 0
-        tasks = tuple(self._task(t, seconds, standbys[t]) for t in self._tasks)
+                if epoch >= 0:
+                    copies[task].append(epoch)
+        tasks = tuple(self._task(task, seconds, copies[task]) for task in self._tasks)
         keeper = self._coordinator.keeper
         progress = JobProgress(
             name=self._name,
@@ -201,13 +202,15 @@ class Chronicle:
         self._recent.append(progress)
         return progress
 
-    def _task(self, task: int, seconds: float, standbys: int) -> TaskProgress:
+    def _task(self, task: int, seconds: float, copies: Sequence[int]) -> TaskProgress:
         counted, state = self._tasks[task], self._coordinator.tasks[task]
         seat = self._seat(state.slot)
         now, most = counted.now, counted.most
         operators = tuple(_operator(name, counted, seconds) for name in self._operators[task])
         latency_ms, counted.latency_ms = counted.latency_ms, 0
         floor = self._coordinator.keeper.positions[task]
+        layers = self._coordinator.keeper.layers[task]
+        newest = layers[-1].epoch if layers else 0
         rows, entry_bytes = now.get("rows", 0), now.get("entry_bytes", 0)
         return TaskProgress(
             name=self._names[task],
@@ -228,8 +231,9 @@ class Chronicle:
             log_bytes=now.get("log_bytes", 0),
             log_bytes_per_row=entry_bytes / rows if rows else None,
             steps_to_replay=max(now.get("position", 0) - floor, 0),
-            state_bytes=sum(ref.nbytes for ref in self._coordinator.keeper.layers[task]),
-            standbys=standbys,
+            state_bytes=sum(ref.nbytes for ref in layers),
+            standbys=len(copies),
+            current_standbys=sum(epoch >= newest for epoch in copies),
             operators=operators,
             lag=now.get("lag"),
         )

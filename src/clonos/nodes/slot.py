@@ -184,6 +184,7 @@ class SlotNode:
             self._let(resident, self._run, resident)
             has_news |= bool(self._came)
             self._hear_all()
+        self._tell_reached()
         self._make_room()
         if self._ports.track.is_free:
             has_news |= bool(self._layers) or any(r.is_busy for r in self._residents.values())
@@ -392,6 +393,17 @@ class SlotNode:
             self._ports.store.fetch(ticket, missing)
         else:
             self._on_fetched(node_events.Fetched(ticket, ()))
+
+    def _tell_reached(self) -> None:
+        """Who may not have been reached before is now: the coordinator tells an outage that heals
+        from a channel that never comes about."""
+        if not self._links.reached:
+            return
+        reached, self._links.reached = self._links.reached, {}
+        for machine in self.machines:
+            peers = {c: life for c, life in reached.items() if c in machine.spec.outputs}
+            if peers:
+                self._send(msg.Reached(machine.id, machine.incarnation, peers))
 
     def _complain(self, channel: int, peer: Incarnation, why: str) -> None:
         resident = self._residents.get(self._plan.channels[channel].sender)

@@ -100,6 +100,9 @@ class TaskProgress(Told):
         What is stored of it, as of the newest checkpoint.
     standbys
         How many copies are filled.
+    current_standbys
+        How many of them have the newest checkpoint: one that has takes over with all of the state
+        in memory.
     lag
         Messages in its partitions that it has not read yet, as of some seconds ago; None: it reads
         nothing whose end is known. Only Kafka's is.
@@ -127,6 +130,7 @@ class TaskProgress(Told):
     standbys: int
     operators: tuple[OperatorProgress, ...]
     lag: int | None = None
+    current_standbys: int = 0
 
 
 @dataclass(frozen=True)

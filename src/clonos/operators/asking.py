@@ -206,7 +206,7 @@ class CallTable:
         call = Call.of(kept)
         self.nbytes += call.nbytes
         policy, queue = self.policies[call.service], self._queues[call.service]
-        others = any(self._is_due(name, step) for name in self._queues)
+        others = self._ready(step)
         if policy.batch is None and self._has_room and not others:
             return self._ask(call.service, [(number, call)])
         if policy.batch_within_ms and not queue:
@@ -218,15 +218,17 @@ class CallTable:
 
     def due(self, step: Step) -> Iterator[tuple[int, Request]]:
         """Calls that may be made now, of what has waited."""
-        while self._has_room:
-            ready = [name for name in self._queues if self._is_due(name, step)]
-            if not ready:
-                return
+        while self._has_room and (ready := self._ready(step)):
             name = min(ready, key=lambda name: self._queues[name][0])
             questions = self._next(name)
             for number, call in questions:
                 self._store.put_kept(_ADDRESS.pack(_WAITS, number), call.group, None)
             yield questions[0][0], self._ask(name, questions)
+
+    def _ready(self, step: Step) -> list[str]:
+        """The services that some question may be asked now. All are looked at, whatever their
+        order: to look at one may read the clock, and a replay has to read it in the same steps."""
+        return [name for name in self._queues if self._is_due(name, step)]
 
     def _is_due(self, service: str, step: Step) -> bool:
         queue, policy = self._queues[service], self.policies[service]

@@ -72,6 +72,8 @@ class Replay:
 
     watch: Callable[[ChainProgram], Watched] = Watched
     """Who looks at what the tasks' programs are given."""
+    follows = False
+    """Whether the log grows while it is done again."""
 
     def __init__(
         self,
@@ -97,7 +99,9 @@ class Replay:
         self._close = weakref.finalize(self, _close, self._tasks, None if is_read else past)
         try:
             for spec in past.tasks:
-                self._tasks[spec.name] = ReplayedTask(past, spec.id, call, type(self).watch)
+                self._tasks[spec.name] = ReplayedTask(
+                    past, spec.id, call, type(self).watch, follows=self.follows
+                )
         except BaseException:
             self.close()
             raise

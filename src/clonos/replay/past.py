@@ -31,7 +31,7 @@ from clonos.replay.kept import At, Pin, find, require_there, since
 from clonos.sources.spool import SpoolReader
 from clonos.storage.files import Disk, folder_name
 from clonos.storage.journal import Journal
-from clonos.storage.layers import LayerStore, get_layers
+from clonos.storage.layers import OPENED_BYTES, LayerStore, get_layers
 
 COPIES_MAX: Final = 20
 
@@ -48,7 +48,8 @@ class Past:
 
     ``only``: the one task that it is of, which was sent ``items``, by channel; ``is_exact``: what
     was delivered is known, and comes again; ``kills``: what was said of the failed step, if it
-    kills the process that takes it.
+    kills the process that takes it; ``opened_bytes``: layers of this size stay in the store, and
+    are read a part at a time.
     """
 
     compiled: CompiledJob
@@ -66,6 +67,7 @@ class Past:
     items: Mapping[int, Sequence[msg.Item]] = field(default_factory=dict)
     is_exact: bool = True
     kills: str = ""
+    opened_bytes: int = OPENED_BYTES
 
     @property
     def tasks(self) -> tuple[TaskSpec, ...]:
@@ -128,7 +130,7 @@ class Past:
 
     def layers(self, task: int) -> tuple[msg.Layer, ...]:
         """The state of a task at its floor, oldest layer first."""
-        return get_layers(self.store, self.activations[task].layers)
+        return get_layers(self.store, self.activations[task].layers, self.opened_bytes)
 
 
 def read(
@@ -217,19 +219,20 @@ def _read(
     show: Callable[[HouseKeeper, LayerStore], object] | None,
 ) -> Past:
     directory.check(compiled)
-    keeper, store = _keeper(compiled, directory), LayerStore(directory.layers_uri)
+    store = LayerStore(directory.layers_uri)
+    keeper, _ = _keeper(compiled, directory)
     pin = None
     if at is not None:
         point = find(keeper.history, at)
         pin = Pin(store, point.number)
         try:
-            keeper = _keeper(compiled, directory)  # only now it says what stays
+            keeper, _ = _keeper(compiled, directory)  # only now it says what stays
             require_there(keeper.history, point)
             keeper.rewind(point, since(keeper, point, store))
         except BaseException:
             pin.close()
             raise
-    codes = tuple(_readable(code, directory.spool_uri) for code in compiled.codes)
+    codes = tuple(readable(code, directory.spool_uri) for code in compiled.codes)
     if show is not None:
         show(keeper, store)
     lives, failed, lost = activations(compiled, keeper)
@@ -248,12 +251,30 @@ def _read(
     )
 
 
-def _keeper(compiled: CompiledJob, directory: JobDirectory) -> HouseKeeper:
+def keeper_now(
+    compiled: CompiledJob, checkpoint_dir: str, journal: str | Path | None
+) -> tuple[HouseKeeper, LayerStore, int]:
+    """What the house-keeper of a job knows at this moment, which may run; where layers are; and
+    which of the job's graphs it is.
+
+    Raises
+    ------
+    OtherJob
+        The job has another plan by now.
+    """
+    with closing(JobDirectory(checkpoint_dir, journal, on_one_machine=True)) as directory:
+        directory.check(compiled)
+        keeper, version = _keeper(compiled, directory)
+        return keeper, LayerStore(directory.layers_uri), version
+
+
+def _keeper(compiled: CompiledJob, directory: JobDirectory) -> tuple[HouseKeeper, int]:
     keeper = house_keeper(compiled.plan)
     with copied_journal(directory) as journal:
-        directory.require(compiled, version_of(journal.replay()))
+        version = version_of(journal.replay())
+        directory.require(compiled, version)
         keeper.recover(journal.replay())
-    return keeper
+    return keeper, version
 
 
 @contextmanager
@@ -350,7 +371,7 @@ def _gathered(job: str, actions: list[Action]) -> dict[int, msg.Activate]:
     return found
 
 
-def _readable(code: TaskCode, spool_uri: str) -> TaskCode:
+def readable(code: TaskCode, spool_uri: str) -> TaskCode:
     """A task whose source, if it has one, can be read in this process."""
     source = code.source
     if source is None or source.factory is not None:

@@ -13,12 +13,14 @@ from typing import Any, Literal, get_args
 from clonos.cluster.directory import JobDirectory
 from clonos.cluster.durable import JournalFile, house_keeper
 from clonos.core.history import Point
+from clonos.core.housekeeper import HouseKeeper
 from clonos.errors import CannotRewind, WrongType
 from clonos.graph.compile import CompiledJob
 from clonos.named import named_job
 from clonos.replay.command import add_past
 from clonos.replay.errors import NothingToReplay
-from clonos.replay.kept import At, find, shown
+from clonos.replay.kept import At, find, shown, since
+from clonos.replay.reread import reread
 from clonos.sinks.taken_back import CAN_TAKE_BACK, take_back
 from clonos.storage.journal import JournalBroken, JournalInUse
 from clonos.storage.layers import LayerStore
@@ -36,7 +38,8 @@ class Rewound:
 
     ``point``, ``time``: its number, and when it was; ``generation``: of what is delivered from now
     on; ``lanes``: by task of each sink, the numbers of its newest output at the point, and of all;
-    ``supersedes``: what was delivered since the point goes.
+    ``supersedes``: what was delivered since the point goes; ``rows``: by source, how many came
+    since and can be read again; ``unchecked``: of sources of which that is not known, why not.
     """
 
     is_done: bool
@@ -45,6 +48,8 @@ class Rewound:
     generation: int
     lanes: tuple[Lane, ...]
     supersedes: bool
+    rows: Mapping[str, int]
+    unchecked: Mapping[str, str]
 
     def __str__(self) -> str:
         what = "is back" if self.is_done else "would go back"
@@ -58,6 +63,11 @@ class Rewound:
         if made:
             since = "they are deleted, and" if self.supersedes else "they stay, and"
         lines.append(f"{since} what comes now is of generation {self.generation}")
+        lines += [f"{rows} rows of {name} come again" for name, rows in self.rows.items() if rows]
+        lines += [
+            f"whether rows of {name} can come again was not looked at: {why}"
+            for name, why in self.unchecked.items()
+        ]
         return "\n".join(lines)
 
 
@@ -70,6 +80,7 @@ def rewind(
     outputs: Outputs = "keep",
     sole_driver: bool = False,
     dry_run: bool = False,
+    check_sources: bool = True,
 ) -> Rewound:
     """See :meth:`clonos.Job.rewind`."""
     if outputs not in get_args(Outputs):
@@ -97,7 +108,8 @@ def rewind(
         directory.check(compiled)
         file = undo.enter_context(closing(_journal(directory)))
         directory.require(compiled, file.version)
-        return _rewind(compiled, directory, file, at, superseded, dry_run=dry_run)
+        how = {"dry_run": dry_run, "check_sources": check_sources}
+        return _rewind(compiled, directory, file, at, superseded, **how)
 
 
 def _superseded(compiled: CompiledJob) -> tuple[str, ...]:
@@ -132,6 +144,7 @@ def _rewind(
     superseded: Collection[str],
     *,
     dry_run: bool,
+    check_sources: bool,
 ) -> Rewound:
     keeper, version = house_keeper(compiled.plan, compiled.options.keep), file.version
     file.recover(keeper)
@@ -139,6 +152,11 @@ def _rewind(
     _require_output(directory.rewound(version), point)
     store = LayerStore(directory.layers_uri, "fsync")
     plan = Rewind(keeper, compiled, point, store)
+    rows, unchecked = (
+        _sources(compiled, directory, keeper, plan)
+        if check_sources
+        else ({}, dict.fromkeys(_source_names(compiled), "nobody wanted it"))
+    )
     if not dry_run:
         term = directory.begin_term(position=file.next_seq, before=keeper.term)
         kept = {
@@ -175,7 +193,24 @@ def _rewind(
         plan.generation,
         tuple(plan.lanes),
         bool(superseded),
+        rows,
+        unchecked,
     )
+
+
+def _sources(
+    compiled: CompiledJob, directory: JobDirectory, keeper: HouseKeeper, plan: Rewind
+) -> tuple[dict[str, int], dict[str, str]]:
+    """See :func:`~clonos.replay.reread.reread`."""
+    try:
+        runs = since(keeper, plan.point, plan.store)
+    except NothingToReplay as error:  # forward again, say
+        return {}, dict.fromkeys(_source_names(compiled), error.what)
+    return reread(compiled, plan.layers, runs, directory.spool_uri)
+
+
+def _source_names(compiled: CompiledJob) -> list[str]:
+    return [code.source_name for code in compiled.codes if code.source is not None]
 
 
 def _require_output(rewound: Sequence[Mapping[str, Any]], point: Point) -> None:
@@ -206,6 +241,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would happen")
     parser.add_argument(
+        "--unchecked",
+        action="store_true",
+        help="do not look whether the sources still have the rows that came since",
+    )
+    parser.add_argument(
         "--sole-driver",
         action="store_true",
         help="where the file system cannot tell: you see to it that nobody runs the job",
@@ -215,6 +255,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Go back, and say what has been delivered since."""
     job = named_job(args.job).compile()
-    how = {"sole_driver": args.sole_driver, "dry_run": args.dry_run}
+    how = {
+        "sole_driver": args.sole_driver,
+        "dry_run": args.dry_run,
+        "check_sources": not args.unchecked,
+    }
     print(rewind(job, args.at, args.checkpoint, args.journal, outputs=args.outputs, **how))
     return 0

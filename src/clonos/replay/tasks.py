@@ -39,12 +39,10 @@ from clonos.replay.errors import NothingToReplay, NotInLog
 from clonos.replay.past import Past
 from clonos.replay.steps import State, Step, count
 from clonos.runtime.world import RealWorld
-from clonos.sources.prefetch import PrefetchThread
+from clonos.sources.prefetch import PATIENCE, PrefetchThread
 
 ROWS_MAX: Final = 4096
 """Rows that a source reads at once behind the log's end."""
-WAIT_S: Final = 60.0
-"""Time for rows that the log knows to be read again."""
 QUIET_S: Final = 1.0
 """Behind the log's end, a source that says nothing for this long has nothing to say."""
 
@@ -82,6 +80,13 @@ class PastWorld(RealWorld):
         return self._call(fn, *args, **kwargs)
 
 
+class FollowingMachine(TaskMachine):
+    """Never live: where its log ends, there is more to come."""
+
+    def _if_replayed(self) -> None:
+        return
+
+
 class ReplayedTask:
     """A task as it was at its floor, and steps from there.
 
@@ -101,13 +106,16 @@ class ReplayedTask:
         task: int,
         call: Callable[..., Any] | None,
         watch: Callable[[ChainProgram], Watched],
+        *,
+        follows: bool = False,
     ) -> None:
         plan, code = past.compiled.plan, past.codes[task]
         self.name, self._plan, self._code = code.task.name, plan, code
         self.watched = watch(code.program(past.lineage, past.run))
         activate = past.activations[task]
         program: Any = self.watched
-        self.machine = TaskMachine(plan, activate, program, past.layers(task), PastWorld(call))
+        kind = FollowingMachine if follows else TaskMachine
+        self.machine = kind(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
         self.failed_at = past.failed.get(task)
         self._hash_seed, self._is_implied = past.hash_seed, code.task.is_implied
@@ -146,6 +154,13 @@ class ReplayedTask:
         if spec.replayable:
             source.advance(self.machine.intake.taken, self.machine.intake.cut)
         return source
+
+    def extend(self, run: msg.Run) -> None:
+        """The log has more entries."""
+        self.machine.book.append(run)
+        self.log_ends_at = self.machine.book.length(self.machine.id)
+        if self._source is not None:
+            self._source.ask(cuts_to_read(run.records))
 
     def _expect(self, keeper: HouseKeeper) -> None:
         """What has left the job is made again, or a ``Divergence`` says that it is not."""
@@ -331,16 +346,13 @@ class ReplayedTask:
         return bool(cuts_to_read([record]))
 
     def _wait_for(self, source: PrefetchThread) -> Any:
-        while (ready := source.taken()) is None:
-            self._has_rows.clear()
-            if (ready := source.taken()) is not None:
-                break
-            if not self._has_rows.wait(WAIT_S):
-                raise NothingToReplay(
-                    f"the source gave no rows for {WAIT_S:.0f} s",
-                    where=self.name,
-                    remedy="check that what it has read is still there",
-                )
+        ready = source.wait_for_taken()
+        if ready is None:
+            raise NothingToReplay(
+                f"the source gave no rows for {PATIENCE} s",
+                where=self.name,
+                remedy="check that what it has read is still there",
+            )
         return ready
 
     def _told(self, step: RunningStep, *, is_logged: bool) -> Step:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import copy
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -232,6 +233,10 @@ def _failed(
     return Outcome(*call, request.digest, False, encoded, attempts, ms, trace)
 
 
+class _NotWanted(BaseException):  # what is tried again after an Exception is not after this
+    """The call was given up: its outcome has been told."""
+
+
 class _Life:
     """The calls of one life of a task.
 
@@ -254,7 +259,7 @@ class _Life:
         self.is_over = False
         self.pulse, self.late, self.sharing = pulse, late, sharing
         self.limits: dict[asyncio.Task[Any] | None, Any] = {}
-        self.stubborn: set[asyncio.Task[Any]] = set()
+        self.stubborn: set[asyncio.Future[Any]] = set()
         self._under_way: dict[asyncio.Task[Any], tuple[CallId, Request]] = {}
         self._askers: dict[Policy, _Asker] = {}
         self._memories: dict[Policy, Memory] = {}
@@ -267,6 +272,19 @@ class _Life:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._under_way.pop(task, None)
         self.stubborn.discard(task)
+
+    def let_go(self, call: asyncio.Future[Any]) -> None:
+        """Nobody wants this answer any more; if it goes on it is counted."""
+        if not call.done():
+            call.cancel()
+            loop = asyncio.get_running_loop()
+            loop.call_later(END_S, self._count, weakref.ref(call))
+
+    def _count(self, let_go: weakref.ref[asyncio.Future[Any]]) -> None:
+        call = let_go()
+        if call is not None and not call.done():
+            self.stubborn.add(call)
+            call.add_done_callback(self.stubborn.discard)
 
     def give_up(self) -> list[tuple[CallId, Request, str]]:
         """Calls that go on though their time is over, and where; nobody waits for them now."""
@@ -448,6 +466,8 @@ class _Asker:
 
     async def attempt(self, request: Request, named: Named = NOTHING) -> Any:
         """An answer within the time there is; `named`: more arguments."""
+        if asyncio.current_task() in self._life.stubborn:
+            raise _NotWanted
         await self._turn()
         try:
             return await self._in_time(request, named)
@@ -473,7 +493,7 @@ class _Asker:
             raise self._no_answer() from None
         finally:
             while calls:
-                calls.pop().cancel()
+                self._life.let_go(calls.pop())
         try:
             if first.cancelled():
                 raise by_engine(RuntimeError("the call has cancelled itself"))

@@ -27,6 +27,8 @@ AHEAD_BATCHES: Final = 64
 """The same in batches: each has a cost, however few its rows."""
 SKIP_ROWS: Final = 65_536
 """Rows that a standby skips at a time while it follows its task."""
+PATIENCE: Final = 60
+"""Seconds to wait for rows that were read before."""
 LOOK_S: Final = 5.0
 """How often a reader looks how much it has not read."""
 
@@ -172,6 +174,17 @@ class PrefetchThread:
         with self._changed:
             return self._pop()
 
+    def wait_for_taken(self) -> SourceRows | SourceEnded | None:
+        """What :meth:`ask` has asked for, as soon as it is there; None: it does not come.
+
+        Seconds count only if this process runs: others may have all of the processor.
+        """
+        for _ in range(PATIENCE):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._ready, 1.0):
+                    return self._pop()
+        return None
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -293,6 +306,7 @@ class PrefetchThread:
         with self._changed:
             self._ready.append(what)
             self._ready_bytes += _nbytes(what)
+            self._changed.notify_all()
         self._wake()
 
     def _is_ahead(self) -> bool:

@@ -91,9 +91,11 @@ class StepOutput:
     asked: list[tuple[CallId, Request]] = field(default_factory=list)
     is_live: bool = True
     answer: Call = _really
+    has_read_clock: bool = False
 
     def clock_ms(self) -> int:
         """See :class:`clonos.core.program.Step`."""
+        self.has_read_clock = True
         return self.now_ms
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +131,8 @@ class StepOutput:
         # As text, because NaN is not equal to itself; the digest compares it bit by bit.
         contents = {c: (b.digest, repr(b.payload.to_pylist())) for c, b in self.batches.items()}
         asked = [(call, request.digest) for call, request in self.asked]
-        return contents, self.watermarks, self.wake_ms, asked
+        # A reading is in the log: who reads the clock where nobody did cannot be replayed.
+        return contents, self.watermarks, self.wake_ms, asked, self.has_read_clock
 
 
 class StepHarness:
@@ -211,6 +214,7 @@ class StepHarness:
             return StepOutput(self.position, self.now_ms, wake_ms=self.wake_ms)
         step = self._step()
         self.program.on_timer(step, self.now_ms)
+        step.has_read_clock = False  # the timer says what time it is
         self.wake_ms = step.wake_ms
         return step
 

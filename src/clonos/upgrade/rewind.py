@@ -77,7 +77,7 @@ class Rewind:
     def __init__(
         self, keeper: HouseKeeper, compiled: CompiledJob, point: Point, store: LayerStore
     ) -> None:
-        self._keeper, self._compiled, self._store = keeper, compiled, store
+        self._keeper, self._compiled, self.store = keeper, compiled, store
         self.point, self._plan = point, compiled.plan
         self.layers = {task.id: self._layer(task.id) for task in self._plan.tasks}
         self._require()
@@ -94,7 +94,7 @@ class Rewind:
         return self._keeper.generation + 1
 
     def _layer(self, task: int) -> Layer:
-        layers = get_layers(self._store, self.point.layers[task])
+        layers = get_layers(self.store, self.point.layers[task])
         if not layers:
             return beginning(self._plan.tasks[task])
         return merge_layers(layers, merge_deltas, is_base=True)
@@ -163,7 +163,7 @@ class Rewind:
         shape = Shape.of(self._compiled)
         shared = Redistribution(shape, self.layers, self._compiled, sealed, (), numbers)
         stored = {
-            task: (layer, put_whole(self._store, layer)) for task, layer in shared.layers().items()
+            task: (layer, put_whole(self.store, layer)) for task, layer in shared.layers().items()
         }
         asked = shared.asked()
         announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})

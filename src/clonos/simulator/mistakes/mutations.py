@@ -93,6 +93,7 @@ from clonos.simulator.mistakes.mutation import (
     mutation,
 )
 from clonos.simulator.mistakes.protocol import constant
+from clonos.simulator.mistakes.reach import WRONG_REACH
 from clonos.simulator.world.disk import SimulatedFiles, Tail
 from clonos.state.stores import KeyedStore
 from clonos.state.timers import TimerTable
@@ -596,4 +597,5 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     **WRONG_GAPS,
     **WRONG_IMPLIED,
+    **WRONG_REACH,
 }

@@ -438,7 +438,7 @@ class Cluster:
         if not slot.is_controlled:
             return
         control = self._controls[slot]
-        if isinstance(report, (msg.Announced, msg.Survived)):
+        if isinstance(report, (msg.Announced, msg.Survived, msg.Reached)):
             delay = self.options.latency_ms * (0.1 + self.trials.random.random())
         else:
             delay = self.network.delay(slot)

@@ -10,7 +10,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from clonos.core import coordinator as co
-from clonos.core.reach import HELPED
 from clonos.core.roster import RUNNING
 from clonos.simulator.runs.coverage import Coverage, state_of
 from clonos.simulator.world.disk import Disk
@@ -93,7 +92,6 @@ class Faults:
         self.ends_at = begins_at + lasts
         self.coverage: Coverage = Coverage()
         self._eagerness = eagerness
-        self._parts_again_at = 0.0
         self._kinds = [kind for kind, weight in kinds for _ in range(weight)]
         cluster.on_note.append(self.on_note)
         cluster.on_job.append(self.on_job)
@@ -299,20 +297,13 @@ class Faults:
     def _part(self) -> None:
         """Two executors do not reach each other, or one does not reach the other, or the
         house-keeper; and nobody says so. The driver hears of both.
-
-        Short enough, and seldom enough, that no task is moved three times in vain, which would end
-        the job.
         """
         cluster, random = self.cluster, self.cluster.random
-        if cluster.scheduler.now < self._parts_again_at:
-            return
         ends: list[Host | None] = [self._busy(), random.choice((self._busy(), cluster.driver))]
         random.shuffle(ends)
         one, other = ends
         if one is not None and other is not None and one.group != other.group:
             lasts = random.choice((10.0, 60.0, 120.0))
-            helped_ms = HELPED * cluster.options.gather_ms
-            self._parts_again_at = cluster.scheduler.now + lasts + helped_ms
             cluster.network.part(one, other, lasts, one_way=random.random() < 0.5)
 
     def _cut_off(self) -> None:

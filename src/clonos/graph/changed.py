@@ -11,17 +11,21 @@ from clonos.graph.compile import CompiledJob, TaskCode
 from clonos.graph.replaced import require_there, with_function
 
 
-def changed(compiled: CompiledJob, functions: Mapping[str, Any]) -> CompiledJob:
-    """The job with other functions, by name of the operator.
+def changed(compiled: CompiledJob, changes: Mapping[str, Any] | CompiledJob) -> CompiledJob:
+    """The job with other functions, by name of the operator; or another one in its place.
 
     Raises
     ------
     CannotReplace
-        There is no such operator, or it has no function of the user's.
+        There is no such operator, or it has no function of the user's; or the other job has other
+        tasks or channels.
     """
+    if isinstance(changes, CompiledJob):
+        require_same_shape(compiled, changes)
+        return changes
     names = (name for code in compiled.codes for name, _ in code.operators)
-    require_there(compiled.name, names, functions)
-    codes = tuple(_changed(code, functions) for code in compiled.codes)
+    require_there(compiled.name, names, changes)
+    codes = tuple(_changed(code, changes) for code in compiled.codes)
     return replace(compiled, codes=codes)
 
 

@@ -1,0 +1,126 @@
+"""The log of a job that runs, as its journal has it from moment to moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from clonos.core.history import History, Point
+from clonos.core.housekeeper import HouseKeeper
+from clonos.core.messages import Run
+from clonos.errors import OtherJob
+from clonos.graph.compile import CompiledJob
+from clonos.replay.errors import NothingToReplay
+from clonos.replay.kept import since
+from clonos.replay.past import Past, keeper_now, read
+from clonos.storage.layers import LayerStore
+
+WHOLE = 1 << 62
+"""Layers are read as a whole: the job may delete them while somebody stands on them."""
+
+
+class LiveLog:
+    """Entries of the log that can never be cut any more, and points at which to begin.
+
+    Parameters
+    ----------
+    checkpoint_dir, journal
+        Where the job is; it keeps a history.
+    """
+
+    def __init__(self, compiled: CompiledJob, checkpoint_dir: str, journal: str | None) -> None:
+        self.compiled = compiled
+        self._where = checkpoint_dir, journal
+        self._version: int | None = None
+        self.is_over = False
+        """Whether nothing more will come: the job is complete."""
+
+    def begin(self, heard: Mapping[int, int] | None) -> Past:
+        """The job as it was at the newest point, without what came then.
+
+        Parameters
+        ----------
+        heard
+            The point is not behind these positions.
+
+        Raises
+        ------
+        NothingToReplay
+            There is none.
+        OtherJob
+            The job has another graph now, or other functions.
+        """
+        keeper, _ = self._now()
+        point = newest(keeper.history, heard, self.compiled.name)
+        past = read(self.compiled, *self._where, at=point.number)
+        return without_log(past)
+
+    def more(self, heard: Mapping[int, int]) -> list[Run]:
+        """The entries behind these positions, of all tasks, in order."""
+        keeper, store = self._now()
+        self.is_over = keeper.complete
+        keeper.committed()  # now it knows what can never be cut
+        point = newest(keeper.history, heard, self.compiled.name)
+        runs = since(keeper, point, store)
+        return [
+            part
+            for run in runs
+            if (part := part_of(run, heard[run.task], keeper.stable[run.task])) is not None
+        ]
+
+    def _now(self) -> tuple[HouseKeeper, LayerStore]:
+        keeper, store, version = keeper_now(self.compiled, *self._where)
+        if self._version is None:
+            self._version = version
+        if version != self._version:
+            raise OtherJob(
+                "the job has got another graph, or other functions, since its log is followed",
+                where=self.compiled.name,
+                remedy="begin another canary",
+            )
+        return keeper, store
+
+
+def newest(history: History, heard: Mapping[int, int] | None, job: str) -> Point:
+    """The newest point that is not behind what was heard.
+
+    Raises
+    ------
+    NothingToReplay
+        There is none, or no longer.
+    """
+    found = [
+        point
+        for point in history.points
+        if point.number > history.going
+        and (heard is None or all(at <= heard[task] for task, at in point.positions.items()))
+    ]
+    if not found:
+        what = "the job keeps no history" if heard is None else "the job has gone on too fast"
+        raise NothingToReplay(
+            f"{what}: there is no point from which its log could be followed",
+            where=job,
+            remedy='clonos.Job(history="1 hour") keeps it',
+        )
+    return found[-1]
+
+
+def without_log(past: Past) -> Past:
+    """The same, as it was when it began, for who is told all the rest."""
+    lives = {task: replace(life, log=()) for task, life in past.activations.items()}
+    return replace(past, activations=lives, failed={}, opened_bytes=WHOLE)
+
+
+def part_of(run: Run, after: int, until: int) -> Run | None:
+    """The entries of a run behind one position, up to another; None: there are none.
+
+    Examples
+    --------
+    >>> from clonos.core.plan import Incarnation
+    >>> run = Run(3, Incarnation(1, 0), 5, (b"5", b"6", b"7"))
+    >>> part_of(run, 5, 6).start, part_of(run, 5, 6).records, part_of(run, 7, 9)
+    (6, (b'6',), None)
+    """
+    start = max(run.start, after + 1)
+    records = run.records[start - run.start : max(until + 1 - run.start, 0)]
+    return replace(run, start=start, records=records) if records else None

@@ -1,0 +1,191 @@
+"""A canary: changed code beside a job that runs, on the same rows, before it is put in place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from clonos.cluster.aside import Aside, AsideFailed
+from clonos.errors import CannotReplace, ClonosError
+
+FOLLOW: Final = "clonos.branch.canary:follow"
+LOOKS: Final = 3
+"""It may be looking just now; the next look finds what there is, and the one after takes it."""
+STOP_S: Final = 30.0
+"""Time for a canary to come to its end."""
+
+
+class Running(Protocol):
+    """The job, as far as it matters here."""
+
+    @property
+    def is_running(self) -> bool: ...
+    def adopt(self, branch: Any, *, within: str | timedelta = ...) -> None: ...
+
+
+class Canary:
+    """Changed code that follows the live log of a job. :meth:`clonos.RunningJob.canary` makes it.
+
+    It runs in a process of its own. It opens no sink, makes no effect, and changes nothing in the
+    job, which does not wait for it.
+
+    Attributes
+    ----------
+    replaces
+        What was changed, for :meth:`clonos.RunningJob.adopt`.
+    """
+
+    def __init__(self, running: Running, aside: Aside, replaces: Any) -> None:
+        self.replaces = replaces
+        self._running, self._aside = running, aside
+        self._report: Any = None
+        self._error: ClonosError | None = None
+        self._changed = threading.Condition()
+        self._is_over = self._adopts = False
+        self._thread = threading.Thread(target=self._listen, name="clonos-canary", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            for report in self._aside.said():
+                with self._changed:
+                    self._report = report
+                    self._changed.notify_all()
+                if not self._running.is_running:
+                    self._aside.ask_to_end()
+        except ClonosError as error:
+            if not self._adopts:  # else it may well find that the job has other code now
+                self._error = error
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            self._aside.close()
+
+    # --- how it is doing ------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it follows the job; not any more once it was stopped or has failed."""
+        return not self._is_over
+
+    @property
+    def error(self) -> ClonosError | None:
+        """Why it could not go on: changed code has raised, or asked what nobody answers."""
+        return self._error
+
+    @property
+    def report(self) -> Any:
+        """The newest :class:`~clonos.branch.follow.Report`: ``steps``, ``behind``, ``differences``,
+        ``bill``, ``calls``, ``cost``. None: there was none yet."""
+        return self._report
+
+    def compare(self, sink: str | None = None) -> Any:
+        """The difference between what the job and the changed code have delivered so far.
+
+        Parameters
+        ----------
+        sink
+            Its name; may be left out if there is only one.
+
+        Returns
+        -------
+        Comparison
+            See :meth:`clonos.Branch.compare`. All differences are counted; its ``table``, and
+            ``dataframe(spark)``, have the first thousand of each kind.
+        """
+        found = {} if self._report is None else self._report.differences
+        if sink is None and len(found) == 1:
+            (only,) = found.values()
+            return only
+        if sink not in found:
+            raise CannotReplace(
+                "nothing was compared yet" if not found else f"there is no sink {sink!r}",
+                remedy=f"name one of {', '.join(found)}" if found else "wait: canary.catch_up()",
+            )
+        return found[sink]
+
+    @property
+    def changes(self) -> int:
+        """How many rows are different so far."""
+        found = {} if self._report is None else self._report.differences
+        return sum(one.changes for one in found.values())
+
+    def catch_up(self, timeout_s: float = 60.0) -> None:
+        """Wait until it has taken all steps that the job's log has by now.
+
+        Raises
+        ------
+        TimeoutError
+            It does not come so far in time.
+        ClonosError
+            It has failed.
+        """
+        goal = LOOKS + (0 if self._report is None else self._report.looks)
+        self._wait(lambda: self._report is not None and self._report.looks >= goal, timeout_s)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._is_over, timeout_s)
+            if self._error is not None:
+                raise self._error
+            if not condition():
+                raise TimeoutError(f"the canary has not come so far in {timeout_s:g} s")
+
+    def __str__(self) -> str:
+        """How it is doing."""
+        lines = [] if self._report is None else [str(self._report)]
+        if self._error is not None:
+            lines.append(f"it has failed: {self._error}")
+        return "\n".join(lines) or "it begins"
+
+    # --- its end --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let it take what the job has done by now, and end. What was compared stays."""
+        self._aside.ask_to_end()
+        self._thread.join(STOP_S)
+        self._aside.close()
+
+    def adopt(self, *, anyway: bool = False, within: str | timedelta = "30 seconds") -> None:
+        """Put the changed code in place, as :meth:`clonos.RunningJob.adopt` does, and end.
+
+        It catches up first. State stays the job's.
+
+        Parameters
+        ----------
+        anyway
+            Also if rows were different, as they are meant to be if a prompt is another one.
+        within
+            How long the job may take to settle.
+
+        Raises
+        ------
+        CannotReplace
+            It has failed, or rows were different: nothing was changed, and it goes on.
+        CannotUpgrade, NotSettled
+            See :meth:`clonos.RunningJob.upgrade`.
+        """
+        with suppress(ClonosError):
+            self.catch_up()
+        if self._error is not None and not isinstance(self._error, AsideFailed):
+            raise CannotReplace(
+                f"the changed code has failed: {self._error.what}",
+                where=self._error.where,
+                remedy="correct it, and begin another canary",
+            ) from self._error
+        if self.changes and not anyway:
+            raise CannotReplace(
+                f"with the changed code {self.changes} rows are different",
+                remedy="look at canary.compare(sink); if that is what you want, adopt(anyway=True)",
+            )
+        self._adopts = True
+        try:
+            self._running.adopt(self, within=within)
+        except BaseException:
+            self._adopts = False
+            raise
+        self.stop()
