@@ -11,13 +11,15 @@ import pytest
 from pyspark import cloudpickle
 
 import clonos
+from clonos.branch.original import RecordedReplay
 from clonos.replay import NothingToReplay
+from clonos.replay.past import read
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
 ]
 
 KEYS = 7
@@ -88,4 +90,12 @@ def test_who_shares_no_log_computes_again(kit, spark, tmp_path):
         }
         assert all(step.is_logged for step in steps)
     with pytest.raises(NothingToReplay, match=r"keyed.*log='everything'"):
-        clonos.bundle(build(kit, tmp_path), tmp_path / "past.clonos")
+        RecordedReplay(read(build(kit, tmp_path).compile(), None, None))
+    for task in (None, "keyed[0]", "recent[0]"):
+        clonos.bundle(build(kit, tmp_path), tmp_path / f"{task}.clonos", task=task)
+        with clonos.Replay(build(kit, tmp_path), str(tmp_path / f"{task}.clonos")) as replay:
+            again = replay.run()
+            assert replay.is_at_the_end
+        names = {step.task for step in again}
+        assert names <= ({task} if task else {task.name for task in plan.tasks})
+        assert len(again) == sum(task in {None, step.task} for step in steps)

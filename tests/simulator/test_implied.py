@@ -31,8 +31,8 @@ def many(**settings):
     once = known.key_by("user", "cents").deduplicate("1 minute", "at", name="once")
     ordered = once.key_by("user").in_order("at", name="ordered")
     doubled = ordered.start_new_chain().map(
-        lambda row, ctx: (row.user, row.cents * 2, row.at, ctx.random.random() < 0.5),
-        "user string, cents long, at timestamp, lucky boolean",
+        lambda row: (row.user, row.cents * 2, row.at),
+        SCHEMA,
         deterministic=True,
         name="doubled",
     )

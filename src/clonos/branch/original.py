@@ -167,9 +167,25 @@ class Recorded(Watched):
 
 
 class RecordedReplay(Replay):
-    """A replay that a branch is made from."""
+    """A replay that a branch is made from.
+
+    Raises
+    ------
+    NothingToReplay
+        Some tasks have shared no log.
+    """
 
     watch = Recorded
+
+    def __init__(self, past: Past) -> None:
+        for task in past.compiled.plan.tasks:
+            if task.is_implied:
+                raise NothingToReplay(
+                    "its log, which a branch has to read, was left out",
+                    where=task.name,
+                    remedy="run the job with log='everything'; replays and bundles do without it",
+                )
+        super().__init__(past)
 
 
 @dataclass
@@ -220,13 +236,6 @@ def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Origina
     NothingToReplay
         Some tasks have shared no log.
     """
-    for task in past.compiled.plan.tasks:
-        if task.is_implied:
-            raise NothingToReplay(
-                "its log, which a branch has to read, was left out",
-                where=task.name,
-                remedy="run the job with log='everything'; replays and bundles do without it",
-            )
     with RecordedReplay(past) as replay:
         return Recording(past, replay, until, folder).run()
 
