@@ -70,6 +70,8 @@ def _tasks(name: str, code: TaskCode, compiled: CompiledJob) -> tuple[str, str, 
         logged += ["order of inputs"] if len(code.task.inputs) > 1 else []
         logged += ["what comes round"] if code.feedback else []
     told = ", ".join(filter(None, logged)) if compiled.plan.causal_log else ""
+    if code.task.is_implied:
+        told = "none: it follows from the input"
     return f"{count}{of}", cells, told or "-"
 
 
