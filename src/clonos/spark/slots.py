@@ -171,7 +171,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
         self._handles: list[SlotHandle] = []
-        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
+        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
         if self._setting("spark.speculation", "false") == "true" and self._setting(_AFTER, ""):
@@ -324,7 +324,8 @@ class SlotLauncher:
         seconds where neither driver nor executors have made one yet."""
         if dataframe is None:
             if self._setting(_KILLS_ANY_IDLE, "false") == "false":
-                return self._context.parallelize([None], 1).mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
+                one: Any = self._context.parallelize([None], 1)
+                return one.mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
             dataframe = self._spark.range(0, 1, 1, 1)
         with _without_idle_killer(dataframe.sparkSession):
             return dataframe.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
