@@ -324,7 +324,8 @@ class SlotLauncher:
         seconds where neither driver nor executors have made one yet."""
         if dataframe is None:
             if self._setting(_KILLS_ANY_IDLE, "false") == "false":
-                return self._context.parallelize([None], 1).mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
+                one: Any = self._context.parallelize([None], 1)
+                return one.mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
             dataframe = self._spark.range(0, 1, 1, 1)
         with _without_idle_killer(dataframe.sparkSession):
             return dataframe.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
