@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterable
 
 import pytest
 
-from clonos.nodes.pulses import FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, REMEMBER_S, Pulses
+from clonos.nodes.pulses import CALM_S, FORGIVE_S, HUSH, LIMIT_MAX_S, LOOK_MAX_S, REMEMBER_S, Pulses
 from clonos.transport.events import Heartbeat
 
 SILENCE_S = 1.5
@@ -123,6 +123,16 @@ def test_who_was_given_up_has_twice_the_time_from_then_on() -> None:
     ward.pulses.began(6)
     ward.passes(6 * FORGIVE_S, 0, 6)
     assert ward.passes(SILENCE_S + 0.1, 0) == [6], "forgiven"
+
+
+def test_who_is_frozen_now_and_then_has_twice_the_time_and_no_more() -> None:
+    """Each time it is waited for in vain, so this must not grow."""
+    ward = Ward([0, 1])
+    for slot in range(2, 8):
+        assert ward.passes(2 * SILENCE_S + 0.5, 0) == [slot - 1]
+        ward.places[slot] = 1
+        ward.pulses.began(slot)
+        ward.passes(1.1 * CALM_S, 0, slot)
 
 
 def test_a_step_that_takes_long_is_told_of_once() -> None:

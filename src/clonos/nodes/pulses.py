@@ -32,7 +32,11 @@ SLACK: Final = 3.0
 """A gap is silence if it is this many times as long as the usual one."""
 FORGIVE_S: Final = 300.0
 """A slot that was given up has twice the time from then on, for this long; each further time that
-it is given up begins this anew."""
+it is given up doubles it again, and begins this anew."""
+CALM_S: Final = 60.0
+"""But what was doubled more than once is halved again after each of these. Code that keeps all
+threads from running does so again when its step is done again, soon after the recovery, and must
+get on in the end. A process that is frozen once a minute must not come to be waited for in vain."""
 STUCK_MS: Final = 30_000
 """A step that takes longer is worth a warning."""
 
@@ -155,7 +159,10 @@ class Pulses:
 
     def _doubts_about(self, name: Hashable) -> int:
         doubts, since_s = self._doubts.get(name, (0, self._now_s))
-        return max(doubts - int((self._now_s - since_s) / FORGIVE_S), 0)
+        passed_s = self._now_s - since_s
+        if passed_s >= FORGIVE_S:
+            return 0
+        return max(doubts - int(passed_s / CALM_S), min(doubts, 1))
 
 
 def stuck(beat: Heartbeat, seat: Seat) -> str:

@@ -52,6 +52,9 @@ UNBOUNDED_EXECUTORS: Final = 10_000
 _KILLS_IDLE: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 """Kills workers that send nothing to Spark; slots never do."""
 
+_KILLS_ANY_IDLE: Final = "spark.python.worker.killOnIdleTimeout"
+"""The same for what is no plan of Spark SQL; it is the application's, and cannot be changed."""
+
 _SETTINGS_LOCK: Final = threading.Lock()
 
 _SLOT: Final = "clonos.slot"
@@ -168,7 +171,7 @@ class SlotLauncher:
         self._tags = self._context.getJobTags()
         self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
         self._handles: list[SlotHandle] = []
-        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame, Any]] = {}
+        self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
         # A slot is a job of one task, which Spark only copies if it is told after which time.
         if self._setting("spark.speculation", "false") == "true" and self._setting(_AFTER, ""):
@@ -312,12 +315,19 @@ class SlotLauncher:
         key = (id(body), id(dataframe))
         with self._preparing:
             if key not in self._prepared:
-                frame = self._spark.range(0, 1, 1, 1) if dataframe is None else dataframe
                 run = _task(self._driver_host, body, reads=dataframe is not None)
-                with _without_idle_killer(frame.sparkSession):
-                    rows = frame.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
-                self._prepared[key] = (body, frame if dataframe is None else dataframe, rows)
+                self._prepared[key] = (body, dataframe, self._rows(run, dataframe))
             return self._prepared[key][2]
+
+    def _rows(self, run: Callable[[Any], Batches], dataframe: DataFrame | None) -> Any:
+        """An RDD of no rows that runs a function. Without a DataFrame it needs no plan: that is
+        seconds where neither driver nor executors have made one yet."""
+        if dataframe is None:
+            if self._setting(_KILLS_ANY_IDLE, "false") == "false":
+                return self._context.parallelize([None], 1).mapPartitions(run)._jrdd  # noqa: SLF001 - see _run
+            dataframe = self._spark.range(0, 1, 1, 1)
+        with _without_idle_killer(dataframe.sparkSession):
+            return dataframe.mapInArrow(run, "nothing boolean").rdd._jrdd  # noqa: SLF001 - see _run
 
     def _label(self, slot_id: int, tag: str, text: str) -> None:
         """Mark this thread's jobs; a thread's marks are Spark's "local properties"."""
@@ -384,7 +394,7 @@ def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(_KILLS_IDLE, before)
 
 
-def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], Batches]:
+def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Any], Batches]:
     """The function that Spark runs; of the driver's objects it holds only what is named here."""
 
     def run(batches: Batches) -> Batches:
