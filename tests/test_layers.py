@@ -37,8 +37,8 @@ LAYERS: dict[str, set[str]] = {
     "sources": {"blame", "extras", "kafka", "postgres", "web", "core", "columns", "state",
         "operators", "storage", "spark"},
     "graph": {"core", "columns", "operators", "sinks", "sources"},
-    "dataframes": {"blame", "columns", "operators", "storage", "sources", "sinks", "graph",
-        "spark"},
+    "dataframes": {"blame", "core", "causal", "columns", "operators", "storage", "sources",
+        "sinks", "graph", "spark"},
     "nodes": {"blame", "core", "transport"},
     "upgrade": {"core", "columns", "state", "operators", "storage", "graph"},
     "runtime": {"blame", "extras", "core", "columns", "operators", "transport", "storage", "sinks",
@@ -109,8 +109,6 @@ CIRCLES: dict[frozenset[str], str] = {
             "stateful", "windowed")}
     ):
         "what users chain: a job makes streams, a stream makes windows, these make streams again",
-    frozenset({"clonos.core.choice", "clonos.core.task"}):
-        "what a task does next is chosen from all that it holds",
     frozenset({"clonos.simulator.checks.endings", "clonos.simulator.checks.recorder"}):
         "checks read what was recorded, and the recorder raises what they raise",
     frozenset(

@@ -128,7 +128,7 @@ def get(url: str) -> dict[str, Any]:
 def print_one(rows: Sequence[dict[str, Any]]) -> None:
     """A long conversation, with a human in it if there is one."""
     talks = [json.loads(row["talk"]) for row in rows]
-    print()
+    print("\nOne of the conversations:\n")
     for who, *said in max((list(map(words, talk)) for talk in talks), key=interest):
         print(f"{who:>10}: {', '.join(said)}")
     print()
@@ -155,11 +155,20 @@ def main() -> int:
     options = Options(**vars(parser.parse_args()))
     spark = get_or_create("local[4]", "agents")
     spark.sparkContext.setLogLevel("OFF")  # Spark prints a page about every worker that dies
+    print(
+        f"{options.talks} customers want their money back. The worker that runs the agents is "
+        "killed while the model, the desk and the bank are being asked.",
+        flush=True,
+    )
     rows, lines = run(spark, options)
     spark.stop()
+    ok = all(line.ok for line in lines)
     print_one(rows)
     Console().print(table(lines))
-    return 0 if all(line.ok for line in lines) else 1
+    print(
+        "every word as it was said, no effect twice, nothing on the bill twice" if ok else "FAULTS"
+    )
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

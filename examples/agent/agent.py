@@ -32,17 +32,28 @@ class Shop:
         self.url = url
 
     def post(self, path: str, body: dict[str, Any], key: str = "") -> dict[str, Any]:
-        """One request; the headers say which process asks, and for which effect."""
-        headers = {"Agent": str(os.getpid()), "Idempotency-Key": key}
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - ours
-        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310 - ours
+        """One request."""
+        with self._ask(path, body, key) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 
+    def _ask(self, path: str, body: dict[str, Any], key: str = "") -> Any:
+        """The headers say which process asks, and for which effect."""
+        headers = {"Agent": str(os.getpid()), "Idempotency-Key": key}
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - ours
+        return urllib.request.urlopen(request, timeout=20)  # noqa: S310 - ours
+
     def think(self, talk_id: int, talk: list[dict[str, Any]]) -> dict[str, Any]:
-        """What should be done next? The model never says the same twice."""
-        return self.post("/model", {"id": talk_id, "talk": talk})
+        """What should be done next? The model never says the same twice, and it says it in pieces:
+        words, which one might show, and at last the whole of it."""
+        with self._ask("/model", {"id": talk_id, "talk": talk}) as stream:
+            for line in stream:
+                piece = json.loads(line.removeprefix(b"data: ") if line.strip() else b"{}")
+                if "act" in piece:
+                    thought: dict[str, Any] = piece
+                    return thought
+        raise ConnectionError("the model has stopped in the middle")  # it is asked again
 
     def look_up(self, what: str, talk_id: int, request: int) -> dict[str, Any]:
         """A tool that only reads: the order, or the policy."""

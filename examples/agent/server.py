@@ -1,8 +1,9 @@
 """The world outside: a paid model of many minds, two tools, a desk with humans, and a bank.
 
 Every request is in the journal (JSON lines) when it comes, and every answer before it is sent. The
-journal is the verdict's only witness. The model's answers are random, and it charges for each. The
-desk and the bank deduplicate by ``Idempotency-Key``; what they do is in the journal, too.
+journal is the verdict's only witness. The model's answers are random, come word by word, and cost
+when they are complete. The desk and the bank deduplicate by ``Idempotency-Key``; what they do is in
+the journal, too.
 
 Decisions of the desk leave by a socket of their own: whoever sends ``RESUME <n>`` gets the lines
 from number `n` on, until somebody posts to ``/close``.
@@ -17,14 +18,17 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from examples.demo.process import LOOPBACK, announce, die_with_parent
+from examples.serving import JsonHandler
 
 HANDLED_AT_ONCE = 128
+WORDS = ("well", "so", "the", "order", "was", "broken", "let", "us", "see", "what", "to", "pay")
 
 
 class World:
@@ -45,18 +49,33 @@ class World:
 
     def answer(self, path: str, body: dict[str, Any], agent: int, key: str) -> dict[str, Any]:
         """One request; its answer has its number."""
+        number = self._asked(path, body, agent, key)
+        time.sleep(self._latency_s * random.uniform(0.5, 1.5))
+        with self._changed:
+            return self._answered(number, self._answer(path, body, key))
+
+    def stream(self, body: dict[str, Any], agent: int) -> Iterator[dict[str, Any]]:
+        """The model thinks aloud, a word at a time; with the last piece it is known what to do."""
+        number = self._asked("/model", body, agent, "")
+        words = random.choices(WORDS, k=random.randint(3, 12))
+        for word in words:
+            time.sleep(self._latency_s * random.uniform(0.5, 1.5) / len(words))
+            yield {"word": word}
+        thought = {"text": " ".join(words), "tokens": random.randint(50, 500)}
+        yield self._answered(number, {**thought, **think(body["talk"])})
+
+    def _asked(self, path: str, body: dict[str, Any], agent: int, key: str) -> int:
         with self._changed:
             number = next(self._requests)
             self.note("asked", number=number, path=path, body=body, agent=agent, key=key)
-        time.sleep(self._latency_s * random.uniform(0.5, 1.5))
-        with self._changed:
-            answer = {"request": number, **self._answer(path, body, key)}
-            self.note("answered", number=number, answer=answer)
+        return number
+
+    def _answered(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
+        answer = {"request": number, **answer}
+        self.note("answered", number=number, answer=answer)
         return answer
 
     def _answer(self, path: str, body: dict[str, Any], key: str) -> dict[str, Any]:
-        if path == "/model":
-            return {"tokens": random.randint(50, 500), **think(body["talk"])}
         if path == "/order":
             return {"what": "order", "paid": random.randint(2_000, 10_000)}
         if path == "/policy":
@@ -130,41 +149,23 @@ class Server(ThreadingHTTPServer):
             threading.Thread(target=self.world.send_decisions, args=(client,), daemon=True).start()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """One connection."""
 
-    wbufsize = -1
     server: Server
 
-    def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", -1))
-        said = self.rfile.read(length)
-        if not 0 <= length <= len(said):
-            self.close_connection = True  # who asks was killed while asking: nothing was asked
-            return
-        body = json.loads(said)
+    def post(self, body: dict[str, Any]) -> None:
         agent, key = int(self.headers["Agent"]), self.headers["Idempotency-Key"]
-        self._send(self.server.world.answer(self.path, body, agent, key))
+        if self.path == "/model":
+            self.stream(self.server.world.stream(body, agent))
+        else:
+            self.send(self.server.world.answer(self.path, body, agent, key))
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         """Where the decisions are, and that no more are wanted."""
         if self.path == "/close":
             self.server.world.close()
-        self._send({"port": self.server.desk.getsockname()[1]})
-
-    def _send(self, answer: dict[str, Any]) -> None:
-        said = json.dumps(answer).encode()
-        try:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-            self.wfile.flush()
-        except OSError:
-            self.close_connection = True  # who has asked was killed
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """The journal says it all."""
+        self.send({"port": self.server.desk.getsockname()[1]})
 
 
 def main() -> None:

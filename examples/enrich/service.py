@@ -19,13 +19,13 @@ import random
 import secrets
 import threading
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from examples.demo.process import LOOPBACK, announce, die_with_parent
+from examples.serving import JsonHandler
 
 CENTS_PER_LETTER: Final = 0.01
 TURNED_AWAY: Final = 0.1
@@ -91,41 +91,23 @@ class Server(ThreadingHTTPServer):
         self.service = service
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """One connection."""
 
-    wbufsize = -1
     server: Server
 
-    def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", -1))
-        said = self.rfile.read(max(length, 0))
-        if not 0 < length <= len(said):
-            self.close_connection = True  # who asks was killed while asking: nothing was asked
-            return
-        answer = self.server.service.answer(json.loads(said), int(self.headers["Asker"]))
-        self._send(200 if answer else 503, answer or {})
+    def post(self, body: dict[str, Any]) -> None:
+        answer = self.server.service.answer(body, int(self.headers["Asker"]))
+        self.send(answer or {}, 200 if answer else 503)
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         asked = urlsplit(self.path)
         if asked.path == "/hold":
-            self._send(200, self.server.service.hold(int(parse_qs(asked.query)["at"][0])))
+            self.send(self.server.service.hold(int(parse_qs(asked.query)["at"][0])))
         elif asked.path == "/release":
-            self._send(200, self.server.service.hold(None))
+            self.send(self.server.service.hold(None))
         else:
-            self._send(200, self.server.service.look())
-
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
-        said = json.dumps(answer).encode()
-        with suppress(OSError):  # who has asked was killed
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-            self.wfile.flush()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """The journal says it all."""
+            self.send(self.server.service.look())
 
 
 def main() -> None:

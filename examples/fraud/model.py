@@ -14,11 +14,12 @@ import random
 import re
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 from examples.demo.process import LOOPBACK, announce, die_with_parent
+from examples.serving import JsonHandler
 
 PROMPT: Final = re.compile(
     r"(?P<euros>[\d.]+) EUR in (?P<country>\w+)\.( The card is from (?P<home>\w+), its payments "
@@ -97,33 +98,20 @@ class Server(ThreadingHTTPServer):
         self.world = world
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    wbufsize = -1
     server: Server
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         """How many requests have no answer yet."""
-        self._send({"open": self.server.world.open})
+        self.send({"open": self.server.world.open})
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+    def post(self, body: dict[str, Any]) -> None:
         asker, key = int(self.headers["Asker"]), self.headers["Idempotency-Key"]
-        self._send(self.server.world.answer(self.path, body, asker, key))
-
-    def _send(self, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """The journal says it all."""
+        self.send(self.server.world.answer(self.path, body, asker, key))
 
 
 def main() -> None:

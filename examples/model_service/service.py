@@ -63,8 +63,12 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
-        answer = json.dumps(self.server.model.score(body["text"])).encode()
+        length = int(self.headers.get("Content-Length", "0"))
+        said = self.rfile.read(length)
+        if len(said) < length:
+            self.close_connection = True  # who asks was killed while asking: nothing was asked
+            return
+        answer = json.dumps(self.server.model.score(json.loads(said)["text"])).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))

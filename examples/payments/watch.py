@@ -5,12 +5,13 @@
 writes payments into a folder, runs ``pipeline.py`` over them, kills the worker that asks the
 service, an executor, and the driver (which is started again), and then compares what Spark has
 written with what Spark SQL computes from the same payments when nothing fails, and with the
-service's own journal.
+service's own journal. With ``--execution spark`` the same job is a streaming query of Spark's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -42,8 +43,10 @@ START = datetime(2024, 1, 1, tzinfo=timezone.utc)
 class Pipeline:
     """The driver's process, and what it says of its tasks."""
 
-    def __init__(self, folder: Path, url: str, master: str) -> None:
+    def __init__(self, folder: Path, url: str, master: str, execution: str) -> None:
         self.command = [sys.executable, "-m", pipeline.__name__, str(folder), url, master]
+        self.command.append(execution)
+        self.is_spark = execution == "spark"
         self.log = folder / "log"  # Spark has much to say about processes that die
         self.starts_left = STARTS_MAX
         self.start()
@@ -82,9 +85,10 @@ class Pipeline:
     def kill(self, what: str) -> None:
         """``kill -9`` while rows are flowing; a dead driver is started again."""
         self.wait_for(lambda said: said["quiet"] and said["rows"] > self.rows)
-        by_name = {name: (pid, executor) for name, pid, executor in self.said["slots"]}
-        worker, executor = by_name["ask[0]"]
-        pid = {"worker": worker, "executor": executor, "driver": self.process.pid}[what]
+        pid = self.process.pid
+        while what != "driver" and not (pid := self.victim(what)):
+            self.look()
+            time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         print(f"kill -9 {pid}: the {what}", flush=True)
         if what == "driver":
@@ -92,6 +96,34 @@ class Pipeline:
             self.start()
         else:
             self.rows, self.said["quiet"] = self.said["rows"], False
+
+    def victim(self, what: str) -> int:
+        """The worker that asks, or its executor; 0 if none works at this moment."""
+        if not self.is_spark:
+            slots = {name: (pid, executor) for name, pid, executor in self.said["slots"]}
+            pid: int = slots["ask[0]"][what == "executor"]
+            return pid
+        found = processes()
+        for worker, (daemon, _) in found.items():
+            executor, words = found.get(daemon, (0, ""))
+            master, java = found.get(executor, (0, ""))
+            if "pyspark" not in words or "CoarseGrainedExecutorBackend" not in java:
+                continue
+            while master and master != self.process.pid:
+                master, _ = found.get(master, (0, ""))
+            if master:  # the executor is ours
+                return worker if what == "worker" else executor
+        return 0
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Of each process on this machine, its parent and its command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            found[int(folder.name)] = parent, (folder / "cmdline").read_text()
+    return found
 
 
 def payment(number: int, chosen: random.Random) -> dict[str, Any]:
@@ -142,6 +174,7 @@ def main() -> int:
     add("--every", type=float, default=0.4, help="seconds between two files")
     add("--kill", nargs="*", default=["worker", "executor", "driver", "worker"])
     add("--master", default="local-cluster[2,7,1024]", help="of the pipeline")
+    add("--execution", choices=("tasks", "spark"), default="tasks", help="of the stretch")
     options = parser.parse_args()
     console, chosen = Console(), random.Random(7)
     folder = Path(tempfile.mkdtemp(prefix="clonos-payments-"))
@@ -150,7 +183,7 @@ def main() -> int:
     turns = {options.files * (i + 1) // (len(options.kill) + 1): k
              for i, k in enumerate(options.kill)}  # fmt: skip
     with ServerProcess("examples.demo.service", ["--journal", str(journal)]) as service:
-        running = Pipeline(folder, service.url, options.master)
+        running = Pipeline(folder, service.url, options.master, options.execution)
         try:
             running.wait_for(lambda said: said["quiet"])
             for number in range(options.files):

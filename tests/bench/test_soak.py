@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +20,7 @@ from clonos_bench.soak.job import DEAR, build
 from clonos_bench.soak.verdict import FAULTS, answered, judge
 
 ROWS = 300
+REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 20\r\n\r\n"
 ANSWERS = "id long, customer long, merchant long, seen long, nonce long, rate long"
 BILLS = "merchant long, number long, rows long, total long, draw long"
 
@@ -54,6 +57,19 @@ def test_the_job_delivers_what_it_says(tmp_path):
     assert sorted(row["id"] for row in delivered["dear"]) == sorted(dear)
     assert sum(bill["rows"] for bill in delivered["bills"]) == ROWS
     assert sum(bill["total"] for bill in delivered["bills"]) == sum(r["rate"] for r in answers)
+
+
+@pytest.mark.parametrize("said", [b"POST / HTTP/1.1\r\n", REQUEST, REQUEST + b'{"ids": [1'])
+def test_the_service_does_not_complain_of_who_dies_while_asking(tmp_path, capsys, said):
+    with service.running(tmp_path / "service.jsonl", seed=1) as url:
+        place = urlsplit(url)
+        with socket.create_connection((str(place.hostname), place.port or 0), 10) as caller:
+            caller.sendall(said)
+            caller.shutdown(socket.SHUT_WR)
+            while caller.recv(1024):
+                pass  # it hangs up when it has dealt with this
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "service.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import zipfile
 from contextlib import closing, suppress
+from dataclasses import replace
+from decimal import Decimal
 from random import Random
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 import pytest
 
 import clonos
@@ -16,6 +19,7 @@ from clonos.branch import Branch
 from clonos.branch.bundling import BundleTooLarge, Wanted, made_of
 from clonos.branch.redaction import Redaction
 from clonos.cluster.durable import house_keeper
+from clonos.columns.rows import Row, row_type
 from clonos.core.calls import Outcome
 from clonos.core.canonical import decode, decode_error, encode, encode_error
 from clonos.core.determinants import Call, Clock, Outcomes, decode_record, encode_record
@@ -111,8 +115,12 @@ def test_what_is_no_part_of_it(tmp_path):
     with pytest.raises(BundleTooLarge, match="more than 10"):
         bundled(job, cluster, tmp_path, nbytes=10)
     assert not list(tmp_path.iterdir())
+    elsewhere = tmp_path / "of somebody else"
+    elsewhere.touch(0o644)
+    (tmp_path / ".past.clonos.part").symlink_to(elsewhere)
     out, _ = bundled(job, cluster, tmp_path, task="running[0]")
     assert out.stat().st_mode & 0o077 == 0, "it is the user's alone"
+    assert not elsewhere.stat().st_size
     with (
         closing(read(job.compiled, str(out), None)) as past,
         Replay(past) as replay,
@@ -187,6 +195,53 @@ def test_what_cannot_be_replaced(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("redact", [["n"], lambda name, value: 0 if name == "n" else value])
+def test_keys_of_state_are_not_told_though_no_row_has_them(tmp_path, redact):
+    job = named_job()
+    cluster = simulated(job, 5)
+    with pytest.raises(CannotRedact, match="state is kept by 'n'"):
+        bundled(job, cluster, tmp_path, number=2, task="sum[0]", until=0, redact=redact)
+    bundled(job, cluster, tmp_path, number=2, task="sum[0]", until=0, redact=["name"])
+
+
+def test_a_step_of_a_source_that_has_failed_is_redacted(tmp_path):
+    def fail(row):
+        if row.n == 6:
+            raise ValueError("six")
+        return True
+
+    made = failed_at(tmp_path, named_job(), named_job(fail), "rows[0]", 6, redact=["name"])
+    assert "six" in str(made.error)
+    assert not [name for name, one in content(made.path).items() if b"person" in one]
+
+
+def test_fields_of_rows_and_maps_have_names_too():
+    redaction = Redaction(["card"])
+    row = row_type(("card", "kin"))(("4111", {"card": Decimal("4.11"), "n": 1}))
+    found = redaction.value("last", [row])[0]
+    assert isinstance(found, Row)
+    assert found.card.startswith("~")
+    assert found.kin == {"card": 0, "n": 1}
+    kinds = {"said": pa.map_(pa.string(), pa.string()), "card": pa.map_(pa.string(), pa.int8())}
+    deep = pa.list_(pa.struct({"all": kinds["said"], "card": pa.list_(pa.decimal128(5, 2))}))
+    said = [("card", "4111"), ("name", "Ann")]
+    batch = pa.record_batch(
+        {
+            "said": pa.array([said, None], kinds["said"]),
+            "card": pa.array([[("4111", 1)], None], kinds["card"]),
+            "deep": pa.array([[{"all": said, "card": [Decimal("4.11")]}], []], deep),
+        }
+    )
+    new = redaction.rows(batch)
+    assert new.schema == batch.schema
+    first, second = new.to_pylist()
+    assert first["said"][0][1] == first["deep"][0]["all"][0][1] == found.card
+    assert first["said"][1] == ("name", "Ann")
+    assert first["card"] is None
+    assert first["deep"][0]["card"] == [0]
+    assert second == {"said": None, "card": None, "deep": []}
+
+
 def test_state_without_names_is_not_searched(tmp_path):
     job = asking(Asking())
     with pytest.raises(CannotRedact, match="cannot be searched"):
@@ -235,14 +290,21 @@ class Deadly(Running):
 
 def failed(tmp_path, **wanted):
     """A bundle of a job that fails where another one did not, and never went on."""
+    bad = my_job(Deadly())
+    made = failed_at(tmp_path, my_job(), bad, "running[0]", 17, **wanted)
+    return bad.compiled, made.path, made
+
+
+def failed_at(tmp_path, good, bad, name, row, **wanted):
+    """... where a task takes the row whose first column is this."""
     (tmp_path / "good").mkdir()
-    good = my_job()
     out, _ = bundled(good, simulated(good, 5), tmp_path / "good")
-    compiled, task = my_job(Deadly()).compiled, 1
+    compiled = bad.compiled
     with closing(read(good.compiled, str(out), None)) as past, Replay(past) as replay:
         known = unpacked(content(out)["journal"])
-        steps = iter(lambda: replay.step("running[0]"), None)
-        step = next(s for s in steps for batch in s.took if 17 in batch["id"].to_pylist())
+        task = next(one.id for one in past.tasks if one.name == name)
+        steps = iter(lambda: replay.step(name), None)
+        step = next(s for s in steps for batch in s.took if row in batch.column(0).to_pylist())
         position, entry = step.position, dict(past.records(task))[step.position]
         journal = [new for one in known if (new := cut(one, task, position))]
         journal.append(msgpack.packb(("failed", task, position, entry)))
@@ -250,9 +312,10 @@ def failed(tmp_path, **wanted):
         keeper.recover(journal)
         lives, failures, lost = activations(compiled, keeper)
         assert failures == {task: position}
-        seen = Past(compiled, past.codes, keeper, lives, failures, lost, "", "", "", past.store)
-        out = tmp_path / "past.clonos"
-        return compiled, out, made_of(seen, journal, out, Wanted(**wanted))
+        pairs = zip(compiled.codes, past.codes, strict=True)
+        codes = tuple(replace(code, source=known.source) for code, known in pairs)
+        seen = Past(compiled, codes, keeper, lives, failures, lost, "", "", "", past.store)
+        return made_of(seen, journal, tmp_path / "past.clonos", Wanted(**wanted))
 
 
 def unpacked(journal):

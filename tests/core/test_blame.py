@@ -169,7 +169,7 @@ class Tried:
         self.tried: list[list[int]] = []
         self.said: list[Any] = []
         self._dies_of, self._outcomes = dies_of, iter(outcomes or ())
-        spec: Any = SimpleNamespace(name="work[0]", inputs=(4, 7))
+        spec: Any = SimpleNamespace(name="work[0]", inputs=(4, 7), is_implied=False)
         activate = msg.Activate(
             0,
             LIFE,

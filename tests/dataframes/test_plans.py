@@ -100,8 +100,6 @@ def test_an_execution_that_there_is_not():
 
 
 REFUSED: Any = {
-    "ctx": (lambda s: s.map(lambda row, ctx: row, SCHEMA), "takes ctx"),
-    "async": (lambda s: s.map_async(lambda row: row, SCHEMA), "answers of services"),
     "processing time": (
         lambda s: s.key_by("k").window(clonos.tumbling("1 s")).agg(n=clonos.count()),
         "processing time",

@@ -125,6 +125,16 @@ class Forgetting(Script):
     ttl = TTL
 
 
+class Uneven(Script):
+    """One state lives for an hour, the others 20 ms."""
+
+    def init(self, handle):
+        self.handle = handle
+        self.value = handle.getValueState("value", "n long, s string", ttlDurationMs=3_600_000)
+        self.list = handle.getListState("list", "n long", **TTL)
+        self.map = handle.getMapState("map", "n long", "n long", **TTL)
+
+
 UNTIMED = ["value", "append", "put", "extend", "set", "remove", "clear", "show"]
 OPS = [*UNTIMED, "later", "later", "never", "timers", "time"]
 
@@ -244,7 +254,7 @@ def test_no_time_as_in_pysparks_tester(script):
 @given(
     scripts(OPS),
     st.sampled_from([("EventTime", Script), ("ProcessingTime", Script)])
-    | st.just(("ProcessingTime", Forgetting)),
+    | st.sampled_from([("ProcessingTime", Forgetting), ("ProcessingTime", Uneven)]),
     st.sampled_from([None, partial(merge_deltas, is_base=True)]),
 )
 def test_restored_equal_continued(script, kind, merge):
@@ -257,8 +267,8 @@ def test_restored_equal_continued(script, kind, merge):
 class Living:
     """A harness for what lives 20 ms, and what is there by a model."""
 
-    def __init__(self):
-        self.program = code_of("ProcessingTime", Forgetting).program()
+    def __init__(self, processor=Forgetting):
+        self.program = code_of("ProcessingTime", processor).program()
         self.harness = StepHarness(self.program)
         self.now = START
 
@@ -319,6 +329,19 @@ def test_what_is_too_old_is_removed_though_nobody_comes():
     operator = living.program.operators["op"]
     assert not list(operator.store), "no timer is left"
     assert not list(operator.values), "nor anything hidden"
+
+
+def test_what_is_too_old_does_not_wait_for_what_lives_longer():
+    living = Living(Uneven)
+    living.do(("value", 1), ("append", 2), ("set", 1))
+    living.wait(20)
+    assert living.kept["a"].keys() == {"value"}
+    living.do(("append", 3))
+    living.wait(20)
+    assert living.kept["a"].keys() == {"value"}
+    living.wait(3_600_000)
+    assert living.kept == {}
+    assert not list(living.program.operators["op"].store), "no timer is left"
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -12,7 +12,15 @@ import pytest
 import clonos.core
 import clonos.nodes
 from clonos.simulator import command
-from clonos.simulator.checks import endings, invariants, key_order, litter, past, recorder
+from clonos.simulator.checks import (
+    endings,
+    implied,
+    invariants,
+    key_order,
+    litter,
+    past,
+    recorder,
+)
 from clonos.simulator.checks import floors as floor_invariants
 from clonos.simulator.checks import upgrades as upgrade_invariants
 from clonos.simulator.checks import wire as wire_invariants
@@ -80,6 +88,7 @@ def checks() -> set[str]:
         floor_invariants,
         key_order,
         endings,
+        implied,
         litter,
         long_logs,
         moves,

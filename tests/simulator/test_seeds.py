@@ -110,6 +110,16 @@ def test_no_seed_violates_an_invariant_where_nothing_is_logged_or_kept(harsh):
     assert main(30, jobs=1, kind=Kind(gaps=True, harsh=harsh)) == 0
 
 
+def test_no_seed_violates_an_invariant_where_tasks_leave_out_their_logs():
+    assert main(24, jobs=1, kind=Kind(implied=True)) == 0
+
+
+@pytest.mark.parametrize("seed", [1200, 1314, 1338])
+def test_what_an_implied_task_was_told_may_be_void(seed):
+    """A new life that had made nothing held its receivers to what came of a log that was lost."""
+    assert simulate(seed, implied=True).failure == ""
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out
@@ -126,8 +136,15 @@ def test_many_more_seeds_with_channels_of_bytes():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_many_more_seeds_where_nothing_is_logged_or_kept():
     assert main(3_000, 1_000_000, jobs=2, kind=Kind(gaps=True)) == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_more_seeds_where_tasks_leave_out_their_logs():
+    assert main(3_000, 1_000_000, jobs=2, kind=Kind(implied=True)) == 0
 
 
 @pytest.mark.soak

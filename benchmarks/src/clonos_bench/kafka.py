@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Messages per second of a reader alone; then latency at a steady rate, in a job."""
     report = Report("kafka", "Kafka", [])
     with contextlib.ExitStack() as stack:
-        servers = arguments.servers or stack.enter_context(_mock())
+        servers = arguments.servers or stack.enter_context(mock())
         report.parts = [_throughput(arguments, servers)]
         spark = stack.enter_context(run.session("local[4]"))
         report.parts.append(_latency(arguments, servers, spark))
@@ -72,7 +72,8 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 @contextlib.contextmanager
-def _mock() -> Iterator[str]:
+def mock() -> Iterator[str]:
+    """Librdkafka's mock, in a process of its own; where it listens."""
     command = [sys.executable, "-c", MOCK]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -84,7 +85,7 @@ def _mock() -> Iterator[str]:
         process.communicate()
 
 
-def _topic(arguments: argparse.Namespace, servers: str, name: str) -> str:
+def new_topic(arguments: argparse.Namespace, servers: str, name: str) -> str:
     """A new topic of four partitions: the mock makes it when a producer asks about it."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -93,11 +94,12 @@ def _topic(arguments: argparse.Namespace, servers: str, name: str) -> str:
         admin = AdminClient({"bootstrap.servers": servers})
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     else:
-        _producer(servers).list_topics(topic, timeout=10)
+        producer_of(servers).list_topics(topic, timeout=10)
     return topic
 
 
-def _producer(servers: str) -> Any:
+def producer_of(servers: str) -> Any:
+    """... that sends at once."""
     from confluent_kafka import Producer
 
     return Producer({"bootstrap.servers": servers, "linger.ms": 0})
@@ -107,8 +109,8 @@ def _producer(servers: str) -> Any:
 
 
 def _throughput(arguments: argparse.Namespace, servers: str) -> Report:
-    rows, topic = arguments.rows, _topic(arguments, servers, "rows")
-    producer = _producer(servers)
+    rows, topic = arguments.rows, new_topic(arguments, servers, "rows")
+    producer = producer_of(servers)
     value = b'{"n": 4711, "sent_us": 1700000000000000, "word": "%s"}' % (b"x" * 40)
     for n in range(rows):
         producer.produce(topic, value, partition=n % PARTITIONS)
@@ -199,7 +201,7 @@ class Arrivals:
 
 def _alone(arguments: argparse.Namespace, servers: str, spark: Any, rows: int) -> Series:
     del spark
-    arrivals, topic, over = Arrivals(rows), _topic(arguments, servers, "in"), threading.Event()
+    arrivals, topic, over = Arrivals(rows), new_topic(arguments, servers, "in"), threading.Event()
     watcher = threading.Thread(target=_watch, args=(arguments, servers, topic, arrivals, over))
     watcher.start()
     _send(servers, topic, rows, arguments.rate)
@@ -222,7 +224,7 @@ def _job(arguments: argparse.Namespace, servers: str, topic: str, sink: Any) -> 
 
 
 def _delivered(arguments: argparse.Namespace, servers: str, spark: Any, rows: int) -> Series:
-    arrivals, topic = Arrivals(rows), _topic(arguments, servers, "in")
+    arrivals, topic = Arrivals(rows), new_topic(arguments, servers, "in")
     job = _job(arguments, servers, topic, clonos.sinks.callback(arrivals.take_batch))
     return _run(arguments, servers, spark, topic, job, arrivals)
 
@@ -230,11 +232,11 @@ def _delivered(arguments: argparse.Namespace, servers: str, spark: Any, rows: in
 def _hop(arguments: argparse.Namespace, servers: str, spark: Any, rows: int) -> Series:
     arrivals, topic, out = (
         Arrivals(rows),
-        _topic(arguments, servers, "in"),
-        _topic(arguments, servers, "out"),
+        new_topic(arguments, servers, "in"),
+        new_topic(arguments, servers, "out"),
     )
     if not arguments.servers:
-        _producer(servers).list_topics(MARKS, timeout=10)
+        producer_of(servers).list_topics(MARKS, timeout=10)
     job = _job(arguments, servers, topic, clonos.sinks.kafka(servers, out))
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(arguments, servers, out, arrivals, over))
@@ -292,7 +294,7 @@ def _is_live(running: Any) -> bool:
 
 
 def _send(servers: str, topic: str, rows: int, rate: float) -> None:
-    producer, began = _producer(servers), time.monotonic()
+    producer, began = producer_of(servers), time.monotonic()
     for n in range(rows):
         wait_s = began + n / rate - time.monotonic()
         if wait_s > 0:

@@ -92,12 +92,13 @@ class DueReader(BaseReader):
 
     def read_exactly(self, rows: int) -> pa.RecordBatch:
         """See :meth:`Reader.read_exactly`."""
-        batch = _rows(self._next, rows, self._rate, self._start_s)
+        batch = made_rows(self._next, rows, self._rate, self._start_s)
         self._next += rows
         return batch
 
 
-def _rows(first: int, rows: int, rate: float, start_s: float) -> pa.RecordBatch:
+def made_rows(first: int, rows: int, rate: float, start_s: float) -> pa.RecordBatch:
+    """Rows of :data:`SCHEMA`."""
     ids = np.arange(first, first + rows, dtype=np.int64)
     due = np.int64(start_s * 1e6) + (ids * (1e6 / rate if rate else 0)).astype(np.int64)
     words = pa.array(["word one", "word two", "word three", "word four"])
@@ -123,7 +124,7 @@ def _throughput(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
         aim = f"{RATE}: {RATE.judge(rate)}" if write is _clonos else ""
         report.add(what, f"{rate:,.0f}", f"{seconds:.1f}", aim)
         report.data[what] = rate
-        with _connected(dsn) as sql:
+        with connected(dsn) as sql:
             found = sql.execute(f"select count(*), sum(id), sum(price) from {table}").fetchone()  # noqa: S608 - ours
         n = arguments.rows
         if (found[0], int(found[1])) != (n, n * (n - 1) // 2):
@@ -136,12 +137,12 @@ def _throughput(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
 def _plain(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> float:
     """The same rows in the same batches, a transaction for each three of them."""
     del spark
-    with _connected(dsn) as sql:
+    with connected(dsn) as sql:
         sql.execute(f"create table {table} ({DDL})")
         began = time.monotonic()
         for first in range(0, arguments.rows, 3 * BATCH_ROWS):
-            batch = _rows(first, min(3 * BATCH_ROWS, arguments.rows - first), 0, 0)
-            _copy(sql, table, batch)
+            batch = made_rows(first, min(3 * BATCH_ROWS, arguments.rows - first), 0, 0)
+            copy_rows(sql, table, batch)
         return time.monotonic() - began
 
 
@@ -152,7 +153,7 @@ def _clonos(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> 
     query = f"select coalesce(max(seq), 0) from clonos_sink_marks where target = '{table}'"  # noqa: S608 - ours
     job = _job(dsn, table, arguments.rows, 0, 0)
     running = job.start(spark)
-    with _connected(dsn) as sql:
+    with connected(dsn) as sql:
         while running.is_running:
             if not began and all(t.phase in {"live", "finished"} for t in running.tasks()):
                 began = time.monotonic()
@@ -172,11 +173,11 @@ def _latency(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
         """What is due goes in, every 10 ms: a job's source collects for so long, too."""
         reader = DueReader(rows, arguments.rate, time.time() + 1, 0, 1)
         reader.open(0)
-        with _connected(dsn) as sql, contextlib.suppress(EndOfInput):
+        with connected(dsn) as sql, contextlib.suppress(EndOfInput):
             while True:
                 time.sleep(0.01)
                 if (batch := reader.read(BATCH_ROWS, 0.01)) is not None:
-                    _copy(sql, table, batch)
+                    copy_rows(sql, table, batch)
 
     def with_clonos(table: str) -> None:
         job = _job(dsn, table, rows, arguments.rate, time.time() + LEAD_S)
@@ -197,7 +198,7 @@ def _watched(dsn: str, table: str, rows: int, write: Callable[[str], None]) -> A
 
     def watch() -> None:
         seen = 0
-        with _connected(dsn) as sql:
+        with connected(dsn) as sql:
             while seen < rows and not over.is_set():
                 query = f"select id, due_us from {table} where id >= {seen}"  # noqa: S608 - ours
                 found = sql.execute(query).fetchall()
@@ -207,7 +208,7 @@ def _watched(dsn: str, table: str, rows: int, write: Callable[[str], None]) -> A
                 seen += len(found)
                 time.sleep(POLL_S)
 
-    with _connected(dsn) as sql:
+    with connected(dsn) as sql:
         sql.execute(f"create table {table} ({DDL}, primary key (id))")
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -219,7 +220,8 @@ def _watched(dsn: str, table: str, rows: int, write: Callable[[str], None]) -> A
     return late
 
 
-def _copy(sql: Any, table: str, batch: pa.RecordBatch) -> None:
+def copy_rows(sql: Any, table: str, batch: pa.RecordBatch) -> None:
+    """As fast as one can without knowing anything."""
     sink = pa.BufferOutputStream()
     csv.write_csv(batch, sink, csv.WriteOptions(include_header=False))
     with sql.cursor() as cursor, cursor.copy(f"copy {table} from stdin (format csv)") as copy:
@@ -227,7 +229,8 @@ def _copy(sql: Any, table: str, batch: pa.RecordBatch) -> None:
 
 
 @contextlib.contextmanager
-def _connected(dsn: str) -> Iterator[Any]:
+def connected(dsn: str) -> Iterator[Any]:
+    """A connection, with a transaction for each statement."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as sql:

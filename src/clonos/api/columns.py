@@ -108,7 +108,12 @@ class ColumnOperations(Placed):
         )
 
     def filter(
-        self, condition: Any, *, name: str | None = None, parallelism: int | None = None
+        self,
+        condition: Any,
+        *,
+        deterministic: bool = False,
+        name: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
         """Keep the rows for which ``fn(row)`` is true, or a condition as in :meth:`where`.
 
@@ -122,7 +127,7 @@ class ColumnOperations(Placed):
         if isinstance(condition, str) or is_column(condition):
             return self.where(condition, name=name, parallelism=parallelism)
         takes_context(condition, name or "filter")
-        operation = Filter(condition)
+        operation = Filter(condition, deterministic)
         return self._like_this(self._add("filter", name, self.schema, parallelism, operation))
 
     def select(

@@ -19,8 +19,9 @@ from clonos.api.settings import (
     number_of,
     one_of,
     require_bounded,
-    require_logs,
     require_logs_of,
+    require_needed,
+    require_one_past,
     size_of,
 )
 from clonos.api.streams import Execution, Stream, is_spark
@@ -95,6 +96,9 @@ class Job:
     speculation
         Whether a task that falls far behind its peers, the tasks of the same operator, is overtaken
         by its standby: it is fenced where it is slow, and recovered in another slot.
+    log
+        "needed": tasks with one input and deterministic operators (functions: those declared with
+        ``deterministic=True``) share no log. After a failure they compute again.
     bundle_bytes
         State and log that the bundle of an error may have; if there is more, it is of the failed
         task alone. None: none is written. ``bundle_redact``: ``redact`` of :func:`clonos.bundle`.
@@ -137,6 +141,7 @@ class Job:
         inflight_bytes: str | int = "256 MiB",
         log_bytes: str | int = "256 MiB",
         speculation: bool = False,
+        log: Literal["everything", "needed"] = "everything",
         state_memory: str | int = "512 MiB",
         bundle_bytes: str | int | None = BUNDLE_BYTES,
         bundle_redact: Any = None,
@@ -149,13 +154,8 @@ class Job:
         one_of("on_orphan", on_orphan, "consistency", "availability")
         keep = keep_of(history, history_bytes, history_interval)
         if keep is not None:
-            require_logs(guarantee, f"history={history!r}", "the past cannot be replayed")
-        if keep is not None and on_orphan == "availability":
-            raise WrongType(
-                f"history={history!r} with on_orphan={on_orphan!r}",
-                remedy="after a loss that is forgiven the parts of the past do not fit together: "
-                "use one or the other",
-            )
+            require_one_past(history, guarantee, on_orphan)
+        require_needed(log, guarantee, on_orphan, history)
         one_of("inflight", inflight, "spill", "memory")
         one_of("on_bad_record", on_bad_record, *get_args(OnBadRecord))
         self.name = name
@@ -181,6 +181,7 @@ class Job:
                 inflight_bytes=size_of("inflight_bytes", inflight_bytes, SAID_RARELY),
                 log_bytes=size_of("log_bytes", log_bytes, "give more: a checkpoint takes its time"),
                 speculation=speculation,
+                log=log,
                 state_memory=size_of("state_memory", state_memory, MORE_ROOM),
                 bundle_bytes=limit_of("bundle_bytes", bundle_bytes),
                 bundle_redact=bundle_redact,

@@ -74,6 +74,33 @@ def require_logs(guarantee: str, setting: str, what: str) -> None:
         )
 
 
+def require_one_past(history: Any, guarantee: str, on_orphan: str) -> None:
+    """See that all parts of the past that is kept fit together."""
+    require_logs(guarantee, f"history={history!r}", "the past cannot be replayed")
+    if on_orphan == "availability":
+        raise WrongType(
+            f"history={history!r} with on_orphan={on_orphan!r}",
+            remedy="after a loss that is forgiven the parts of the past do not fit together: "
+            "use one or the other",
+        )
+
+
+def require_needed(log: str, guarantee: str, on_orphan: str, history: Any) -> None:
+    """See that a job which leaves out logs needs them for nothing but recoveries."""
+    one_of("log", log, "everything", "needed")
+    if log == "everything":
+        return
+    if guarantee != "exactly_once":
+        what, why = f"guarantee={guarantee!r}", "it keeps no log at all"
+    elif on_orphan != "consistency":
+        what, why = f"on_orphan={on_orphan!r}", "who goes on after a loss has to say where it began"
+    elif history is not None:
+        what, why = f"history={history!r}", "the past is read from the logs of all tasks"
+    else:
+        return
+    raise WrongType(f"log={log!r} with {what}", remedy=f"use one or the other: {why}")
+
+
 def require_logs_of(guarantee: str, checkpoints: str, *, speculation: bool) -> None:
     """See that there are logs if these settings need them."""
     if checkpoints == "uncoordinated":

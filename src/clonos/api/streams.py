@@ -43,23 +43,38 @@ class Stream(FrameOperations):
     Every method that adds an operator takes ``name`` (for messages and to find its tasks) and
     ``parallelism`` (that of the operator before it, by default). Functions take ``(row)`` or
     ``(row, ctx)``; see :class:`clonos.operators.context.Context` for what ``ctx`` offers.
+    ``deterministic``: all that a function returns follows from its arguments, and of ``ctx`` it
+    uses only ``random``; ``clonos check`` tries that, and ``Job(log="needed")`` relies on it.
     """
 
     def map(
-        self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
+        self,
+        fn: Function,
+        schema: Any,
+        *,
+        deterministic: bool = False,
+        name: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
         """``fn(row)`` returns one row: a tuple, a dict, or the value of the only column."""
         takes_context(fn, name or "map")
         parsed = parse_schema(schema)
-        return Stream(self._job, self._add("map", name, parsed, parallelism, op.Map(fn, parsed)))
+        operation = op.Map(fn, parsed, deterministic)
+        return Stream(self._job, self._add("map", name, parsed, parallelism, operation))
 
     def flat_map(
-        self, fn: Function, schema: Any, *, name: str | None = None, parallelism: int | None = None
+        self,
+        fn: Function,
+        schema: Any,
+        *,
+        deterministic: bool = False,
+        name: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
         """``fn(row)`` returns an iterable of rows, or None."""
         takes_context(fn, name or "flat_map")
         parsed = parse_schema(schema)
-        operation = op.FlatMap(fn, parsed)
+        operation = op.FlatMap(fn, parsed, deterministic)
         return Stream(self._job, self._add("flat_map", name, parsed, parallelism, operation))
 
     def with_column(
@@ -67,6 +82,7 @@ class Stream(FrameOperations):
         column: str,
         fn: Function,
         *of: str,
+        deterministic: bool = False,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
@@ -99,11 +115,11 @@ class Stream(FrameOperations):
         field, schema = self._with_field(column if udf is None else typed(column, udf), where)
         if udf is not None and not udf.is_per_row:
             whole = udf.on_batches(of, self.schema, field, where)
-            operation: op.Operation = op.MapBatches(whole, schema)
+            operation: op.Operation = op.MapBatches(whole, schema, deterministic)
         else:
             called = fn if udf is None else udf.fn
             takes_context(called, where, of)
-            operation = op.WithColumn(called, of, field.name, schema)
+            operation = op.WithColumn(called, of, field.name, schema, deterministic)
         vertex = self._add("with_column", name, schema, parallelism, operation)
         return self._with_changed(field, vertex)
 
@@ -251,6 +267,7 @@ class Stream(FrameOperations):
         fn: Function,
         schema: Any = None,
         *,
+        deterministic: bool = False,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
@@ -260,7 +277,7 @@ class Stream(FrameOperations):
         """
         takes_context(fn, name or "map_batches")
         parsed = self.schema if schema is None else parse_schema(schema)
-        operation = op.MapBatches(fn, parsed)
+        operation = op.MapBatches(fn, parsed, deterministic)
         return self._like_this(self._add("map_batches", name, parsed, parallelism, operation))
 
     def with_watermark(

@@ -53,9 +53,9 @@ class Bundled:
 
     def __str__(self) -> str:
         """What is in it."""
-        steps = ", ".join(f"{count} steps of {task}" for task, count in self.steps.items())
+        steps = [f"{count} steps of {task}" for task, count in self.steps.items()]
         end = "" if self.error is None else f"; it ends with {self.error.where}: {self.error.what}"
-        return f"{self.path}: {self.nbytes:,} bytes, {steps}{end}"
+        return ", ".join([f"{self.path}: {self.nbytes:,} bytes", *steps]) + end
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,11 @@ def made_of(past: Past, known: list[bytes], out: Path, wanted: Wanted) -> Bundle
 def _completed(
     draft: Draft, past: Past, out: Path, kills: str, *, tries: bool, is_redacted: bool
 ) -> Original | None:
-    """Do the bundle again, to write down what happened. None: it does not happen again."""
+    """Do the bundle again, to write down what happened. None: it does not happen again, or tasks
+    have shared no log, which only a branch needs.
+    """
+    if any(task.is_implied for task in past.compiled.plan.tasks):
+        return None
     with (
         closing(read(past.compiled, str(out), None)) as again,
         tempfile.TemporaryDirectory(prefix="clonos-bundle-") as rows,

@@ -132,7 +132,8 @@ class Draft:
             task, position, entry = fields
             if task not in self.failed:
                 return None
-            return _packed(kind, task, position, self._entry(task, position, entry, {}))
+            entry = self._entry(task, position, entry, digests.get(task, {}))
+            return _packed(kind, task, position, entry)
         if kind == "floor" and self._redaction is not None:
             fields[3] |= {t: [ref.named for ref in chain] for t, chain in chains.items() if chain}
             return _packed(kind, *fields)
@@ -177,15 +178,16 @@ class Draft:
     def _put_items(self, channel: int, items: Sequence[Item]) -> None:
         path = items_path(self.folder, channel)
         path.parent.mkdir(exist_ok=True)
-        spec = self._past.compiled.plan.channels[channel]
+        plan = self._past.compiled.plan
+        spec, maker = plan.channels[channel], plan.makers[channel]
         if self._redaction is not None:
             layers = self._past.layers(spec.receiver)
             before = layers[-1].ins.get(channel, (0, 0))[1] if layers else 0
             items = self._redaction.items(items, before)
         with path.open("wb") as file:
             for item in items:
-                own = item.of(spec.sender)
-                data = CODEC.encode(Data(channel, own.dep[spec.sender].incarnation, own, ()))
+                own = item.of(maker)
+                data = CODEC.encode(Data(channel, own.dep[maker].incarnation, own, ()))
                 rows = b"" if own.batch is None else to_bytes(own.batch.payload)
                 file.write(msgpack.packb((data, rows)))
 
@@ -225,7 +227,8 @@ class Draft:
         """
         whole = to.with_name(f".{to.name}.part")
         try:
-            descriptor = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            whole.unlink(missing_ok=True)  # of a process that was killed; or somebody else's
+            descriptor = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with (
                 os.fdopen(descriptor, "w+b") as file,
                 zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -291,7 +294,8 @@ def sent_to(past: Past, task: int, ends: Mapping[int, int]) -> dict[int, list[It
 
         def goes_on() -> bool:
             for one in reversed(others):
-                if one.position < ends[one.machine.id]:
+                is_implied = one.machine.spec.is_implied  # no log says where it ends
+                if is_implied or one.position < ends[one.machine.id]:
                     replay.feed(one)
                     if one.step(beyond=False) is not None:
                         return True

@@ -34,6 +34,7 @@ from clonos.graph.replaced import function_name
 from clonos.operators.chain import ChainProgram
 from clonos.operators.process import ProcessOperator
 from clonos.replay import Replay, ReplayedTask
+from clonos.replay.errors import NothingToReplay
 from clonos.replay.past import Past
 from clonos.replay.tasks import Watched
 
@@ -166,9 +167,25 @@ class Recorded(Watched):
 
 
 class RecordedReplay(Replay):
-    """A replay that a branch is made from."""
+    """A replay that a branch is made from.
+
+    Raises
+    ------
+    NothingToReplay
+        Some tasks have shared no log.
+    """
 
     watch = Recorded
+
+    def __init__(self, past: Past) -> None:
+        for task in past.compiled.plan.tasks:
+            if task.is_implied:
+                raise NothingToReplay(
+                    "its log, which a branch has to read, was left out",
+                    where=task.name,
+                    remedy="run the job with log='everything'; replays and bundles do without it",
+                )
+        super().__init__(past)
 
 
 @dataclass
@@ -216,6 +233,8 @@ def record(past: Past, until: Mapping[int, int] | None, folder: Path) -> Origina
     ------
     Divergence
         The job's own code does something else than it did.
+    NothingToReplay
+        Some tasks have shared no log.
     """
     with RecordedReplay(past) as replay:
         return Recording(past, replay, until, folder).run()

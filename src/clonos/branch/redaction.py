@@ -10,13 +10,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from xxhash import xxh3_64
 
 from clonos.columns.batches import from_bytes, seal, to_bytes
 from clonos.columns.row_codec import RowCodec
+from clonos.columns.rows import Row, row_type
 from clonos.core.canonical import decode, encode, split
 from clonos.core.determinants import (
     Call,
@@ -36,6 +38,7 @@ from clonos.operators.operations import Operation
 from clonos.replay.contents import IN_ROWS, TIMERS, VALUE
 from clonos.state.deltas import encode_delta, merge_deltas
 from clonos.state.kept import Kept, kept_of
+from clonos.state.timers import key_of
 
 Redact = Collection[str] | Callable[[str, Any], Any]
 """Names of columns and fields whose values are replaced; or a function that is given the name and
@@ -81,16 +84,24 @@ class Redaction:
         if name not in (self.names or ()):
             return value
         if isinstance(value, str):
-            return f"~{xxh3_64(self._secret + value.encode()).hexdigest()}"
-        if isinstance(value, bool | int | float):
+            text = value.encode("utf-8", "surrogatepass")
+            return f"~{blake2b(text, key=self._secret, digest_size=8).hexdigest()}"
+        if isinstance(value, bool | int | float | Decimal):
             return type(value)(0)
         return None
+
+    def _whole(self, name: str, fields: T) -> T | None:
+        """What has fields of its own goes as a whole, if its name says so."""
+        return None if name in (self.names or ()) else fields
 
     def value(self, name: str, value: Any) -> Any:
         """A value, and what is in it, with fields by their names."""
         if isinstance(value, dict):
             found = {k: self.value(k if isinstance(k, str) else name, v) for k, v in value.items()}
-            return self._fn(name, found) if name in (self.names or ()) else found
+            return self._whole(name, found)
+        if isinstance(value, Row):
+            fields = value.asDict().items()
+            return self._whole(name, row_type(value._fields)(self.value(k, v) for k, v in fields))
         if isinstance(value, list | tuple | set | frozenset):
             return type(value)(self.value(name, one) for one in value)
         if isinstance(value, pa.RecordBatch):
@@ -105,12 +116,28 @@ class Redaction:
         for number, field in enumerate(batch.schema):
             column = batch.column(number)
             before = column.to_pylist()
-            after = [self.value(field.name, value) for value in before]
+            after = [self._in_column(field.name, value, field.type) for value in before]
             if after != before:
                 self._changed.add(field.name)
                 column = self._column(field, after)
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+    def _in_column(self, name: str, value: Any, data_type: pa.DataType) -> Any:
+        """The same for a value of a column: the entries of a map are fields, too."""
+        if value is None or not pa.types.is_nested(data_type):
+            return self.value(name, value)
+        if pa.types.is_map(data_type):
+            within = data_type.item_type
+            pairs = [
+                (self.value(name, k), self._in_column(k if isinstance(k, str) else name, v, within))
+                for k, v in value
+            ]
+            return self._whole(name, pairs)
+        if pa.types.is_struct(data_type):
+            fields = {f.name: self._in_column(f.name, value[f.name], f.type) for f in data_type}
+            return self._whole(name, fields)
+        return [self._in_column(name, one, data_type.value_type) for one in value]
 
     @staticmethod
     def _column(field: pa.Field, values: list[Any]) -> pa.Array:
@@ -217,17 +244,26 @@ class Redaction:
                 remedy="begin where it has none (at='oldest'), bundle another task alone, or do "
                 "without redact=",
             )
+        columns = getattr(operation, "keys", ())
         new = [
-            self._of_process(address, value)
+            self._of_process(address, value, columns)
             for address, value in zip(addresses, values, strict=True)
         ]
         return kept._replace(values=pa.array(new, pa.large_binary()))
 
-    def _of_process(self, address: bytes, value: bytes) -> bytes:
+    def _of_process(self, address: bytes, value: bytes, columns: Sequence[str]) -> bytes:
         if not address.startswith(VALUE):
+            self._see_key(key_of(address), columns)
             return value  # a timer: when, and of which key
-        name, _ = split(address[len(VALUE) :])
+        name, key = split(address[len(VALUE) :])
+        self._see_key(key, columns)
         return encode(self.value(str(name), decode(value)))
+
+    def _see_key(self, encoded: bytes, columns: Sequence[str]) -> None:
+        """State may have keys that no row has since."""
+        for column, part in zip(columns, decode(encoded), strict=True):
+            if self.value(column, part) != part:
+                self._changed.add(column)
 
     def require_keys(self) -> None:
         """See that state is still found by its keys. For the end.

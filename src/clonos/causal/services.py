@@ -459,6 +459,9 @@ def _require_bare(known: Service[Any], *said: object) -> None:
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, Service):  # as ``ctx.call`` asks it
+        return owner._name  # noqa: SLF001 - of this module
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 

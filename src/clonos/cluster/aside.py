@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -61,6 +63,8 @@ class Aside:
                 f"the job cannot be sent to another process: {type(error).__name__}: {error}"
             ) from error
         module, _, name = function.partition(":")
+        # What it leaves there goes with it, also if it is killed: rows and state may be in it.
+        room = tempfile.mkdtemp(prefix="clonos-aside-")
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {name!r})"],
             stdin=subprocess.PIPE,
@@ -69,10 +73,11 @@ class Aside:
                 **os.environ,
                 **({HASH_SEED: hash_seed} if hash_seed else {}),
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "TMPDIR": room,
             },
             start_new_session=True,  # Ctrl+C is for the driver
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end, self._process, room)
         """End the process, whatever it does."""
         self._tell(sys.path)
         self._tell(shipped)
@@ -141,7 +146,7 @@ class Aside:
         return last
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], room: str) -> None:
     process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
@@ -149,6 +154,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
+    shutil.rmtree(room, ignore_errors=True)
 
 
 # --- in the process -------------------------------------------------------------------------------

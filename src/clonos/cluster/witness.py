@@ -97,6 +97,8 @@ def _plain(name: str) -> str:
 
 def _make_room(folder: Path) -> None:
     with suppress(OSError):
+        for left in folder.glob(".*.part"):  # by a process that was killed
+            left.unlink()
         oldest_first = sorted(folder.glob("*.clonos"), key=lambda path: path.stat().st_mtime)
         for path in oldest_first[:-BUNDLES_MAX]:
             path.unlink()

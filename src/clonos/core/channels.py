@@ -103,6 +103,8 @@ class Inbound:
 
     Attributes
     ----------
+    maker
+        The task whose log says what comes.
     link, items
         The state of its stream, and of what comes in on it.
     next_seq, chain
@@ -129,6 +131,7 @@ class Inbound:
         self, plan: Plan, spec: ChannelSpec, consumed: int, chain: int, *, ended: bool = False
     ) -> None:
         self.spec = spec
+        self.maker = plan.makers[spec.id]
         self.logs = plan.forwarded_logs(spec)
         self.has_gaps = plan.leaves_gaps
         name = f"channel {spec.id}, receiving"
@@ -343,6 +346,8 @@ class Outbound:
     ----------
     log
         The in-flight log: the queue itself.
+    maker
+        See :class:`Inbound`.
     call
         The state of its stream.
     attempt, address, peer
@@ -366,6 +371,7 @@ class Outbound:
         carried: tuple[int, Sequence[Item]] | None = None,
     ) -> None:
         self.spec = spec
+        self.maker = plan.makers[spec.id]
         self.logs = plan.forwarded_logs(spec)
         self.to_world = spec.receiver == HOUSE_KEEPER
         self.carries_items = not self.to_world or plan.tasks[spec.sender].is_sink

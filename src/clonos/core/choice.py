@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from clonos.core.calls import OUTCOMES_MAX
+from clonos.core.calls import OUTCOMES_MAX, OpenCalls
 from clonos.core.determinants import Determinant, Marker, Outcomes, Timer
+from clonos.core.inbounds import Inbounds
+from clonos.core.intake import Intake
+from clonos.core.loops import Rounds
 from clonos.core.messages import Item
+from clonos.core.outbounds import Outbounds
+from clonos.core.plan import TaskSpec
+from clonos.core.step import TaskTime
 
-if TYPE_CHECKING:
-    from clonos.core.task import TaskMachine
+
+class Task(Protocol):
+    """Who chooses, as far as it matters here."""
+
+    spec: TaskSpec
+    inbounds: Inbounds
+    outbounds: Outbounds
+    intake: Intake
+    calls: OpenCalls
+    rounds: Rounds | None
+    time: TaskTime
+    injected: int
+    epoch: int
+    wake_ms: int | None
+    ended: bool
+
+    @property
+    def watch(self) -> Any: ...
 
 
-def choose(task: TaskMachine, *, is_full: bool) -> tuple[Determinant | None, list[Item]]:
+def choose(task: Task, *, is_full: bool) -> tuple[Determinant | None, list[Item]]:
     """What becomes the first entry of the step's record, and the items to take.
 
     ``is_full``: calls must be answered before it takes more input.

@@ -1,8 +1,9 @@
 """How much of the logs of failed tasks is still valid (pure functions on logs).
 
-A surviving log entry may say "took an item that its sender's step q made" where the sender's
-log ends before q: the sender will make something else there. The entry, and all after it, are
-then void. Cutting one log can void entries of another, until nothing changes.
+A surviving log entry may say "took an item that its maker's step q made" where the maker's log
+ends before q: the maker will make something else there. The entry, and all after it, are then void.
+(The maker is the sender or, if that is implied, the nearest task above it that is not.) Cutting one
+log can void entries of another, until nothing changes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def valid_length(
             cause = decode_record(record)[0]
             if not isinstance(cause, Order):
                 continue
-            for incarnation, end in fences.get(plan.channels[cause.channel].sender, ()):
+            for incarnation, end in fences.get(plan.makers[cause.channel], ()):
                 if cause.incarnation < incarnation and cause.position > end:
                     return position - 1
     return length
@@ -49,8 +50,8 @@ def dependencies_of(plan: Plan, log: Iterable[Run]) -> Dependencies:
         for record in run.records:
             cause = decode_record(record)[0]
             if isinstance(cause, Order):
-                sender = plan.channels[cause.channel].sender
-                merge(result, {sender: Dependency(cause.incarnation, cause.position)})
+                maker = plan.makers[cause.channel]
+                merge(result, {maker: Dependency(cause.incarnation, cause.position)})
     return result
 
 

@@ -190,13 +190,13 @@ class HouseKeeper:
         cause = decode_record(self.book.record(task, position))[0]
         if not isinstance(cause, Order):
             return True
-        sender = self.plan.channels[cause.channel].sender
+        maker = self.plan.makers[cause.channel]
         is_void = any(  # forgiven, so the entry is still here
-            sender == cut.task and cause.incarnation < cut.incarnation
+            maker == cut.task and cause.incarnation < cut.incarnation
             for cut in self.resolved
             if cause.position > cut.length
         )
-        return not is_void and cause.position <= self.stable[sender]
+        return not is_void and cause.position <= self.stable[maker]
 
     def snapshot(self, unsettled: Iterable[bytes] = ()) -> list[bytes]:
         """Records that stand for the whole journal so far, but for delivered content.

@@ -38,6 +38,8 @@ class Inbounds:
         What the process holds: log entries that come along go there first.
     do
         Takes actions.
+    is_implied
+        Each step takes one item: where input is cut must not have to be logged.
 
     Attributes
     ----------
@@ -46,7 +48,12 @@ class Inbounds:
     """
 
     def __init__(
-        self, ends: Iterable[Inbound], holder: Holder, do: Callable[[ev.Action], None]
+        self,
+        ends: Iterable[Inbound],
+        holder: Holder,
+        do: Callable[[ev.Action], None],
+        *,
+        is_implied: bool = False,
     ) -> None:
         self.ends = {end.spec.id: end for end in ends}
         self._forward = [end for end in self.ends.values() if not end.spec.is_feedback]
@@ -56,6 +63,7 @@ class Inbounds:
         self._fences = holder.fences
         self._holder = holder
         self._do = do
+        self._is_implied = is_implied
 
     @classmethod
     def restored(
@@ -75,7 +83,7 @@ class Inbounds:
         for end in ends:
             if plan.leaves_gaps:
                 end.start_over(MISSED)
-        return cls(ends, holder, do)
+        return cls(ends, holder, do, is_implied=spec.is_implied)
 
     def opened(self, event: ev.Opened) -> bool:
         """A sender connects: whether it may. A fenced life may not."""
@@ -92,7 +100,7 @@ class Inbounds:
 
         What we say we hold of a log that is being cut would be wrong when it arrives.
         """
-        logs = (end.spec.sender, *end.logs)
+        logs = (end.spec.sender, end.maker, *end.logs)
         return end.link.state is Link.OPEN and not self._holder.is_being_cut(logs)
 
     def greet(self, end: Inbound, incarnation: Incarnation) -> None:
@@ -117,7 +125,7 @@ class Inbounds:
 
     def available(self, end: Inbound) -> int:
         """How many items of a channel the next step may take as one."""
-        if end.aligned:
+        if end.aligned or (self._is_implied and self._fences.pending(end.maker)):
             return 0
         count = size = rows = 0
         for item in end.queue:
@@ -135,6 +143,8 @@ class Inbounds:
             count += 1
             if item.watermark is not None:
                 break  # rows that follow a watermark may be late by it
+            if self._is_implied:
+                break
         return count
 
     def choose(self, held: Collection[int] = ()) -> tuple[Order | None, list[Item]]:
@@ -146,7 +156,7 @@ class Inbounds:
             if count:
                 self._in_turn = [*ends[i:], *ends[:i]]
                 items = end.consume(count)
-                made = items[-1].dep[end.spec.sender]
+                made = items[-1].dep[end.maker]
                 return Order(end.spec.id, count, made.position, *made.incarnation), items
         return None, []
 
@@ -158,7 +168,7 @@ class Inbounds:
         if any(self._fences.judge(end.queue[i].dep) is not Trust.VALID for i in range(cause.taken)):
             return []
         items = end.consume(cause.taken)
-        made = items[-1].dep[end.spec.sender].position
+        made = items[-1].dep[end.maker].position
         if made != cause.position:
             raise Divergence(
                 f"an item made at {cause.position} of channel {cause.channel} was taken; now it "

@@ -131,6 +131,10 @@ class InFlightLog:
                 "check for iteration over sets or global state",
             )
 
+    def expect_nothing(self) -> None:
+        """What the receiver knew may be void: it says so once more before anything is compared."""
+        self._expected = None
+
     def resume(self, next_seq: int, known_chain: int) -> None:
         """The receiver has the items before `next_seq`; their running digest is `known_chain`."""
         if next_seq < self.first:

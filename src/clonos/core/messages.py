@@ -59,9 +59,9 @@ class Item:
     born_ms: int = 0
     watermark: int | None = None
 
-    def of(self, sender: int) -> Item:
-        """The same where all is known: it depends on nothing but its sender's step."""
-        return replace(self, dep={sender: self.dep[sender]})
+    def of(self, maker: int) -> Item:
+        """The same where all is known: it depends on nothing but its maker's step."""
+        return replace(self, dep={maker: self.dep[maker]})
 
 
 @dataclass(frozen=True, slots=True)

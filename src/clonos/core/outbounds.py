@@ -125,11 +125,20 @@ class Outbounds:
                 end.hang_up()
 
     def cut(self, task: int, length: int) -> None:
-        """`task` writes its log anew after `length`."""
+        """`task` writes its log anew after `length`.
+
+        An implied task that has not yet made again what its receivers know of an earlier life will
+        make something else, if that came of what is cut: they say once more what they have.
+        """
         self._stable[task] = min(self._stable.get(task, 0), length)
+        is_implied = self._life.spec.is_implied
         for end in self.ends.values():
             end.cut(task, length)
-            if task in end.logs and end.call.state not in (Call.CONNECTED, Call.UNKNOWN):
+            is_ours = is_implied and not end.to_world and end.maker == task
+            if is_ours:
+                end.log.expect_nothing()
+            is_lost = task in end.logs and end.call.state is not Call.CONNECTED
+            if (is_ours or is_lost) and end.call.state is not Call.UNKNOWN:
                 self._dial(end)  # a hello under way may still count what is cut
 
     def answered(self, event: ev.Answered) -> None:
@@ -310,7 +319,10 @@ class Outbounds:
         probes: Sequence[int] = (),
     ) -> None:
         """What a step has emitted becomes items; behind it the probes of a loop, a marker (0:
-        none), or the END. Neither watermark nor marker goes back."""
+        none), or the END. Neither watermark nor marker goes back. What an implied task sends
+        depends on what it has taken, and not on the log that it keeps for itself."""
+        if self._life.spec.is_implied:
+            dep = {task: entry for task, entry in dep.items() if task != self._life.id}
         for end in self._item_ends:
             batch = step.emitted.get(end.spec.id)
             is_last = end.to_world or end.spec.is_feedback

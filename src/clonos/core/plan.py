@@ -41,6 +41,8 @@ class TaskSpec:
     where it runs, after the house-keeper has acknowledged them. ``has_effects``: some of its calls
     must be made once; they are made when the house-keeper holds the log entries that led to them.
     ``cell``: which tasks share its slot, those with the same number; None: it has its own.
+    ``is_implied``: all that it does follows from the items of its only input, taken one by one, so
+    nobody but itself needs its log.
     """
 
     id: int
@@ -55,6 +57,7 @@ class TaskSpec:
     writes_itself: bool = False
     has_effects: bool = False
     cell: int | None = None
+    is_implied: bool = False
 
     @property
     def is_sink(self) -> bool:
@@ -124,6 +127,19 @@ class Plan:
                 result[task] = loop
         return result
 
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """For each channel, the task whose log says what comes on it: its sender, or where that is
+        implied, the nearest one above that is not.
+        """
+        result = []
+        for channel in self.channels:
+            sender = self.tasks[channel.sender]
+            while sender.is_implied:
+                sender = self.tasks[self.channels[sender.inputs[0]].sender]
+            result.append(sender.id)
+        return tuple(result)
+
     def is_within_loop(self, channel: int) -> bool:
         """Whether both ends of a channel are in one loop."""
         spec = self.channels[channel]
@@ -171,13 +187,19 @@ class Plan:
         return result
 
     def _carried(self, task: int) -> dict[int, int]:
-        """Whose log bodies come to a task, and from how far; its own is among them."""
+        """Whose log bodies come to a task, and from how far; its own is among them. Those of
+        implied tasks stay where they are written."""
         senders = [self.channels[channel].sender for channel in self.tasks[task].inputs]
         return {
             origin: hops
             for origin, hops in self.distances[task].items()
-            if origin == task
-            or any(self.distances[s].get(origin, FULL_DEPTH) < self.sharing_depth for s in senders)
+            if not self.tasks[origin].is_implied
+            and (
+                origin == task
+                or any(
+                    self.distances[s].get(origin, FULL_DEPTH) < self.sharing_depth for s in senders
+                )
+            )
         }
 
     def forwarded_logs(self, channel: ChannelSpec) -> tuple[int, ...]:
@@ -208,6 +230,7 @@ def require_sound(plan: Plan) -> None:
             f"{_names(plan, circle)} are in a cycle that has no feedback edge, or behind one",
             remedy="close the loop with job.feedback(...)",
         )
+    _require_implied(plan)
     feedback = [channel for channel in plan.channels if channel.is_feedback]
     for channel in feedback:
         ends = _names(plan, (channel.sender, channel.receiver))
@@ -228,6 +251,23 @@ def require_sound(plan: Plan) -> None:
             where=_names(plan, (feedback[0].sender,)),
             remedy="leave guarantee at 'exactly_once'",
         )
+
+
+def _require_implied(plan: Plan) -> None:
+    """What an implied task does has to follow from one channel, which has a task's log above it."""
+    for task in plan.tasks:
+        if task.is_implied and (
+            task.is_source
+            or task.has_effects
+            or len(task.inputs) != 1
+            or task.id in plan.loops
+            or not plan.causal_log
+        ):
+            raise BadGraph(
+                "its log is left out, but what it does does not follow from one input",
+                where=task.operator,
+                remedy="leave log at 'everything'",
+            )
 
 
 def _without_feedback(plan: Plan) -> list[int]:

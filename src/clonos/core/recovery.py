@@ -308,10 +308,10 @@ class Recoveries:
         They cannot be asked. It is enough to look at those that took it directly: once they are
         cut, it is the turn of the next.
         """
-        channels, result = self._plan.channels, list[TaskState]()
+        plan, result = self._plan, list[TaskState]()
         for task in ready:
             cut = {task.id: [(task.incarnation, lengths[task.id])]}
-            receivers = {channels[c].receiver for c in self._plan.tasks[task.id].outputs}
+            receivers = {c.receiver for c in plan.channels if plan.makers[c.id] == task.id}
             for other in (self._tasks[r] for r in receivers - {HOUSE_KEEPER}):
                 if other.phase is TaskPhase.WAITING and other not in result:
                     log, end = self._keeper.book.runs(other.id, 1), self._keeper.length(other.id)

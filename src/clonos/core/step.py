@@ -23,6 +23,7 @@ from clonos.core.determinants import (
 from clonos.core.digest import content_digest
 from clonos.core.events import World
 from clonos.core.messages import Item, Kind
+from clonos.core.plan import TaskSpec
 from clonos.core.program import Batch, Program, Step
 from clonos.errors import Divergence, ProtocolError, StepTooLarge, UnencodableValue
 
@@ -259,6 +260,38 @@ class RunningStep:
             raise Divergence(
                 f"step {self.position} did not ask for {self._replayed[-1]}, which the log has"
             )
+
+
+class ImpliedStep(RunningStep):
+    """A step of an implied task: it may ask nothing, because nobody would have the answer."""
+
+    def clock_ms(self) -> int:
+        raise self._refusal("reads the clock")
+
+    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        del args, kwargs
+        raise self._refusal(f"calls {getattr(fn, '__name__', fn)}")
+
+    def ask(self, call: CallId, request: Request) -> None:
+        del call, request
+        raise self._refusal("asks a service")
+
+    def wake_at(self, due_ms: int | None) -> None:
+        if due_ms is not None:
+            raise self._refusal("sets a timer")
+
+    def _refusal(self, what: str) -> Divergence:
+        return Divergence(
+            f"step {self.position} {what}, but its task is taken to be deterministic and shares no "
+            "log",
+            remedy="leave out deterministic=True where a function asks the world; of ctx it may "
+            "only use random",
+        )
+
+
+def kind_of_step(spec: TaskSpec) -> type[RunningStep]:
+    """Of which class the steps of a task are."""
+    return ImpliedStep if spec.is_implied else RunningStep
 
 
 def arguments_digest(args: Sequence[Any], kwargs: dict[str, Any]) -> int:

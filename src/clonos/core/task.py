@@ -43,7 +43,7 @@ from clonos.core.outbounds import Outbounds
 from clonos.core.plan import Plan
 from clonos.core.program import Batch, Program
 from clonos.core.seals import Seals
-from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of
+from clonos.core.step import Job, RunningStep, TaskTime, attempt, checked, job_of, kind_of_step
 from clonos.core.watch import Watch
 from clonos.errors import ProtocolError
 
@@ -104,10 +104,9 @@ class TaskMachine:
         self.id = activate.task
         self.incarnation = activate.incarnation
         self.holder = holder or Holder()
-        self.book = self.holder.book
-        self.fences = self.holder.fences
+        self.book, self.fences = self.holder.book, self.holder.fences
         self.world = world
-        self.time = TaskTime(world)
+        self.time, self._kind_of_step = TaskTime(world), kind_of_step(self.spec)
         self.program = program
         self._actions: list[ev.Action] = []
         self._do = self._actions.append
@@ -142,8 +141,7 @@ class TaskMachine:
         self.ended = self._has_ended()
         self.end_is_out = self.ended or (floor is not None and floor.end_is_out)
         self._peers = activate.peers
-        is_watched = activate.watched_steps > 0
-        self.watch = Watch(self.spec, activate, world, announce) if is_watched else None
+        self.watch = Watch.of(self.spec, activate, world, announce)
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[Any], Callable[[Any], object]]:
@@ -365,6 +363,8 @@ class TaskMachine:
         """Nothing below can ever be asked for again: truncate logs and in-flight items."""
         if self.id in command.positions:
             self.seals.floor(command.positions[self.id])
+            if self.watch is not None:
+                self.watch.floor_moved()
         self.holder.truncate(command.positions, {self.id, *self.plan.distances[self.id]})
         for channel in command.needs.keys() & self.outputs.keys():
             self.outbounds.truncate(channel, command.needs[channel])
@@ -463,7 +463,7 @@ class TaskMachine:
     def new_step(self, cause: Determinant, logged: Logged = None) -> RunningStep:
         """A step that begins now."""
         now = cause.now_ms if isinstance(cause, Timer) else None
-        return RunningStep(
+        return self._kind_of_step(
             self.position + 1,
             cause,
             self.world,

@@ -36,6 +36,8 @@ DEATHS: Final = 4
 """Rows are to blame when this many lives have ended within them, if trials prove nothing."""
 LIVES: Final = 16
 """The same, whatever trials show: kills from outside would not all hit the same rows."""
+FLOORS: Final = 3
+"""How often the floor of an implied task has to move before its steps count."""
 _REMEDY: Final = (
     "see the executors' logs for how the process ended (a crash in native code, too little memory, "
     "an exit); correct the function for this record, or filter the record out before it"
@@ -90,6 +92,11 @@ class Rehearsal:
 class Watch:
     """What a watched life does before and after each of its live steps.
 
+    An implied task does again, live, what earlier lives have done since its floor, and nobody knows
+    how far they were. So its steps count only after its floor has moved a few times. No floor
+    passes a step that kills each life, and few are made on the way there: a life begins not far
+    behind it.
+
     Parameters
     ----------
     announce
@@ -111,7 +118,23 @@ class Watch:
         self._spec, self._life = spec, (activate.task, activate.incarnation)
         self._left, self._suspects = activate.watched_steps, activate.suspects
         self._world, self._announce = world, announce
+        self._floors_left = FLOORS if spec.is_implied else 0
         self.condemned: Determinant | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: TaskSpec,
+        activate: msg.Activate,
+        world: World,
+        announce: Callable[[msg.Report], None],
+    ) -> Watch | None:
+        """Of a life that is to be watched."""
+        return cls(spec, activate, world, announce) if activate.watched_steps > 0 else None
+
+    def floor_moved(self) -> None:
+        """The floor is further than it was."""
+        self._floors_left -= self._floors_left > 0
 
     def before(self, task: Task, cause: Determinant, items: Sequence[Item]) -> None:
         """A step is about to begin.
@@ -143,7 +166,7 @@ class Watch:
 
     def after(self) -> bool:
         """The step is over, and the process alive; True: so many are enough."""
-        self._left -= 1
+        self._left -= not self._floors_left
         self._announce(msg.Survived(*self._life, self._left))
         return self._left == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from clonos.columns.batches import conform
+from clonos.dataframes.answers import Answers
 from clonos.dataframes.plan import Plans
 from clonos.dataframes.sources import inputs_of, streams
 from clonos.errors import (
@@ -28,10 +29,12 @@ from clonos.graph.description import describe_plans, require_same
 from clonos.graph.logical import LogicalGraph, Vertex
 from clonos.sinks.data_source import FORMAT, register
 from clonos.sinks.outputs import hand_over, write_with_spark
+from clonos.sinks.query_writer import claim
 from clonos.sinks.spec import Query, SinkSpec
 from clonos.storage.checkpoint import OF_QUERIES, OF_TASKS, TERMS
 from clonos.storage.files import files_of, folder_name
 from clonos.storage.folder import Folder
+from clonos.storage.tables import Table
 
 _QUERIES: Final = "spark"
 """The folder of the queries' checkpoints, in that of the job."""
@@ -50,8 +53,11 @@ class PlanResult:
         The names of the sinks.
     """
 
-    def __init__(self, frames: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+    def __init__(
+        self, frames: dict[str, Any], tables: dict[str, pa.Table], *, is_log_over: bool = False
+    ) -> None:
         self._frames, self._tables = frames, tables
+        self._is_log_over = is_log_over
         self.sinks = list(frames)
 
     def table(self, sink: str | None = None) -> pa.Table:
@@ -65,7 +71,14 @@ class PlanResult:
 
     def dataframe(self, sink: str | None = None) -> Any:
         """The plan of a sink, which computes its rows again wherever it is used."""
-        return self._frames[self._named(sink)]
+        name = self._named(sink)
+        if self._is_log_over:
+            raise DefinitionError(
+                "the plan would ask again, as the log of its answers ended with the run",
+                where=name,
+                remedy="use table(), or call causal.start(spark, directory) before the run",
+            )
+        return self._frames[name]
 
     def _named(self, sink: str | None) -> str:
         if sink is None and len(self.sinks) == 1:
@@ -90,8 +103,9 @@ class RunningPlans:
         PySpark's ``StreamingQuery`` of each sink, by its name.
     """
 
-    def __init__(self, queries: dict[str, StreamingQuery]) -> None:
+    def __init__(self, queries: dict[str, StreamingQuery], log: Answers | None = None) -> None:
         self.queries = queries
+        self._log = log
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end of all queries; when one fails, the others are stopped.
@@ -111,8 +125,7 @@ class RunningPlans:
                 raise TimeoutError(f"the queries have not ended after {timeout_s} s")
             with suppress(StreamingQueryException):  # seen above, when the others are to be stopped
                 active[0].awaitTermination(_POLL_S)
-        if any(query.exception() for query in self.queries.values()):
-            self.stop()
+        self.stop()  # those that go on if one has failed, and the log
         for query in self.queries.values():
             query.awaitTermination()  # raises what it has failed with
 
@@ -120,6 +133,8 @@ class RunningPlans:
         """Stop all queries; with a ``checkpoint_dir`` the job can be continued later."""
         for query in self.queries.values():
             query.stop()
+        if self._log is not None:
+            self._log.stop()
 
     @property
     def is_running(self) -> bool:
@@ -156,13 +171,17 @@ def run_plans(graph: LogicalGraph, plans: Plans) -> PlanResult:
                 remedy='use job.start(execution="spark")',
             )
     writers = {vertex.name: _writer(vertex, sink) for vertex, sink in sinks}
-    frames = {vertex.name: plans.dataframe(vertex) for vertex, _ in sinks}
-    tables = {}
-    for name, write in writers.items():
-        kept = write(frames[name])
-        if kept is not None:
-            tables[name] = kept
-    return PlanResult(frames, tables)
+    if graph.options.checkpoint_dir is not None:
+        _require_no_tasks(graph.options.checkpoint_dir)
+    with Answers.of(graph, plans.spark) as log:
+        frames = {vertex.name: plans.dataframe(vertex) for vertex, _ in sinks}
+        tables = {}
+        for name, write in writers.items():
+            kept = write(frames[name])
+            if kept is not None:
+                tables[name] = kept
+        log.done()
+    return PlanResult(frames, tables, is_log_over=log.is_ours)
 
 
 def start_plans(
@@ -191,25 +210,32 @@ def start_plans(
                 where=vertex.name,
                 remedy='use job.run(execution="spark"), or give the job a streaming DataFrame',
             )
-    begun = [(vertex.name, _begun(vertex, sink, plans.dataframe(vertex))) for vertex, sink in sinks]
     folder = graph.options.checkpoint_dir
     if folder is not None:
-        _claim(folder, graph)
+        _require_no_tasks(folder)
     queries: dict[str, StreamingQuery] = {}
-    for name, writer in begun:
-        writer.queryName(f"{graph.name}: {name}")
+    with ExitStack() as undo:
+        log = undo.enter_context(Answers.of(graph, plans.spark))
+        begun = [(v, sink, _begun(v, sink, plans.dataframe(v))) for v, sink in sinks]
         if folder is not None:
-            writer.option("checkpointLocation", f"{folder}/{_QUERIES}/{folder_name(name)}")
-        if processing_time is not None:
-            writer.trigger(processingTime=processing_time)
-        if available_now:
-            writer.trigger(availableNow=True)
-        try:
-            queries[name] = writer.start()
-        except BaseException:
-            RunningPlans(queries).stop()
-            raise
-    return RunningPlans(queries)
+            _claim(folder, graph)
+        undo.callback(RunningPlans(queries).stop)
+        for vertex, sink, writer in begun:
+            writer.queryName(f"{graph.name}: {vertex.name}")
+            if folder is not None:
+                name = folder_name(vertex.name)
+                writer.option("checkpointLocation", f"{folder}/{_QUERIES}/{name}")
+            if processing_time is not None:
+                writer.trigger(processingTime=processing_time)
+            if available_now:
+                writer.trigger(availableNow=True)
+            query = queries[vertex.name] = writer.start()
+            if (
+                sink.kind == "table" and sink.path is not None
+            ):  # so that others may read it before the first row is there
+                claim(Table(sink.path, "fsync"), vertex.schema, str(query.id))
+        undo.pop_all()
+    return RunningPlans(queries, log)
 
 
 def _sinks(graph: LogicalGraph) -> list[tuple[Vertex, SinkSpec]]:
@@ -298,8 +324,7 @@ def _handed_over(vertex: Vertex, sink: SinkSpec, frame: Any) -> None:
         hand_over(vertex.name, sink, batch)
 
 
-def _claim(folder: str, graph: LogicalGraph) -> None:
-    """Mark a checkpoint as that of these streaming queries, unless it is somebody else's."""
+def _require_no_tasks(folder: str) -> None:
     files, path = files_of(folder)
     # The first is missing where the journal is elsewhere.
     if any(files.info(f"{path}/{name}") is not None for name in (OF_TASKS, TERMS)):
@@ -307,6 +332,11 @@ def _claim(folder: str, graph: LogicalGraph) -> None:
             f"the checkpoint {folder} belongs to a job that ran in tasks",
             remedy="give another checkpoint_dir: positions and state mean different things",
         )
+
+
+def _claim(folder: str, graph: LogicalGraph) -> None:
+    """Mark a checkpoint as that of these streaming queries, unless it is somebody else's."""
+    files, path = files_of(folder)
     inputs = {
         vertex.id: inputs_of(vertex.source)
         for vertex in graph.vertices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from clonos.dataframes.asking import asks
 from clonos.dataframes.plan import Plans
 from clonos.errors import NotInSpark
 from clonos.graph.compile import CompiledJob, TaskCode
@@ -17,6 +18,9 @@ PLANS: Final[dict[type[op.Operation], str]] = {
     op.Filter: "mapInArrow, the same operator",
     op.MapBatches: "mapInArrow, the same operator",
     op.WithColumn: "mapInArrow, the same operator",
+    op.MapAsync: "mapInArrow, the same operator",
+    op.WithColumnAsync: "mapInArrow, the same operator",
+    op.ForEachAsync: "mapInArrow, the same operator",
     op.Where: "where, natively",
     op.Project: "select, natively",
     op.WithWatermark: "withWatermark, where it is needed",
@@ -66,6 +70,8 @@ def _tasks(name: str, code: TaskCode, compiled: CompiledJob) -> tuple[str, str, 
         logged += ["order of inputs"] if len(code.task.inputs) > 1 else []
         logged += ["what comes round"] if code.feedback else []
     told = ", ".join(filter(None, logged)) if compiled.plan.causal_log else ""
+    if code.task.is_implied:
+        told = "none: it follows from the input"
     return f"{count}{of}", cells, told or "-"
 
 
@@ -83,4 +89,5 @@ def _plan(vertex: Vertex, plans: Plans | None) -> str:
         return "sink"
     if len(vertex.edges) > 1 and isinstance(vertex.operation, op.PassOn):
         return "unionByName"
-    return PLANS[type(vertex.operation)]
+    plan = PLANS[type(vertex.operation)]
+    return f"{plan}, with the causal log" if asks(vertex.operation, vertex.name) else plan

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clonos import causal
 from clonos.columns.batches import conform
+from clonos.dataframes.asking import Asker, Asking
 from clonos.errors import OperatorError
 from clonos.operators.base import Operator, OperatorInfo, Services
 from clonos.operators.make import make_operator
@@ -23,33 +25,42 @@ class Step:
     ----------
     time
         The column with the event time on which a watermark is declared behind it; None if none is.
+    asker
+        Who asks the causal log; None: nobody does.
     """
 
     name: str
     operation: Operation
     given: pa.Schema
     time: str | None = None
+    asker: Asker | None = None
 
 
 def host(
     steps: tuple[Step, ...],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What ``mapInArrow`` runs."""
+    """What ``mapInArrow`` runs; it takes the way to the causal log along, if it asks."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return apply(steps, batches, _partition())
 
-    return run
+    if not any(step.asker for step in steps):
+        return run
+    asking: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    asking = causal.operator(run, steps[-1].name)
+    return asking
 
 
 def apply(
     steps: tuple[Step, ...], batches: Iterator[pa.RecordBatch], partition: int
 ) -> Iterator[pa.RecordBatch]:
     """The rows that the functions make of those of a partition."""
-    operators = [_opened(step, number, partition) for number, step in enumerate(steps)]
+    operators: list[Operator | Asking] = []
     for given in batches:
+        if given.num_rows and not operators:  # a partition without rows asks nothing
+            operators = [_opened(step, number, partition) for number, step in enumerate(steps)]
         rows: pa.RecordBatch | None = conform(given, steps[0].given) if given.num_rows else None
-        for step, operator in zip(steps, operators, strict=True):
+        for step, operator in zip(steps, operators, strict=bool(operators)):
             if rows is None or not rows.num_rows:
                 break
             before = rows
@@ -60,8 +71,10 @@ def apply(
             yield rows
 
 
-def _opened(step: Step, number: int, partition: int) -> Operator:
+def _opened(step: Step, number: int, partition: int) -> Operator | Asking:
     operator = make_operator(step.operation)
+    if step.asker is not None:
+        return Asking(operator, step.asker, number, partition)
     info = OperatorInfo(
         job=step.name,
         task=partition,

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from clonos import causal
+from clonos.causal import process
 from clonos.columns.schema import parse_schema
 from clonos.dataframes import joins, windows
+from clonos.dataframes.asking import require_asked_once
 from clonos.dataframes.rows import Rows, Site, cols
 from clonos.dataframes.sources import rows_of, streams
 from clonos.dataframes.stateless import plan_of
@@ -31,7 +34,7 @@ class Plans:
     """
 
     def __init__(self, spark: Any, graph: LogicalGraph) -> None:
-        self._spark = spark
+        self.spark = spark
         self._graph = graph
         self._made: dict[int, Rows] = {}
 
@@ -42,8 +45,18 @@ class Plans:
         ------
         NotInSpark
             Something before it has no plan that gives the same rows.
+        NotConnected
+            It asks for what has to be logged, and no log has been started.
         """
-        return self.rows(vertex).visible
+        rows = self.rows(vertex)
+        if require_asked_once(_before(vertex)) and process.access() is None:
+            raise causal.NotConnected(
+                "its functions ask for what has to be logged, and this driver has no log",
+                where=vertex.name,
+                remedy="call causal.start(spark, directory) before; job.start and job.run do so by "
+                "themselves",
+            )
+        return rows.visible
 
     def streams(self, vertex: Vertex) -> bool:
         """Whether the sources before an operation stream: all of them, or none."""
@@ -67,7 +80,8 @@ class Plans:
         return self._made[vertex.id]
 
     def _translated(self, vertex: Vertex) -> Rows:
-        site = Site(self._spark, vertex, self.streams(vertex))
+        lineage = self._graph.options.lineage
+        site = Site(self.spark, vertex, self.streams(vertex), self._graph.name, lineage)
         if self._graph.on_bad_record != "fail":
             how = self._graph.on_bad_record
             raise site.refusal(f"only tasks support on_bad_record={how!r}", "leave it out")

@@ -117,6 +117,8 @@ class Site:
     spark: Any
     vertex: Vertex
     streams: bool
+    job: str
+    lineage: str | None
 
     def refusal(self, why: str, remedy: str = "") -> NotInSpark:
         """The error for an operation that has no equivalent plan."""

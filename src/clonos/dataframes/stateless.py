@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from clonos.columns.formula import Column
+from clonos.dataframes.asking import Asker, asks, why_not
 from clonos.dataframes.functions import Step
 from clonos.dataframes.rows import TIME, WINDOW, EventTime, Rows, Site, col, cols, spark_schema
 from clonos.operators import operations as op
-from clonos.operators.context import takes_context
 from clonos.operators.look_up import SideTable
 from clonos.operators.window_content import WINDOW_END, WINDOW_START
 from clonos.spark.expressions import read_by
@@ -41,9 +41,6 @@ def plan_of(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
 
 
 _REFUSED: dict[type[op.Operation], tuple[str, str]] = {
-    op.MapAsync: ("Spark would not log the answers of services", ""),
-    op.WithColumnAsync: ("Spark would not log the answers of services", ""),
-    op.ForEachAsync: ("Spark would not log the answers of services", ""),
     op.InOrder: ("Spark's operators do not keep the order within a key", ""),
     op.Last: ("Spark's operators do not keep the order within a key", ""),
     op.TransformRows: (
@@ -105,18 +102,23 @@ def _(operation: op.PassOn, site: Site, inputs: list[Rows]) -> Rows:
 @plan_of.register(op.Filter)
 @plan_of.register(op.MapBatches)
 @plan_of.register(op.WithColumn)
-def _(operation: Any, site: Site, inputs: list[Rows]) -> Rows:
+@plan_of.register(op.MapAsync)
+@plan_of.register(op.WithColumnAsync)
+@plan_of.register(op.ForEachAsync)
+def _(operation: op.Operation, site: Site, inputs: list[Rows]) -> Rows:
     (rows,) = inputs
-    values = operation.of if isinstance(operation, op.WithColumn) else ("row",)
-    if takes_context(operation.fn, site.vertex.name, values):
-        raise site.refusal(
-            "its function takes ctx: Spark would not log what it asks",
-            "use clonos.causal for services and the clock in Spark's own tasks",
-        )
-    schema = site.vertex.schema
+    name, schema = site.vertex.name, site.vertex.schema
+    if why := why_not(operation):
+        raise site.refusal(*why)
     spark_schema(schema)
     time = rows.time.column if site.streams and rows.time and not rows.time.hidden else None
-    step = Step(site.vertex.name, operation, rows.schema, time if time in schema.names else None)
+    step = Step(
+        name,
+        operation,
+        rows.schema,
+        time if time in schema.names else None,
+        Asker(site.job, name, site.lineage) if asks(operation, name) else None,
+    )
     return rows.with_step(step, schema)
 
 

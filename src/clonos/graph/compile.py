@@ -24,6 +24,7 @@ from clonos.core.plan import HOUSE_KEEPER, ChannelSpec, Plan, TaskSpec
 from clonos.errors import BadGraph
 from clonos.graph.cycles import feedback_of
 from clonos.graph.early import with_early_parts
+from clonos.graph.implied import is_implied
 from clonos.graph.logical import Edge, JobOptions, LogicalGraph, Vertex
 from clonos.graph.prune import without_unread_columns
 from clonos.operators.base import OnBadRecord, OperatorInfo
@@ -479,6 +480,8 @@ class _Wiring:
                     has_effects=any(vertex.has_effects for vertex in chain.vertices),
                     writes_itself=sink is not None and sink.writes_itself,
                     cell=self._cells[chain] + i,
+                    is_implied=not self._feedback
+                    and is_implied(self._graph, chain.vertices, len(self._inputs[number])),
                 )
             )
         return specs

@@ -50,6 +50,7 @@ def _task(code: TaskCode) -> dict[str, Any]:
             task.writes_itself,
             task.has_effects,
         ],
+        **({"implied": True} if task.is_implied else {}),
         "bad_records": code.on_bad_record,
         "operators": [
             [name, type(operation).__name__, *operation.settings]

@@ -82,6 +82,7 @@ class JobOptions:
     inflight_bytes: int = INFLIGHT_BYTES
     log_bytes: int = LOG_BYTES
     speculation: bool = False
+    log: str = "everything"
     state_memory: int = STATE_MEMORY
     bundle_bytes: int = BUNDLE_BYTES
     bundle_redact: Any = None

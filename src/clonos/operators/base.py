@@ -91,6 +91,10 @@ class Services:
         """Have a call made for an operator, which counts its calls."""
         self.step.ask(CallId(operator.info.number, number), request)
 
+    def watermark_ms(self, operator: Operator) -> int | None:
+        """How far event time has come for an operator, as its functions see it."""
+        return operator.watermark_ms
+
     @property
     def step(self) -> Step:
         """The current step."""

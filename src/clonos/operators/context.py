@@ -102,7 +102,7 @@ class Context:
     @property
     def watermark(self) -> datetime | None:
         """Event time has come this far; None before the first watermark."""
-        ms = self._operator.watermark_ms
+        ms = self._services.watermark_ms(self._operator)
         return None if ms is None else from_ms(ms)
 
 

@@ -79,10 +79,11 @@ class PassVersions(Operation):
 
 @dataclass(frozen=True)
 class Map(Operation):
-    """``map``."""
+    """``map``. ``is_declared``: here and below, the user says that `fn` is deterministic."""
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class FlatMap(Operation):
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Filter(Operation):
     """``filter`` with a function."""
 
     fn: Function
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class MapBatches(Operation):
 
     fn: Function
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class WithColumn(Operation):
     of: tuple[str, ...]
     column: str
     schema: pa.Schema
+    is_declared: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -207,11 +207,16 @@ class StatefulOperator(ProcessOperator):
         self._noted.put(sorted(dues) or None)
 
     def sweep_by(self, due: int) -> None:
-        """Something of the current key is too old at `due`: one timer per key looks for that."""
-        if self._swept.get() is None:
-            self._swept.put(due)
-            key = _SWEEP + self.encoded_key
-            self.timers.set(PROCESSING_TIME, due, key, self.key_group)
+        """Something of the current key is too old at `due`: one timer per key looks for that, at
+        the earliest of these times."""
+        known = self._swept.get()
+        if known is not None and known <= due:
+            return
+        key = _SWEEP + self.encoded_key
+        if known is not None:
+            self.timers.delete(PROCESSING_TIME, known, key, self.key_group)
+        self._swept.put(due)
+        self.timers.set(PROCESSING_TIME, due, key, self.key_group)
 
     def on_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         batch = self._in_time(batch)

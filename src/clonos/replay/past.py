@@ -107,13 +107,16 @@ class Past:
         floors = {t: self._floor(t) for t in logs}
         last = {t: max(log, default=floors[t]) for t, log in logs.items()}
         wanted = last if until is None else {t: min(until.get(t, last[t]), last[t]) for t in last}
-        found = wanted if task is None else {**floors, task: wanted[task]}
+        # What a task that shares no log has taken, nobody knows: it may be all that there is.
+        found = wanted
+        if task is not None and not self.compiled.plan.tasks[task].is_implied:
+            found = {**floors, task: wanted[task]}
         for number in sorted(found, reverse=True):  # tasks are numbered from sources to sinks
             for position in range(floors[number] + 1, found[number] + 1):
                 cause = decode_record(logs[number][position])[0]
                 if isinstance(cause, Order):
-                    sender = self.compiled.plan.channels[cause.channel].sender
-                    found[sender] = max(found[sender], cause.position)
+                    maker = self.compiled.plan.makers[cause.channel]
+                    found[maker] = max(found[maker], cause.position)
         return found
 
     def _floor(self, task: int) -> int:
@@ -346,7 +349,7 @@ def _missing(plan: Plan, keeper: HouseKeeper, task: int, position: int, record: 
         return f"the log of the task ends at step {keeper.length(task)}"
     cause = decode_record(record)[0]
     if isinstance(cause, Order):
-        sender = plan.channels[cause.channel].sender
+        sender = plan.makers[cause.channel]
         if cause.position > keeper.length(sender):
             name, end = plan.tasks[sender].name, keeper.length(sender)
             return f"it took what {name} made in step {cause.position}, whose log ends at {end}"

@@ -118,7 +118,7 @@ class ReplayedTask:
         self.machine = kind(plan, activate, program, past.layers(task), PastWorld(call))
         self.restored_at, self.log_ends_at = self.machine.position, self.machine.replay_to
         self.failed_at = past.failed.get(task)
-        self._hash_seed = past.hash_seed
+        self._hash_seed, self._is_implied = past.hash_seed, code.task.is_implied
         self._has_rows = threading.Event()
         self._made = self._delivered = 0
         self._failure: ClonosError | None = None
@@ -185,8 +185,10 @@ class ReplayedTask:
 
     @property
     def is_at_the_end(self) -> bool:
-        """Whether every step that the log knows has been done."""
-        return self.machine.position >= self.log_ends_at
+        """Whether every step that the log knows has been done. The steps of a task that shares no
+        log follow from what it is given."""
+        is_given = self._is_implied and any(end.queue for end in self.machine.inputs.values())
+        return self.machine.position >= self.log_ends_at and not is_given
 
     @property
     def compared(self) -> tuple[int, int]:
@@ -233,9 +235,9 @@ class ReplayedTask:
 
     def take(self, channel: int, items: Sequence[Item]) -> None:
         """Its sender has made these."""
-        sender = self._plan.channels[channel].sender
+        maker = self._plan.makers[channel]
         for item in items:
-            data = msg.Data(channel, item.dep[sender].incarnation, item.of(sender), ())
+            data = msg.Data(channel, item.dep[maker].incarnation, item.of(maker), ())
             self.machine.handle(ev.Received(channel, 1, data))
 
     def step(self, *, beyond: bool, state: bool = False) -> Step | None:
@@ -259,7 +261,7 @@ class ReplayedTask:
         self._offer_rows()
         before = self._states() if state else {}
         machine, self.watched.took = self.machine, []
-        is_logged = not self.is_at_the_end
+        is_logged = machine.position < self.log_ends_at or (self._is_implied and not beyond)
         job = machine.begin()
         step = machine.under_way
         if job is None or step is None:

@@ -69,13 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logs", action="store_true", help="logs are longer than they may be, checkpoints rare"
     )
-    parser.add_argument(
-        "--moves", action="store_true", help="cells are asked to move, executors leave"
-    )
+    parser.add_argument("--moves", action="store_true", help="cells move, executors leave")
     parser.add_argument(
         "--rewind", action="store_true", help="jobs go back to points of their past"
     )
     parser.add_argument("--gaps", action="store_true", help="jobs promise at most once")
+    parser.add_argument("--implied", action="store_true", help="tasks that ask nothing log nothing")
     parser.add_argument(
         "--wire", action="store_true", help="channels are bytes on simulated sockets"
     )

@@ -43,6 +43,42 @@ class Written(WriterCommitMessage):
     files: tuple[StagedFile, ...]
 
 
+def claim(table: Table, schema: pa.Schema, query: str) -> None:
+    """See that a table is that of a query, or is nobody's and becomes it.
+
+    Raises
+    ------
+    OtherQuery, OutputExists, BadSchema
+        It is somebody else's, or another one, or has been ended.
+    """
+    owner = OF_QUERY + query
+    if not table.exists:
+        table.create(schema, owner)
+    found = table.owner
+    if found != owner and table.is_of_query:
+        raise OtherQuery(
+            f"the rows so far came from the streaming {found}, these come from {owner}",
+            where=table.path,
+            remedy="restore the query's checkpoint, or give it a folder of its own",
+        )
+    if found != owner:
+        raise OutputExists(
+            "the folder is a table that a job writes", where=table.path, remedy="use another"
+        )
+    if not table.schema.equals(schema):
+        raise BadSchema(
+            f"the table has columns {_shown(table.schema)}, the query gives {_shown(schema)}",
+            where=table.path,
+            remedy="let other columns begin in a folder of their own, with a new checkpoint",
+        )
+    if table.ended:
+        raise OutputExists(
+            "the table has been ended: its readers expect nothing more",
+            where=table.path,
+            remedy="write into another folder, with a new checkpoint",
+        )
+
+
 class QueryWriter(DataSourceStreamArrowWriter):
     """Batches of one query, each of them in the table once.
 
@@ -106,7 +142,7 @@ class QueryWriter(DataSourceStreamArrowWriter):
         if not written:  # not even a partition without rows
             return
         table = Table(self._path, "fsync")
-        self._claim(table, written[0].query)
+        claim(table, self._schema, written[0].query)
         files = [file for message in written for file in message.files]
         table.take(batchId, files, self._extent(batchId))
         if self._removes:
@@ -117,36 +153,6 @@ class QueryWriter(DataSourceStreamArrowWriter):
         written = [message for message in messages if isinstance(message, Written)]
         files = [file for message in written for file in message.files]
         Table(self._path, "fsync").discard(batchId, files)
-
-    def _claim(self, table: Table, query: str) -> None:
-        """See that the table is this query's, or is nobody's and becomes it."""
-        owner = OF_QUERY + query
-        if not table.exists:
-            table.create(self._schema, owner)
-        found = table.owner
-        if found != owner and table.is_of_query:
-            raise OtherQuery(
-                f"the rows so far came from the streaming {found}, these come from {owner}",
-                where=self._path,
-                remedy="restore the query's checkpoint, or give it a folder of its own",
-            )
-        if found != owner:
-            raise OutputExists(
-                "the folder is a table that a job writes", where=self._path, remedy="use another"
-            )
-        if not table.schema.equals(self._schema):
-            raise BadSchema(
-                f"the table has columns {_shown(table.schema)}, the query gives "
-                f"{_shown(self._schema)}",
-                where=self._path,
-                remedy="let other columns begin in a folder of their own, with a new checkpoint",
-            )
-        if table.ended:
-            raise OutputExists(
-                "the table has been ended: its readers expect nothing more",
-                where=self._path,
-                remedy="write into another folder, with a new checkpoint",
-            )
 
     def _extent(self, batch: int) -> str:
         """What tells this batch from another one of its number; empty where nobody says."""

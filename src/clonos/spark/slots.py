@@ -319,7 +319,7 @@ class SlotLauncher:
                 self._prepared[key] = (body, dataframe, self._rows(run, dataframe))
             return self._prepared[key][2]
 
-    def _rows(self, run: Callable[[Batches], Batches], dataframe: DataFrame | None) -> Any:
+    def _rows(self, run: Callable[[Any], Batches], dataframe: DataFrame | None) -> Any:
         """An RDD of no rows that runs a function. Without a DataFrame it needs no plan: that is
         seconds where neither driver nor executors have made one yet."""
         if dataframe is None:
@@ -395,7 +395,7 @@ def _without_idle_killer(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(_KILLS_IDLE, before)
 
 
-def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Batches], Batches]:
+def _task(driver_host: str, body: Body, *, reads: bool) -> Callable[[Any], Batches]:
     """The function that Spark runs; of the driver's objects it holds only what is named here."""
 
     def run(batches: Batches) -> Batches:

@@ -31,7 +31,7 @@ class Timer(NamedTuple):
     @property
     def encoded_key(self) -> bytes:
         """The key that it belongs to."""
-        return self.address[_HEAD_BYTES:]
+        return key_of(self.address)
 
 
 class TimerTable:
@@ -105,6 +105,11 @@ class TimerTable:
     def _is_live(self, timer: Timer) -> bool:
         value = self._store.get(timer.address)
         return value is not None and bool(value[0] == timer.id)
+
+
+def key_of(address: bytes) -> bytes:
+    """The key that the timer at an address belongs to."""
+    return address[_HEAD_BYTES:]
 
 
 def _address(kind: bytes, due: int, encoded_key: bytes) -> bytes:

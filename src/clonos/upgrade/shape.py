@@ -135,4 +135,5 @@ def _task(number: int, name: str, about: Mapping[str, Any]) -> TaskSpec:
         is_gated=is_gated,
         writes_itself=writes_itself,
         has_effects=has_effects,
+        is_implied=about.get("implied", False),
     )

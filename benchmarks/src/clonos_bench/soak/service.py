@@ -57,14 +57,19 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
-        ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["ids"]
+        with suppress(ConnectionError):  # who asks is killed at any moment: that is the point
+            length = int(self.headers.get("Content-Length", 0))
+            said = self.rfile.read(length)
+            if said and len(said) == length:
+                self._answer(json.loads(said)["ids"])
+
+    def _answer(self, ids: Sequence[int]) -> None:
         answer = self.server.answer(ids)
         body = b"not now" if answer is None else json.dumps(answer).encode()
         self.send_response(503 if answer is None else 200)
         self.send_header("Content-Length", str(len(body)))
-        with suppress(ConnectionError):  # who asked was killed meanwhile: that is the point
-            self.end_headers()
-            self.wfile.write(body)
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
         """Nothing: the file says what was answered."""

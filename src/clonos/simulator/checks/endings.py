@@ -92,7 +92,7 @@ def rerun_tasks(
         sender, first = job.plan.channels[channel].sender, Incarnation(1, 0)
         made = items_of(machines[sender])[channel] if sender in machines else items[channel]
         for item in made[given[channel] :]:
-            data = msg.Data(channel, first, item.of(sender), ())
+            data = msg.Data(channel, first, item.of(job.plan.makers[channel]), ())
             machine.handle(ev.Received(channel, 1, data))
         given[channel] = len(made)
 

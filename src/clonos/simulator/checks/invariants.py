@@ -110,7 +110,8 @@ def shared_logs(plan: Plan) -> dict[int, set[int]]:
                 homes = plan.cell_of[origin], plan.cell_of[sender]
                 here = cells + (plan.cell_of[task.id] not in homes)
                 passed[task.id][origin] = max(passed[task.id].get(origin, 0), here)
-        shared[task.id] = {origin for origin, cells in before.items() if cells < plan.sharing_depth}
+        near = {origin for origin, cells in before.items() if cells < plan.sharing_depth}
+        shared[task.id] = {origin for origin in near if not plan.tasks[origin].is_implied}
     return shared
 
 
@@ -347,7 +348,7 @@ def longest_survives(
     cause = decode_record(next_record)[0] if next_record is not None else None
     is_void = isinstance(cause, Order) and any(
         cause.incarnation < incarnation and cause.position > end
-        for incarnation, end in cuts.get(plan.channels[cause.channel].sender, ())
+        for incarnation, end in cuts.get(plan.makers[cause.channel], ())
     )
     require(
         is_void,

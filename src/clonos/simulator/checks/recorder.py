@@ -16,7 +16,7 @@ from clonos.core.life import Phase
 from clonos.core.messages import Layer, LayerRef
 from clonos.core.plan import Incarnation
 from clonos.core.task import TaskMachine
-from clonos.simulator.checks import endings, floors, invariants, past
+from clonos.simulator.checks import endings, floors, implied, invariants, past
 from clonos.simulator.checks.closed import ClosedKeeper
 from clonos.simulator.checks.invariants import Cuts
 from clonos.simulator.checks.violations import require
@@ -218,6 +218,8 @@ class Recorder:
         if machine.incarnation < self._owner.get(machine.id, NOBODY):
             return
         self._owner[machine.id] = machine.incarnation
+        if machine.spec.is_implied:
+            return  # it does again what is known
         del self._entries[machine.id][machine.position :]
         del self._rests_on[machine.id][machine.position :]
 
@@ -260,20 +262,34 @@ class Recorder:
     def _append(self, machine: TaskMachine, record: bytes) -> Determinant:
         cause = decode_record(record)[0]
         owner = self._owner.get(machine.id)
-        entries = self._entries[machine.id]
-        if owner == machine.incarnation and machine.position == len(entries) + 1:
+        entries, at = self._entries[machine.id], machine.position - 1
+        if owner == machine.incarnation and machine.spec.is_implied and at < len(entries):
+            if self._stands(entries[at][1]):
+                implied.same_again(machine, entries[at][1], record)
+                entries[at] = machine.incarnation, record
+                return cause
+            del entries[at:], self._rests_on[machine.id][at:]
+        if owner == machine.incarnation and at == len(entries):
             entries.append((machine.incarnation, record))
             if self._is_exact:
                 self._rests_on[machine.id].append(self._rest_on(machine, cause))
         return cause
+
+    def _stands(self, record: bytes) -> bool:
+        """Whether what an entry has taken still exists."""
+        cause = decode_record(record)[0]
+        if not isinstance(cause, Order):
+            return True
+        made = self._entries[self.job.plan.makers[cause.channel]][cause.position - 1 :]
+        return bool(made) and made[0][0] == cause.incarnation
 
     def _rest_on(self, machine: TaskMachine, cause: Determinant) -> dict[int, int]:
         """How many entries of each log the newest step of a task rests on, in truth."""
         before = self._rests_on[machine.id]
         now = dict(before[-1]) if before else {}
         if isinstance(cause, Order):
-            sender, at = self.job.plan.channels[cause.channel].sender, cause.position - 1
-            made, entries = self._rests_on[sender][at:], self._entries[sender][at:]
+            maker, at = self.job.plan.makers[cause.channel], cause.position - 1
+            made, entries = self._rests_on[maker][at:], self._entries[maker][at:]
             # A zombie takes items of a zombie: that entry is gone, or is another life's by now.
             if made and entries[0][0] == cause.incarnation:
                 now.update((t, max(now.get(t, 0), position)) for t, position in made[0].items())
@@ -463,7 +479,8 @@ class Recorder:
             return  # see above: it was delivered then
         invariants.log_before_output(keeper, deliver)
         if self._is_exact:
-            self._cover(deliver.task, deliver.item.dep[deliver.task].position)
+            maker = self.job.plan.makers[deliver.channel]
+            self._cover(maker, deliver.item.dep[maker].position)
         self._take_output(deliver)
 
     def _cover(self, task: int, position: int) -> None:
@@ -481,7 +498,7 @@ class Recorder:
         for _, record in self._entries[task][start:position]:
             cause = decode_record(record)[0]
             if isinstance(cause, Order):
-                self._cover(self.job.plan.channels[cause.channel].sender, cause.position)
+                self._cover(self.job.plan.makers[cause.channel], cause.position)
 
     def _take_output(self, deliver: Deliver) -> None:
         key = (deliver.generation, deliver.task, deliver.item.seq)

@@ -26,6 +26,7 @@ INVARIANTS = {
     "one driver": "of one checkpoint, never two drivers let out output",
     "no litter": "after quiet floors the store holds what the journal refers to, and little else",
     "divergence": "a task that does something else on replay is found out",
+    "same again": "a task whose log is left out does the same in each life",
     "equivalence": "what was delivered is what a failure-free run with the same logs delivers",
     "conservation": "rows in are rows out",
     "at most once": "without logs, a row is lost only by a failure, and none comes twice",

@@ -71,6 +71,7 @@ from clonos.simulator.mistakes import (
 )
 from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
+from clonos.simulator.mistakes.implied import WRONG_IMPLIED
 from clonos.simulator.mistakes.mutation import (
     ARROW,
     DISK,
@@ -595,5 +596,6 @@ MUTATIONS: dict[str, Mutation] = {
         kind=FORGIVING_EDGE,
     ),
     **WRONG_GAPS,
+    **WRONG_IMPLIED,
     **WRONG_REACH,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
 from clonos.core import log as log_module
@@ -20,6 +21,7 @@ from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.checks.invariants import only_poison_is_blamed
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
+from clonos.simulator.jobs.implied import with_implied
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -74,6 +76,7 @@ class Kind(NamedTuple):
     rewind: bool = False
     wire: bool = False
     gaps: bool = False
+    implied: bool = False
     arrow: bool | None = None
 
     def flags(self) -> str:
@@ -122,6 +125,17 @@ def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> It
     finally:
         for (owner, name, _), value in zip(owners, before, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def few_steps_watched() -> Iterator[None]:
+    """Fewer than a small simulation takes between two checkpoints."""
+    before = blame_module.WATCHED_STEPS
+    blame_module.WATCHED_STEPS = 4  # type: ignore[misc]  # it is final for all others
+    try:
+        yield
+    finally:
+        blame_module.WATCHED_STEPS = before  # type: ignore[misc]
 
 
 def random_options(random: Random, job: AnyJob) -> Options:
@@ -240,6 +254,7 @@ def simulate(
     rewind: bool = False,
     wire: bool = False,
     gaps: bool = False,
+    implied: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
@@ -263,8 +278,9 @@ def simulate(
     `rewind`: a job goes back to points of its past, and on from there.
     `wire`: channels are bytes on simulated sockets, between the planes of production.
     `gaps`: the job promises at most once.
-    `moves`: cells are asked to move; in every second seed, nothing else goes wrong. `rivals`: most
-    of them are not asked, but overtaken.
+    `implied`: tasks whose steps follow from their input leave out their logs.
+    `moves`: cells are asked to move, or (`rivals`) most are overtaken; in every second seed,
+    nothing else goes wrong.
     `checks_state`: machines are asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
@@ -273,14 +289,15 @@ def simulate(
         return _simulate_upgrade(seed, partial(begin, is_live=live, **judged), trace=trace)
     if moves or rivals:
         return _simulate_moves(seed, rivals=rivals, **judged)
+    if implied:
+        return _simulate_implied(seed, **judged)
     if edge:
         return _simulate_edge(seed, availability=bool(availability), **judged)
     if overlap:
         return _simulate_overlap(seed, availability=bool(availability), **judged)
     if logs:
         return _simulate_logs(seed, **judged)
-    if arrow is None:
-        arrow = seed % 50 == 49 and not (loops or gaps)
+    arrow = seed % 50 == 49 and not (loops or gaps) if arrow is None else arrow
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
@@ -348,6 +365,31 @@ def _simulate_overlap(seed: int, *, availability: bool, **judged: bool) -> Resul
         rows_ms=0.5,
     )
     return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, **judged)[0]
+
+
+def _simulate_implied(seed: int, **judged: bool) -> Result:
+    """Chains whose links to the house-keeper break, ways that cross, or any jobs."""
+    random = Random(f"implied {seed}")
+    which = seed % 3
+    if which < 2:
+        job = (chain_job, overlap_job)[which](random)
+    else:
+        job, is_poisoned = _toy_job(random, seed, loops=False)
+        if job.plan.causal_log and not is_poisoned and random.random() < 0.2:
+            job = with_poison(job, random)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    if job.plan.causal_log:
+        job = with_implied(job, random)
+    options = random_options(random, job)
+    options.slots, options.availability = options.slots + 2, False
+    options.long_jobs = _long_jobs(seed)
+    if which < 2:
+        options.epoch_ms, options.rows_ms = random.choice((5.0, 20.0, 1000.0)), 0.5
+        options.latency_ms, options.commit_ms = 1.0, random.choice((1.0, 5.0))
+    kinds, is_harsh = (EDGE, OVERLAP, KINDS)[which], which < 2
+    poisoned = [task for task in job.plan.tasks if job.poison(task.id) is not None]
+    with few_steps_watched() if any(t.is_implied for t in poisoned) else nullcontext():
+        return simulate_job(seed, job, options, random, harsh=is_harsh, kinds=kinds, **judged)[0]
 
 
 def _simulate_logs(seed: int, **judged: bool) -> Result:

@@ -1,0 +1,63 @@
+"""Processes beside the driver: what they say, how they end, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clonos.cluster.aside import Aside, AsideFailed
+from clonos.cluster.witness import BUNDLES_MAX, _make_room
+
+LIMIT_S = 60.0
+"""Only a test that has failed waits for so long."""
+
+
+def leaves_something(_: object, how: str) -> Iterator[str]:
+    """Writes a temporary file, says where, and ends in some way."""
+    path = Path(tempfile.mkdtemp(), "state")
+    path.write_text("4111 1111 1111 1111")
+    yield str(path)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "for ever":
+        signal.pause()
+
+
+@pytest.mark.parametrize("how", ["well", "killed", "for ever"])
+def test_what_it_leaves_goes_with_it(how):
+    aside = Aside(f"{__name__}:leaves_something", {"how": how}, "")
+    said = aside.said()
+    path = Path(next(said))
+    assert path.exists()
+    if how == "killed":
+        with pytest.raises(AsideFailed, match="exit code -9"):
+            next(said)
+    elif how == "well":
+        assert list(said) == []
+    aside.close()
+    assert not path.exists()
+    assert not [
+        one for one in Path(tempfile.gettempdir()).glob("clonos-aside-*") if one in path.parents
+    ]
+
+
+def test_the_last_that_it_says_is_its_result():
+    aside = Aside(f"{__name__}:leaves_something", {"how": "well"}, "")
+    assert not Path(aside.result(LIMIT_S)).exists()
+
+
+def test_bundles_that_were_not_finished_go_with_the_oldest(tmp_path):
+    for number in range(BUNDLES_MAX + 1):
+        path = tmp_path / f"{number}.clonos"
+        path.touch()
+        os.utime(path, (number, number))
+    (tmp_path / ".9.clonos.part").touch()
+    _make_room(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{number}.clonos" for number in range(1, BUNDLES_MAX + 1)
+    ]
