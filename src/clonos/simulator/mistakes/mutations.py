@@ -596,6 +596,5 @@ MUTATIONS: dict[str, Mutation] = {
         kind=FORGIVING_EDGE,
     ),
     **WRONG_GAPS,
-    **WRONG_IMPLIED,
-    **WRONG_REACH,
+    **(WRONG_IMPLIED | WRONG_REACH),
 }
