@@ -94,6 +94,7 @@ def test_what_was_made_since_is_made_again(kit, spark, tmp_path, made, capsys):
     kit.kill(running, "totals[1]")
     kit.wait_recovered(running, 1)
     kit.wait_rows(running, 30, sink="out")
+    kit.wait_for(lambda: running.last_progress.history.points >= 4)  # one to go to, others behind
     running.stop()
     before = running.wait(0).rows["out"]
     points = points_of(capsys, tmp_path / "checkpoint")

@@ -149,7 +149,8 @@ def test_a_stream_goes_on_with_the_answers_of_its_checkpoint(spark, tmp_path):
     pq.write_table(pa.table({"n": range(12)}), tmp_path / "in" / "rows.parquet")
 
     def start() -> Any:
-        frame = spark.readStream.schema("n long").parquet(str(tmp_path / "in"))
+        files = spark.readStream.schema("n long").parquet(str(tmp_path / "in"))
+        frame = spark.sql("select n from {files}", files=files)
         job = clonos.Job("asking", checkpoint_dir=str(tmp_path / "checkpoint"))
         asked = job.source(frame, name="in").map_batches(
             partial(failing, tmp_path), "n long, token string", name="ask"

@@ -25,7 +25,7 @@ class Listener:
     >>> from clonos.core.plan import Incarnation
     >>> stages = {"detected": 7.0, "fenced": 7.002, "live": 7.04}
     >>> Lines().on_recovery(Recovery(3, "count[1]", Incarnation(1, 2), stages, 57))
-    {"task": "count[1]", "incarnation": "1.2", "ms": {"detected": 0.0, ... "live": 40.0}, "log": 57, ...
+    {"task": "count[1]", "incarnation": "1.2", "ms": {"detected": 0.0, ... "live": 40.0}, "log": ...
     """
 
     def on_started(self, started: JobStarted) -> None:

@@ -45,8 +45,10 @@ def inputs_of(source: SourceSpec) -> list[str]:
     if source.kind == "table":
         return [followed_by(source).path]
     told = StringIO()
-    with redirect_stdout(told):  # the only public way to see a plan
-        source.dataframe.explain()
+    # The only public way to see a plan. What spark.sql() has made of a stream is not shown, as it
+    # does not look like a stream before it is analysed; what is selected from that is.
+    with redirect_stdout(told):
+        source.dataframe.select("*").explain()
     return _READ.findall(told.getvalue())
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from clonos.core.channels import Inbound
 from clonos.core.inbounds import Inbounds
+from clonos.core.inflight import InFlightLog
 from clonos.core.loops import Rounds
 from clonos.core.outbounds import Outbounds
+from clonos.core.recovery import Recoveries
 from clonos.core.roster import TaskState
 from clonos.core.step import RunningStep
+from clonos.simulator.mistakes.mutation import LOOPS, Mutation, mutation
 
 
 def nothing_carried(_: Any) -> Any:
@@ -79,3 +82,31 @@ def never_behind(original: Any) -> Any:
         self.waits_behind = False
 
     return init
+
+
+WRONG_LOOPS: Final[dict[str, Mutation]] = {
+    "feedback is in no layer": mutation(
+        "carried feedback", (InFlightLog, "carried", nothing_carried), kind=LOOPS
+    ),
+    "feedback from behind a marker is taken before it": mutation(
+        "carried feedback", (Inbound, "__init__", never_behind), kind=LOOPS
+    ),
+    "a loop is over when one task is quiet": mutation(
+        "conservation", (Rounds, "_next", one_quiet_round), kind=LOOPS
+    ),
+    "who takes rows is quiet": mutation(
+        "conservation", (Rounds, "stepped", rows_are_quiet), kind=LOOPS
+    ),
+    "markers wait until they have come round": mutation(
+        "liveness", (Inbounds, "aligned_epoch", markers_wait_for_feedback), kind=LOOPS
+    ),
+    "a task waits for its own feedback": mutation(
+        "liveness", (Outbounds, "blocked", feedback_blocks), kind=LOOPS
+    ),
+    "failed tasks of a loop wait for each other": mutation(
+        "liveness", (Recoveries, "_awaits_cuts", wait_for_each_other), kind=LOOPS
+    ),
+    "rows come in however many go round": mutation(
+        "bounded memory", (Rounds, "is_full", never_full), kind=LOOPS
+    ),
+}

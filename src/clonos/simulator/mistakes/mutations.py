@@ -29,7 +29,6 @@ from clonos.core.inbounds import Inbounds
 from clonos.core.inflight import InFlightLog
 from clonos.core.intake import Intake
 from clonos.core.log import Log, LogBook
-from clonos.core.loops import Rounds
 from clonos.core.markers import Markers
 from clonos.core.messages import Restored
 from clonos.core.moves import Moves
@@ -59,7 +58,6 @@ from clonos.simulator.mistakes import (
     effects,
     floors,
     logs,
-    loops,
     moves,
     order,
     past,
@@ -72,6 +70,7 @@ from clonos.simulator.mistakes import (
 from clonos.simulator.mistakes import protocol as wrong
 from clonos.simulator.mistakes.gaps import WRONG_GAPS
 from clonos.simulator.mistakes.implied import WRONG_IMPLIED
+from clonos.simulator.mistakes.loops import WRONG_LOOPS
 from clonos.simulator.mistakes.mutation import (
     ARROW,
     DISK,
@@ -81,7 +80,6 @@ from clonos.simulator.mistakes.mutation import (
     HISTORY,
     LIVE,
     LOGS,
-    LOOPS,
     LOST_HISTORY,
     MOVES,
     OVERLAP,
@@ -475,30 +473,6 @@ MUTATIONS: dict[str, Mutation] = {
     "nobody hears that a local disk has rotted": mutation(
         "liveness", (Recoveries, "unreadable", constant(None)), kind=SPILL
     ),
-    "feedback is in no layer": mutation(
-        "carried feedback", (InFlightLog, "carried", loops.nothing_carried), kind=LOOPS
-    ),
-    "feedback from behind a marker is taken before it": mutation(
-        "carried feedback", (Inbound, "__init__", loops.never_behind), kind=LOOPS
-    ),
-    "a loop is over when one task is quiet": mutation(
-        "conservation", (Rounds, "_next", loops.one_quiet_round), kind=LOOPS
-    ),
-    "who takes rows is quiet": mutation(
-        "conservation", (Rounds, "stepped", loops.rows_are_quiet), kind=LOOPS
-    ),
-    "markers wait until they have come round": mutation(
-        "liveness", (Inbounds, "aligned_epoch", loops.markers_wait_for_feedback), kind=LOOPS
-    ),
-    "a task waits for its own feedback": mutation(
-        "liveness", (Outbounds, "blocked", loops.feedback_blocks), kind=LOOPS
-    ),
-    "failed tasks of a loop wait for each other": mutation(
-        "liveness", (Recoveries, "_awaits_cuts", loops.wait_for_each_other), kind=LOOPS
-    ),
-    "rows come in however many go round": mutation(
-        "bounded memory", (Rounds, "is_full", loops.never_full), kind=LOOPS
-    ),
     "sources go on however long logs are": mutation(
         "bounded memory", (Throttle, "_fullness", logs.never_too_much), kind=LOGS
     ),
@@ -596,5 +570,7 @@ MUTATIONS: dict[str, Mutation] = {
         kind=FORGIVING_EDGE,
     ),
     **WRONG_GAPS,
-    **(WRONG_IMPLIED | WRONG_REACH),
+    **WRONG_IMPLIED,
+    **WRONG_LOOPS,
+    **WRONG_REACH,
 }
