@@ -17,11 +17,11 @@ from clonos.upgrade.layers import Sealed, redistribute
 from clonos.upgrade.shape import Shape
 
 LEFT, RIGHT = "k long, a long", "j long, b long"
-SIDES = (
+SIDES: tuple[list[Any], list[Any]] = (
     [(k % 7, k) for k in range(20)] + [(None, 99)],
     [(k % 9, 100 + k) for k in range(18)],
 )
-LATER = ([(3, 200), (12, 201)], [(4, 300), (12, 301), (12, 302)])
+LATER: tuple[list[Any], list[Any]] = ([(3, 200), (12, 201)], [(4, 300), (12, 301), (12, 302)])
 
 
 def job(how: str, parallelism: int) -> Any:
