@@ -120,6 +120,11 @@ def test_what_an_implied_task_was_told_may_be_void(seed):
     assert simulate(seed, implied=True).failure == ""
 
 
+@pytest.mark.parametrize(("seed", "kind"), [(7003145, Kind()), (102, Kind(wire=True))])
+def test_nobody_deletes_while_the_store_is_away_or_the_driver_is_frozen(seed, kind):
+    assert simulate(seed, **kind._asdict()).verdict == "ok"
+
+
 def test_one_seed_can_be_traced(capsys):
     assert run("--seed", "3", "--trace") == 0
     assert "Activate" in capsys.readouterr().out

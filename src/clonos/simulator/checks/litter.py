@@ -17,12 +17,16 @@ PIN: Final = f"{FOLDER}/pin-"
 """What somebody puts there who reads the past; he takes it away himself."""
 GRACES: Final = 14.0
 """How many times its grace period a file may stay that nobody refers to."""
+LOOKS: Final = 8
+"""How often it is looked in this time: to look takes time."""
 
 
 class Litter:
     """Looks at floors what is in the store, and for how long nobody has referred to it.
 
     Whenever something fails or is restored it forgets what it has seen: then there may be reasons.
+    Where floors do not move for long, the driver is frozen, or a store or the journal is away; then
+    nobody deletes, and that time does not count.
     """
 
     def __init__(self, files: SimulatedFiles, grace_ms: float, plan: Plan) -> None:
@@ -39,17 +43,21 @@ class Litter:
     def look(self, now_ms: float, used: set[str]) -> None:
         """A floor is complete; the journal refers to what is `used`."""
         self._floors += 1
-        if now_ms < self._looked_ms + self._limit_ms / 8:  # to look takes time
+        passed_ms, most_ms = now_ms - self._looked_ms, 2 * self._limit_ms / LOOKS
+        if passed_ms < self._limit_ms / LOOKS:
             return
         self._looked_ms = now_ms
-        seen = {}
+        seen: dict[str, tuple[float, int]] = {}
         for info in self._files.entries(LAYERS, recursive=True):
             path = info.path.removeprefix(f"{LAYERS}/").partition("/")[2]
             if info.is_folder or path in used or path.startswith(PIN):
                 continue
-            since_ms, floors = seen[path] = self._seen.get(path, (now_ms, self._floors))
+            before = self._seen.get(path)
+            unused_ms = 0.0 if before is None else before[0] + min(passed_ms, most_ms)
+            floors = self._floors if before is None else before[1]
+            seen[path] = unused_ms, floors
             is_new = self._floors - floors < self._floors_max
-            no_litter(path, now_ms - since_ms, self._limit_ms, is_new=is_new)
+            no_litter(path, unused_ms, self._limit_ms, is_new=is_new)
         self._seen = seen
 
 

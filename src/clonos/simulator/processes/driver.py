@@ -275,12 +275,6 @@ class Driver:
         """Something has come for its network."""
         self._turn_by(self.cluster.scheduler.now)
 
-    def pause(self, lasts_ms: float) -> None:
-        """Its process is frozen: meanwhile it hears nothing, does nothing, and deletes nothing."""
-        scheduler = self.cluster.scheduler
-        self.paused_until = scheduler.now + lasts_ms
-        scheduler.at(self.paused_until, self.cluster.litter.forget)
-
     def _turn_by(self, time: float) -> None:
         at = max(time, self.paused_until)
         if self._turn_at is None or at < self._turn_at:

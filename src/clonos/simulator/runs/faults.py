@@ -371,7 +371,7 @@ class Faults:
 
     def _pause_driver(self) -> None:
         duration = self.cluster.random.choice((10.0, 80.0, 3_000.0))
-        self.cluster.driver.pause(duration)
+        self.cluster.driver.paused_until = self.cluster.scheduler.now + duration
 
     def _clock_jumps(self) -> None:
         """Somebody sets a machine's clock by an hour, either way, and perhaps back later."""
@@ -444,7 +444,7 @@ class Faults:
             cluster.follow(disks.local)
         else:
             asleep_ms = cluster.options.echo_ms * cluster.random.choice((1.1, 3.0))
-            cluster.driver.pause(asleep_ms)
+            cluster.driver.paused_until = cluster.scheduler.now + asleep_ms
             cluster.follow(disks.local.copy())
 
 
