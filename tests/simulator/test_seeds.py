@@ -34,7 +34,7 @@ def test_a_seed_is_the_same_simulation_every_time():
 
 def test_a_digest_tells_apart_what_went_another_way():
     """Even where the verdict is the same: a layer is acknowledged a little earlier."""
-    others = [simulate(0), simulate(0, harsh=True), simulate(1)]
+    others = [simulate(0), simulate(0, Kind(harsh=True)), simulate(1)]
     assert len({result.digest for result in others}) == 3
     for seed in range(40):
         before = simulate(seed)
@@ -117,12 +117,12 @@ def test_no_seed_violates_an_invariant_where_tasks_leave_out_their_logs():
 @pytest.mark.parametrize("seed", [1200, 1314, 1338])
 def test_what_an_implied_task_was_told_may_be_void(seed):
     """A new life that had made nothing held its receivers to what came of a log that was lost."""
-    assert simulate(seed, implied=True).failure == ""
+    assert simulate(seed, Kind(implied=True)).failure == ""
 
 
 @pytest.mark.parametrize(("seed", "kind"), [(7003145, Kind()), (102, Kind(wire=True))])
 def test_nobody_deletes_while_the_store_is_away_or_the_driver_is_frozen(seed, kind):
-    assert simulate(seed, **kind._asdict()).verdict == "ok"
+    assert simulate(seed, kind).verdict == "ok"
 
 
 def test_one_seed_can_be_traced(capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clonos.simulator.runs.seeds import simulate
+from clonos.simulator.runs.seeds import Kind, simulate
 
 FOUND = {
     18: "one of two sources had ended: its channels to the new tasks have ended, too",
@@ -19,7 +19,7 @@ FOUND = {
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 400))]
 )
 def test_any_job_goes_on(seed):
-    result = simulate(seed, upgrade=True)
+    result = simulate(seed, Kind(upgrade=True))
     assert result.verdict == "ok", result.failure
 
 
@@ -28,22 +28,22 @@ def test_any_job_goes_on(seed):
 )
 def test_any_job_goes_on_while_it_runs(seed):
     """Slots wait for the next driver; a job that does not settle in time goes on."""
-    result = simulate(seed, live=True)
+    result = simulate(seed, Kind(live=True))
     assert result.verdict == "ok", result.failure
 
 
 def test_some_jobs_do_not_settle_in_time():
-    results = [simulate(seed, live=True) for seed in range(12)]
+    results = [simulate(seed, Kind(live=True)) for seed in range(12)]
     assert sum(result.coverage["went on", "finished"] for result in results) > 3
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
 def test_what_was_found(seed):
-    result = simulate(seed, upgrade=True)
+    result = simulate(seed, Kind(upgrade=True))
     assert result.verdict == "ok", result.failure
 
 
 def test_plans_are_replaced_and_switches_broken_off():
-    results = [simulate(seed, upgrade=True) for seed in range(12)]
+    results = [simulate(seed, Kind(upgrade=True)) for seed in range(12)]
     assert sum(result.coverage["switch", "finished"] for result in results) > len(results)
     assert sum(result.coverage["no switch", "finished"] for result in results) > 0

@@ -221,7 +221,7 @@ def _results(
             for seed in chunk:
                 if time.monotonic() > deadline:
                     return
-                yield simulate(seed, **kind._asdict())
+                yield simulate(seed, kind)
         return
     with ProcessPoolExecutor(jobs) as pool:
         remaining = iter(chunks)
@@ -233,7 +233,7 @@ def _results(
 
 
 def _chunk(seeds: range, kind: Kind) -> list[Result]:
-    return [simulate(seed, **kind._asdict()) for seed in seeds]
+    return [simulate(seed, kind) for seed in seeds]
 
 
 def _print_digest(results: Iterable[Result]) -> int:
@@ -263,7 +263,7 @@ def _print_detection(
 
 
 def _run_one(seed: int, kind: Kind, *, trace: bool) -> int:
-    result = simulate(seed, trace=trace, **kind._asdict())
+    result = simulate(seed, kind, trace=trace)
     _say(
         f"seed {seed}: {result.verdict}, {result.steps} steps, {result.events} events, "
         f"digest {result.digest}"

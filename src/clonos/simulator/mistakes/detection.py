@@ -71,13 +71,13 @@ def run_mutated(name: str, seed: int) -> Result:
     mutation = MUTATIONS[name]
     with mutation.active():
         checks_state = mutation.breaks == "sound state"
-        return simulate(seed, **mutation.kind._asdict(), checks_state=checks_state)
+        return simulate(seed, mutation.kind, checks_state=checks_state)
 
 
 def run_right(name: str, seed: int) -> Result:
     """The same seed without the mistake."""
     mutation = MUTATIONS[name]
-    return simulate(seed, **mutation.kind._asdict())
+    return simulate(seed, mutation.kind)
 
 
 def detect(name: str, seeds: Iterable[int], *, enough: int) -> Detection:

@@ -58,7 +58,47 @@ CRASHES = {error.__name__: error for error in (ProtocolError, InvalidTransition,
 
 
 class Kind(NamedTuple):
-    """Which kind of simulations: what :func:`simulate` is told besides the seed."""
+    """Which kind of simulations: what is not left to the seed.
+
+    Attributes
+    ----------
+    harsh
+        More failures, of tasks together with those who hold their logs, and slow links.
+    availability
+        What happens to orphans, if the seed shall not say (harsh: they roll back).
+    edge
+        A chain whose links to the house-keeper are slow, and break.
+    disk
+        Disks fail, and machines die with what was not synced; without it, in every eighth seed.
+    overlap
+        Tasks fail while others recover, upstream, downstream and elsewhere.
+    history
+        The job keeps its past, unless it has no logs, and somebody reads it.
+    spill
+        All that is kept for receivers goes to local disks, which fail at times.
+    loops
+        Rows go round.
+    upgrade
+        A job of Arrow operators settles, and goes on with another plan, twice.
+    live
+        The same; slots wait for the next driver, and who does not settle in time goes on.
+    logs
+        Logs are longer than they may be, and no checkpoint comes by itself; half of these seeds are
+        without faults.
+    moves, rivals
+        Cells are asked to move, or most are overtaken; in every second seed, nothing else goes
+        wrong.
+    rewind
+        A job goes back to points of its past, and on from there.
+    wire
+        Channels are bytes on simulated sockets, between the planes of production.
+    gaps
+        The job promises at most once.
+    implied
+        Tasks whose steps follow from their input leave out their logs.
+    arrow
+        A real job of Arrow operators; if it is not said, in every 50th seed.
+    """
 
     harsh: bool = False
     availability: bool | None = None
@@ -235,69 +275,39 @@ def _with_promises(job: Job, seed: int, random: Random, *, harsh: bool, gaps: bo
 
 def simulate(
     seed: int,
+    kind: Kind = AS_THE_SEED_SAYS,
     *,
     trace: bool = False,
-    arrow: bool | None = None,
-    harsh: bool = False,
-    availability: bool | None = None,
-    edge: bool = False,
-    disk: bool | None = None,
-    overlap: bool = False,
-    history: bool = False,
-    spill: bool = False,
-    loops: bool = False,
-    upgrade: bool = False,
-    live: bool = False,
-    logs: bool = False,
-    moves: bool = False,
-    rivals: bool = False,
-    rewind: bool = False,
-    wire: bool = False,
-    gaps: bool = False,
-    implied: bool = False,
     checks_state: bool = True,
 ) -> Result:
     """Run one seed and judge it; never raises for what the protocol does wrong.
 
     In two of five seeds tasks seal without markers; in a third, slots run several tasks each; in
-    two of seven, rows wait for calls, half of them for effects. Every 50th seed runs a real job of
-    Arrow operators, if `arrow` does not say otherwise; every fifth has tasks that are source and
-    sink at once; in every third user code takes its time.
-    `disk`: disks fail, and machines die with what was not synced; without it, in every eighth seed.
-    `harsh`: more failures, of tasks together with those who hold their logs, and slow links.
-    `availability`: what happens to orphans, if the seed shall not say (harsh: they roll back).
-    `edge`: a chain whose links to the house-keeper are slow, and break.
-    `overlap`: tasks fail while others recover, upstream, downstream and elsewhere.
-    `history`: the job keeps its past, unless it has no logs, and somebody reads it.
-    `spill`: all that is kept for receivers goes to local disks, which fail at times.
-    `loops`: rows go round.
-    `upgrade`: a job of Arrow operators settles, and goes on with another plan, twice.
-    `live`: the same; slots wait for the next driver, and who does not settle in time goes on.
-    `logs`: logs are longer than they may be, and no checkpoint comes by itself; half of these seeds
-    are without faults.
-    `rewind`: a job goes back to points of its past, and on from there.
-    `wire`: channels are bytes on simulated sockets, between the planes of production.
-    `gaps`: the job promises at most once.
-    `implied`: tasks whose steps follow from their input leave out their logs.
-    `moves`: cells are asked to move, or (`rivals`) most are overtaken; in every second seed,
-    nothing else goes wrong.
-    `checks_state`: machines are asked for the soundness of their state.
+    two of seven, rows wait for calls, half of them for effects; every fifth has tasks that are
+    source and sink at once; in every third user code takes its time. `checks_state`: machines are
+    asked for the soundness of their state.
     """
     judged = {"trace": trace, "checks_state": checks_state}
-    if upgrade or live or rewind:
-        begin: Callable[..., Upgrades] = Rewinds if rewind else Upgrades
-        return _simulate_upgrade(seed, partial(begin, is_live=live, **judged), trace=trace)
-    if moves or rivals:
-        return _simulate_moves(seed, rivals=rivals, **judged)
-    if implied:
+    if kind.upgrade or kind.live or kind.rewind:
+        begin: Callable[..., Upgrades] = Rewinds if kind.rewind else Upgrades
+        return _simulate_upgrade(seed, partial(begin, is_live=kind.live, **judged), trace=trace)
+    if kind.moves or kind.rivals:
+        return _simulate_moves(seed, rivals=kind.rivals, **judged)
+    if kind.implied:
         return _simulate_implied(seed, **judged)
-    if edge:
-        return _simulate_edge(seed, availability=bool(availability), **judged)
-    if overlap:
-        return _simulate_overlap(seed, availability=bool(availability), **judged)
-    if logs:
+    if kind.edge:
+        return _simulate_edge(seed, availability=bool(kind.availability), **judged)
+    if kind.overlap:
+        return _simulate_overlap(seed, availability=bool(kind.availability), **judged)
+    if kind.logs:
         return _simulate_logs(seed, **judged)
-    arrow = seed % 50 == 49 and not (loops or gaps) if arrow is None else arrow
+    return _simulate_any(seed, kind, **judged)
+
+
+def _simulate_any(seed: int, kind: Kind, **judged: bool) -> Result:
+    """Jobs of any shape, and all faults."""
+    harsh, loops, gaps = kind.harsh, kind.loops, kind.gaps
+    arrow = seed % 50 == 49 and not (loops or gaps) if kind.arrow is None else kind.arrow
     random = Random(seed)
     job: AnyJob
     is_poisoned = False
@@ -314,15 +324,14 @@ def simulate(
         options.latency_ms, options.epoch_ms = 1.0, random.choice((10.0, 1000.0))
         options.commit_ms, options.rows_ms = 5.0, 0.5
         options.slots += 3
-    if availability is not None and not is_poisoned and not has_order:
-        options.availability = availability
-    options.long_jobs, options.wired = _long_jobs(seed), wire
-    if spill:
+    if kind.availability is not None and not is_poisoned and not has_order:
+        options.availability = kind.availability
+    options.long_jobs, options.wired = _long_jobs(seed), kind.wire
+    if kind.spill:
         options.memory_bytes, options.scratch_faults = 0, (0.0, 0.3)[seed % 2]
-    if history and job.plan.causal_log:
+    if kind.history and job.plan.causal_log:
         options.keep, options.availability = keep_of(seed), False
-    if disk is None:
-        disk = seed % 8 == 5
+    disk = seed % 8 == 5 if kind.disk is None else kind.disk
     if disk and not harsh:  # with time to see what stays in the store
         options.epoch_ms, options.floors_at_end = min(options.epoch_ms, 25.0), 20
     kinds = (*KINDS, *DISK) if disk else KINDS
