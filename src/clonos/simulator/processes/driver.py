@@ -29,6 +29,7 @@ from clonos.simulator.processes.durable import (
     outputs_of,
 )
 from clonos.simulator.processes.spark import Spark
+from clonos.simulator.processes.turns import Turns
 from clonos.simulator.world.disk import Died, Disk
 from clonos.simulator.world.disks import HOME, LAYERS, TERMS
 from clonos.simulator.world.network import Stream
@@ -163,7 +164,9 @@ class Driver:
         self.accepted: dict[int, Stream] = {}
         self.unheard: set[int] = set()  # tasks that want to say that they keep little
         self._inbox: list[events.DriverEvent | tuple[int, Any]] = []
-        self._turn_at: float | None = None
+        self._next_turn = Turns(
+            cluster.scheduler, self._turn, lambda: self.paused_until, lambda: self.alive
+        )
         self._turns = 0
         self.waiting: Waiting | None = None
         self._waits_until = 0.0
@@ -245,7 +248,7 @@ class Driver:
         elif not self.keeper.complete:
             self._waits_until = now + self.cluster.options.waits_ms
             self.waiting.start()
-        self._turn_by(now)
+        self._next_turn.by(now)
 
     def _node_turn(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> float:
         """That of the node; before there is something to drive, slots are all that there is."""
@@ -269,26 +272,13 @@ class Driver:
         """Something has come."""
         if self.alive:
             self._inbox.append(heard)
-            self._turn_by(self.cluster.scheduler.now)
+            self._next_turn.by(self.cluster.scheduler.now)
 
     def rouse(self) -> None:
         """Something has come for its network."""
-        self._turn_by(self.cluster.scheduler.now)
+        self._next_turn.by(self.cluster.scheduler.now)
 
-    def _turn_by(self, time: float) -> None:
-        at = max(time, self.paused_until)
-        if self._turn_at is None or at < self._turn_at:
-            self._turn_at = at
-            self.cluster.scheduler.at(at, self._turn, at)
-
-    def _turn(self, at: float) -> None:
-        if not self.alive or at != self._turn_at:
-            return
-        self._turn_at = None
-        now = self.cluster.scheduler.now
-        if self.paused_until > now:
-            self._turn_by(now)
-            return
+    def _turn(self, now: float) -> None:
         self.cluster.network.poll(self)
         heard, self._inbox = self._inbox, []
         wait_s = self.survives(lambda: self._node_turn(heard))
@@ -310,7 +300,7 @@ class Driver:
             self.journal.close()
             self.cluster.finished()
         else:
-            self._turn_by(now + 1000 * wait_s)
+            self._next_turn.by(now + 1000 * wait_s)
 
     def _check_after(self, heard: Sequence[events.DriverEvent | tuple[int, Any]]) -> None:
         """The whole node now and then, and after what makes its machines move."""

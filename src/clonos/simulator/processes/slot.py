@@ -34,6 +34,7 @@ from clonos.simulator.processes.calls import SlotCalls
 from clonos.simulator.processes.durable import SlotStore
 from clonos.simulator.processes.scratch import SlotScratch
 from clonos.simulator.processes.shelf import SlowShelf
+from clonos.simulator.processes.turns import Turns
 from clonos.simulator.world.network import Stream
 from clonos.simulator.world.virtual import EPOCH_MS, Poisoned, TaskWorld
 from clonos.storage.layers import OPENED_BYTES
@@ -111,7 +112,9 @@ class Slot:
         self.stalled_until = 0.0
         self.is_controlled = True
         self._inbox: list[Heard] = []
-        self._turn_at: float | None = None
+        self._next_turn = Turns(
+            cluster.scheduler, self._turn, lambda: self.stalled_until, lambda: self.alive
+        )
         self._busy_until = 0.0
         # By task: what is awaited, since when, and how long it should take.
         self._timers: dict[int, tuple[tuple[Incarnation, int | None], float, int]] = {}
@@ -190,19 +193,9 @@ class Slot:
         return machine.incarnation if machine is not None else Incarnation(1 << 30, 0)
 
     def _turn_by(self, time: float) -> None:
-        at = max(time, self._busy_until, self.stalled_until)
-        if self._turn_at is None or at < self._turn_at:
-            self._turn_at = at
-            self.cluster.scheduler.at(at, self._turn, at)
+        self._next_turn.by(max(time, self._busy_until))
 
-    def _turn(self, at: float) -> None:
-        if not self.alive or at != self._turn_at:
-            return
-        self._turn_at = None
-        now = self.cluster.scheduler.now
-        if self.stalled_until > now:
-            self._turn_by(now)
-            return
+    def _turn(self, now: float) -> None:
         self.cluster.network.poll(self)
         events, self._inbox = self._inbox, []
         before = self.cluster.recorder.steps
