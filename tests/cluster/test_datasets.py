@@ -76,7 +76,7 @@ SINKS: dict[str, tuple[Any, str, str | None]] = {
     "postgres": (
         clonos.sinks.postgres("postgresql://me:secret@host/db", "public.totals"),
         "postgres",
-        "table public.totals of ",
+        "table public.totals of host:5432/db",
     ),
 }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_where_sinks_write(case):
     sink, kind, place = SINKS[case]
     _, one = found(clonos.sources.from_batches([], "n long, at timestamp"), sink)
     assert (one.operator, one.kind) == ("out", kind)
-    assert one.place == place or (place and str(one.place).startswith(place))
+    assert one.place == place
     assert one.columns == (("n", "bigint"), ("at", "timestamp"))
     assert "secret" not in repr(one)
 

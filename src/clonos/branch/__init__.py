@@ -80,11 +80,7 @@ class Branch:
         with ExitStack() as undo:
             undo.callback(past.close)
             other = changed(past.compiled, replace)
-            self._schemas = {
-                name: other.schemas[channel]
-                for task in past.tasks
-                for name, channel in past.outputs(task.id).items()
-            }
+            self._schemas = {name: other.schemas[c] for c, name in past.leaves.items()}
             original = _original(past, until, undo)
             self.error = original.error
             answers = Answers(original.asked, calls, stand_in, ask, reuse, cost, in_flight)
@@ -223,7 +219,7 @@ def _run(
 ) -> None:
     plan = compiled.plan
     tasks: dict[int, BranchedTask] = {}
-    leaves = {c: name for task in past.tasks for name, c in past.outputs(task.id).items()}
+    leaves = past.leaves
 
     def put(channel: int, made: Made) -> None:
         spec = plan.channels[channel]

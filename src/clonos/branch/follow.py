@@ -210,11 +210,7 @@ class Follower:
             self._folder = Path(undo.enter_context(folder))
             undo.callback(self._end_replay)
             with closing(log.begin(None)) as past:
-                self._leaves = {
-                    channel: name
-                    for task in past.tasks
-                    for name, channel in past.outputs(task.id).items()
-                }
+                self._leaves = past.leaves
                 self._tallies = {
                     name: Tally(name, changed.schemas[channel], keys.get(name))
                     for channel, name in self._leaves.items()

@@ -10,7 +10,7 @@ from typing import Any
 from clonos.blame import users_traceback
 from clonos.branch import Branch
 from clonos.branch.bundling import Bundled, BundleTooLarge, Wanted, make
-from clonos.errors import OperatorError
+from clonos.errors import ClonosError, OperatorError
 from clonos.graph.compile import CompiledJob
 from clonos.replay.kept import At
 from clonos.replay.past import read
@@ -29,9 +29,7 @@ def branch(
     with with_trace():
         made = Branch(read(compiled, checkpoint_dir, journal, at), changes, **how)
     made.replaces = {}  # who asked for it has it
-    for error in (made.error, made.failed):
-        if error is not None:
-            error.__cause__ = error.__context__ = None
+    _without_causes(made.error, made.failed)
     yield made
 
 
@@ -44,7 +42,9 @@ def bundle(
     **wanted: Any,
 ) -> Iterator[Bundled]:
     """See :meth:`clonos.RunningJob.bundle`."""
-    yield _told(make(compiled, out, checkpoint_dir, journal, Wanted(**wanted)))
+    made = make(compiled, out, checkpoint_dir, journal, Wanted(**wanted))
+    _without_causes(made.error)
+    yield made
 
 
 def write(
@@ -70,7 +70,8 @@ def write(
         if task is None:
             raise
         made = make(compiled, out, checkpoint_dir, journal, replace(how, task=task))
-    yield _told(made)
+    _without_causes(made.error)
+    yield made
 
 
 @contextmanager
@@ -84,8 +85,8 @@ def with_trace() -> Iterator[None]:
         raise
 
 
-def _told(made: Bundled) -> Bundled:
-    """As it is sent: without the user's own exception, whose class may not be there."""
-    if made.error is not None:
-        made.error.__cause__ = made.error.__context__ = None
-    return made
+def _without_causes(*errors: ClonosError | None) -> None:
+    """As they are sent: without the user's own exception, whose class may not be there."""
+    for error in errors:
+        if error is not None:
+            error.__cause__ = error.__context__ = None

@@ -30,7 +30,7 @@ def datasets_of(compiled: CompiledJob) -> Datasets:
     outputs: dict[str, Dataset] = {}
     for code in compiled.codes:
         if (source := code.source) is not None:
-            name = code.operators[0][0]
+            name = code.source_name
             columns = _columns(source.rows_schema)
             inputs[name] = Dataset(name, source.kind, _masked(_place_of_source(source)), columns)
         if (sink := code.sink) is not None:

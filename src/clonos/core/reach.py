@@ -44,7 +44,7 @@ class Complaint(NamedTuple):
     near: int
     far: int | None
     why: str
-    channel: int = -1
+    channel: int
 
 
 @dataclass(slots=True)
@@ -186,9 +186,9 @@ def to_give_up(complaints: Collection[Complaint]) -> list[int]:
 
     Examples
     --------
-    >>> to_give_up([Complaint(10, 11, ""), Complaint(11, 12, ""), Complaint(13, None, "")])
+    >>> to_give_up([Complaint(10, 11, "", 0), Complaint(11, 12, "", 1), Complaint(13, None, "", 2)])
     [11, 13]
-    >>> to_give_up([Complaint(10, 11, "")])
+    >>> to_give_up([Complaint(10, 11, "", 0)])
     [11]
     """
     left = [{c.near, c.far} - {None} for c in complaints]

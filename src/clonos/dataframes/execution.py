@@ -230,9 +230,8 @@ def start_plans(
             if available_now:
                 writer.trigger(availableNow=True)
             query = queries[vertex.name] = writer.start()
-            if (
-                sink.kind == "table" and sink.path is not None
-            ):  # so that others may read it before the first row is there
+            if sink.kind == "table" and sink.path is not None:
+                # So that others may read it before the first row is there.
                 claim(Table(sink.path, "fsync"), vertex.schema, str(query.id))
         undo.pop_all()
     return RunningPlans(queries, log)

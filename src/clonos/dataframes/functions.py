@@ -57,10 +57,12 @@ def apply(
     """The rows that the functions make of those of a partition."""
     operators: list[Operator | Asking] = []
     for given in batches:
-        if given.num_rows and not operators:  # a partition without rows asks nothing
+        if not given.num_rows:  # a partition without rows asks nothing
+            continue
+        if not operators:
             operators = [_opened(step, number, partition) for number, step in enumerate(steps)]
-        rows: pa.RecordBatch | None = conform(given, steps[0].given) if given.num_rows else None
-        for step, operator in zip(steps, operators, strict=bool(operators)):
+        rows: pa.RecordBatch | None = conform(given, steps[0].given)
+        for step, operator in zip(steps, operators, strict=True):
             if rows is None or not rows.num_rows:
                 break
             before = rows

@@ -64,7 +64,7 @@ LOG_SCHEMA: Final = pa.schema(
 VALUE: Final = b"s"
 """What the address of a process's value begins with, and of timers of either time."""
 TIMERS: Final = (b"p", b"e")
-BY_KEY: Final = frozenset({"ProcessRows", "TransformRows"})
+_BY_KEY: Final = frozenset({"ProcessRows", "TransformRows"})
 """Operators that keep values and timers by key."""
 IN_ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "AggregateWindows": (ORDER,),
@@ -185,7 +185,7 @@ def _rows(kept: Kept, kind: str, settings: Sequence[Any], keeps: Sequence[str]) 
         yield from _columnar(kept, schema, settings[0] if kind == "LatePart" else settings)
         return
     for address, value in zip(kept.keys.to_pylist(), kept.values.to_pylist(), strict=True):
-        yield _keyed(address, value, is_process=kind in BY_KEY)
+        yield _keyed(address, value, is_process=kind in _BY_KEY)
 
 
 def _facts(kept: Kept) -> Iterator[_Row]:

@@ -86,6 +86,11 @@ class Past:
             found |= {plan.tasks[r].name: c for r, c in sent.items() if r != HOUSE_KEEPER}
         return found
 
+    @property
+    def leaves(self) -> dict[int, str]:
+        """All channels by which something leaves this past, each with its name."""
+        return {c: name for task in self.tasks for name, c in self.outputs(task.id).items()}
+
     def records(self, task: int) -> Iterator[tuple[int, bytes]]:
         """The log of a task from its floor on, by position."""
         for run in self.activations[task].log:

@@ -288,11 +288,12 @@ class _Life:
 
     def give_up(self) -> list[tuple[CallId, Request, str]]:
         """Calls that go on though their time is over, and where; nobody waits for them now."""
-        now = asyncio.get_running_loop().time()
-        over = [task for task, limit in self.limits.items() if limit.expired()
-                and now - limit.when() > END_S and task in self._under_way]  # fmt: skip
+        end = asyncio.get_running_loop().time() - END_S
+        over = [t for t, limit in self.limits.items() if limit.expired() and limit.when() < end]
         found = []
         for task in over:
+            if task not in self._under_way:
+                continue
             del self.limits[task]
             self.stubborn.add(task)
             call, request = self._under_way[task]
