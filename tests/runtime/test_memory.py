@@ -15,7 +15,7 @@ from clonos.errors import BadDuration, WrongType
 from clonos.operators.purse import Purse
 from clonos.runtime.memory import Memory, question_of
 from clonos.state.stores import Facts
-from tests.runtime.test_calls import Slot, policy
+from tests.runtime.slot import Slot, policy
 
 
 @pytest.fixture

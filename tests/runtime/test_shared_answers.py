@@ -16,7 +16,7 @@ from clonos.errors import WrongType
 from clonos.operators.service import policy_of
 from clonos.runtime import shared_answers
 from clonos.runtime.shared_answers import Known, SharedAnswers
-from tests.runtime.test_calls import Slot, policy
+from tests.runtime.slot import Slot, policy
 
 _names = itertools.count()
 
