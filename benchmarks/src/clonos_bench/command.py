@@ -56,7 +56,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "deterministic": (deterministic, "what it saves, and costs, to log only what is needed"),
     "layers": (layers, "checkpoints with markers and without: stalls and cost"),
     "levels": (levels, "recovery from a standby's memory and from the checkpoint store"),
-    "postgres": (postgres, "rows into PostgreSQL: how many a second, and how soon they are seen"),
+    "postgres": (postgres, "rows into PostgreSQL: how soon they are seen"),
     "kafka": (kafka, "messages of Kafka: how many a second, and how soon they are there"),
     "sinks": (sinks, "rows into PostgreSQL and Kafka, with exactly-once and without"),
     "columns": (columns, "column expressions beside functions, per batch, and to compile"),

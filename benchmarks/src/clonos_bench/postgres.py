@@ -1,4 +1,7 @@
-"""Rows into PostgreSQL: how many a second, beside a plain COPY loop, and how soon they are seen."""
+"""Rows into PostgreSQL at a steady rate: how soon they are seen, beside a plain COPY loop.
+
+How many a second there can be is measured by ``clonos-bench sinks``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,6 @@ SCHEMA: Final = pa.schema(
 DDL: Final = "id bigint, due_us bigint, price double precision, word text"
 BATCH_ROWS: Final = 32_768
 P50: Final = Aim(15.0)
-RATE: Final = Aim(100_000.0, at_least=True)
 POLL_S: Final = 0.002
 """How often a reader looks for new rows: less would take the processor from the others."""
 LEAD_S: Final = 15.0
@@ -47,20 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="out/bench", help="where the results go, a folder per measurement")
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--dsn", default="", help="a server; without it one is started in a folder of its own")
-    add("--rows", type=int, default=3_000_000, help="as fast as possible")
     add("--rate", type=float, default=1000.0, help="rows per second, for latency")
     add("--seconds", type=float, default=20.0, help="how long latency is measured")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """Rows per second of one task, with marks and without; then latency at a steady rate."""
-    report = Report("postgres", "PostgreSQL", [])
+    """From when a row is due until somebody sees it."""
     with contextlib.ExitStack() as stack:
         dsn = arguments.dsn or stack.enter_context(server())
-        spark = stack.enter_context(run.session("local[4]"))
-        report.parts = [_throughput(arguments, dsn, spark), _latency(arguments, dsn, spark)]
-    report.ok = all(part.ok for part in report.parts)
-    return report
+        return _latency(arguments, dsn, stack.enter_context(run.session("local[4]")))
 
 
 class DueReader(BaseReader):
@@ -115,59 +112,10 @@ def _job(dsn: str, table: str, rows: int, rate: float, start_s: float) -> clonos
     return job
 
 
-def _throughput(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
-    report = Report("rows", f"{arguments.rows:,} rows, one task", ["", "rows/s", "s", "aim"])
-    for what, write in (("COPY in a loop, nothing else", _plain), ("clonos", _clonos)):
-        table = f"t_{write.__name__}"
-        seconds = write(arguments, dsn, spark, table)
-        rate = arguments.rows / seconds
-        aim = f"{RATE}: {RATE.judge(rate)}" if write is _clonos else ""
-        report.add(what, f"{rate:,.0f}", f"{seconds:.1f}", aim)
-        report.data[what] = rate
-        with connected(dsn) as sql:
-            found = sql.execute(f"select count(*), sum(id), sum(price) from {table}").fetchone()  # noqa: S608 - ours
-        n = arguments.rows
-        if (found[0], int(found[1])) != (n, n * (n - 1) // 2):
-            report.ok = False
-            report.notes.append(f"{what}: wrong rows: {found}")
-    report.notes.append("clonos: from when its task is live; the rows are checked by their sums")
-    return report
-
-
-def _plain(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> float:
-    """The same rows in the same batches, a transaction for each three of them."""
-    del spark
-    with connected(dsn) as sql:
-        sql.execute(f"create table {table} ({DDL})")
-        began = time.monotonic()
-        for first in range(0, arguments.rows, 3 * BATCH_ROWS):
-            batch = made_rows(first, min(3 * BATCH_ROWS, arguments.rows - first), 0, 0)
-            copy_rows(sql, table, batch)
-        return time.monotonic() - began
-
-
-def _clonos(arguments: argparse.Namespace, dsn: str, spark: Any, table: str) -> float:
-    """From when its tasks are live until its last output is there."""
-    seen: list[tuple[float, int]] = []
-    began = 0.0
-    query = f"select coalesce(max(seq), 0) from clonos_sink_marks where target = '{table}'"  # noqa: S608 - ours
-    job = _job(dsn, table, arguments.rows, 0, 0)
-    running = job.start(spark)
-    with connected(dsn) as sql:
-        while running.is_running:
-            if not began and all(t.phase in {"live", "finished"} for t in running.tasks()):
-                began = time.monotonic()
-            seen.append((time.monotonic(), sql.execute(query).fetchone()[0]))
-            time.sleep(0.005)
-    running.wait(60)
-    done = max(seq for _, seq in seen)
-    return min(at for at, seq in seen if seq == done) - began
-
-
 def _latency(arguments: argparse.Namespace, dsn: str, spark: Any) -> Report:
     rows = int(arguments.rate * arguments.seconds)
     title = f"from due to visible, {arguments.rate:,.0f} rows/s for {arguments.seconds:g} s (ms)"
-    report = Report("latency", title, PERCENTILES)
+    report = Report("postgres", title, PERCENTILES)
 
     def plain(table: str) -> None:
         """What is due goes in, every 10 ms: a job's source collects for so long, too."""

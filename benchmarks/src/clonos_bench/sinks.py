@@ -20,9 +20,11 @@ import clonos
 from clonos.errors import ClonosError
 from clonos.sources.spec import SourceSpec
 from clonos_bench import kafka, postgres, run
-from clonos_bench.report import Report
-from clonos_bench.statistics import paired_ratio, spread
+from clonos_bench.report import Aim, Report
+from clonos_bench.statistics import paired_ratio, percentile, spread
 
+RATE: Final = Aim(100_000.0, at_least=True)
+"""Rows per second into PostgreSQL, exactly once."""
 LOOK_S: Final = 0.01
 WAIT_S: Final = 600.0
 IN_TRANSACTIONS: Final = "in transactions, exactly once"
@@ -139,7 +141,10 @@ def _postgres(arguments: argparse.Namespace, spark: Any) -> Report:
             Kind("the sink, at least once (no log)", partial(job, "at_least_once")),
             Kind("the sink, exactly once", partial(job, "exactly_once")),
         ]
-        return _compared(report, kinds, rows, arguments.rounds)
+        _compared(report, kinds, rows, arguments.rounds)
+    rate = rows / percentile(report.data[kinds[-1].what], 50)
+    report.notes.append(f"exactly once ({RATE}): {RATE.judge(rate)}")
+    return report
 
 
 def _require_table(dsn: str, table: str, rows: int) -> None:
