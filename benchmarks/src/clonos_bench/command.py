@@ -50,7 +50,7 @@ _ALL: dict[str, tuple[ModuleType, str]] = {
     "steps": (steps, "what a step and a hop cost: CPU of one thread, Python calls"),
     "shuffle": (shuffle, "rows per second through two shuffles"),
     "takeover": (takeover, "a driver is killed, and another one goes on"),
-    "rescale": (rescale, "a running job gets more tasks, and fewer: how long its rows wait"),
+    "rescale": (rescale, "a running job gets more tasks, fewer, other code: how long rows wait"),
     "history": (history, "what keeping a history costs, and how fast branches and bundles are"),
     "calls": (calls, "what calls that take a while cost, and what a kill repeats"),
     "deterministic": (deterministic, "what it saves, and costs, to log only what is needed"),
