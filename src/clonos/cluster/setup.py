@@ -372,8 +372,10 @@ class DriverSetup:
         for one in self.directory.rewound(version):
             if one["version"] == version:
                 point, generation, gone = one["point"], one["generation"], one["superseded"]
+                section = one.get("section", ())
+                who = f"of the job, {', '.join(section)}" if section else "the job"
                 self.warn(
-                    f"the job went back to point {point} of its past: it delivers generation "
+                    f"{who} went back to point {point} of its past: it delivers generation "
                     f"{generation} now, and earlier output {'is deleted' if gone else 'stays'}"
                 )
                 uri = self.directory.delivered_uri

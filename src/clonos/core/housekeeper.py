@@ -502,10 +502,10 @@ class HouseKeeper:
             self.history.begin_behind(before.history)
         needs = dict(self.needs)
         for layer, _ in first.values():
-            for channel, (seq, chain) in layer.outs.items():
-                needs[channel] = seq
-                if channel in self.inputs:
-                    self._restore(channel, seq, chain, ended=layer.end_is_out)
+            needs |= {channel: seq for channel, (seq, _) in layer.ins.items()}
+            for channel in layer.outs.keys() & self.inputs.keys():
+                needs[channel], chain = layer.outs[channel]
+                self._restore(channel, needs[channel], chain, ended=layer.end_is_out)
         positions = {task: layer.position for task, (layer, _) in first.items()}
         layers = {task: (ref,) for task, (_, ref) in first.items()}
         self._stand_on(before.epoch + 1, self.generation, positions, layers, needs)

@@ -18,12 +18,13 @@ from typing import Protocol
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
 from clonos.core.messages import Layer, LayerRef
-from clonos.core.plan import Incarnation, TaskSpec
+from clonos.core.plan import Incarnation, Plan, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob
 from clonos.state.deltas import merge_deltas
 from clonos.storage.layers import LayerStore, get_layers, put_whole
-from clonos.upgrade.layers import Redistribution, Sealed
+from clonos.upgrade.layers import Redistribution
+from clonos.upgrade.sealed import Sealed
 from clonos.upgrade.shape import Shape
 
 
@@ -120,14 +121,19 @@ class Switch:
 
     def last_layers(self, store: LayerStore) -> Mapping[int, Layer]:
         """What each task has kept until now."""
-        found = {}
-        for task in self._before.plan.tasks:
-            layers = get_layers(store, self._keeper.layers[task.id])
-            if layers:
-                found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
-            else:  # it has stopped before its first checkpoint
-                found[task.id] = beginning(task)
-        return found
+        return last_layers(self._before.plan, self._keeper, store)
+
+
+def last_layers(plan: Plan, keeper: HouseKeeper, store: LayerStore) -> dict[int, Layer]:
+    """Of each task, what all its layers have, as one."""
+    found = {}
+    for task in plan.tasks:
+        layers = get_layers(store, keeper.layers[task.id])
+        if layers:
+            found[task.id] = merge_layers(layers, merge_deltas, is_base=True)
+        else:  # it has stopped before its first checkpoint
+            found[task.id] = beginning(task)
+    return found
 
 
 def beginning(task: TaskSpec) -> Layer:

@@ -63,9 +63,11 @@ class Upgrades:
         settle has gone on instead.
     forward
         How often it went to a point of its past that it had discarded.
+    sections
+        How often only a section of it went back.
     """
 
-    forward = 0
+    forward = sections = 0
 
     def __init__(
         self,
