@@ -344,6 +344,7 @@ class RunningJob(RunningPast):
         before, page = self._setup, self._setup.page
         succession = Succession(before, self._loop, settle_s)
         succession.require(compiled)
+        succession.prepare(compiled, drop_state)
         how: dict[str, Any] = {
             **self._how,
             "listeners": (),  # as they are when it goes on
@@ -358,6 +359,7 @@ class RunningJob(RunningPast):
                     upgrade=True,
                     drop_state=drop_state,
                     look=succession.look,
+                    prepared=lambda: succession.prepared,
                     **how,
                 )
             )

@@ -118,7 +118,11 @@ def owned(groups: npt.NDArray[np.int64], heir: Heir) -> npt.NDArray[np.bool_]:
 
 
 class Redistribution:
-    """One redistribution; the parameters are those of :func:`redistribute`."""
+    """One redistribution; the parameters are those of :func:`redistribute`.
+
+    ``elsewhere``: operators whose values are, but for what has changed, in other layers below
+    these.
+    """
 
     def __init__(
         self,
@@ -128,7 +132,9 @@ class Redistribution:
         sealed: Sealed,
         drop_state: Collection[str] = (),
         numbers: Mapping[str, int] | None = None,
+        elsewhere: Collection[str] = (),
     ) -> None:
+        self._elsewhere = frozenset(elsewhere)
         self._asked_before = numbers or {}
         self._before, self._layers, self._sealed = before, layers, sealed
         self._compiled, self._now = compiled, Shape.of(compiled)
@@ -183,7 +189,9 @@ class Redistribution:
         """Whether it would be missed: rows by key, or how far a source has been read."""
         if name in self._before.sources:
             return not all(self._layers[t].source_ended for t in self._before.homes[name])
-        return any(len(self._of(name, task).keys) for task in self._before.homes[name])
+        return name in self._elsewhere or any(
+            len(self._of(name, task).keys) for task in self._before.homes[name]
+        )
 
     def _require_fitting(self, name: str) -> None:
         before, now = self._before, self._now

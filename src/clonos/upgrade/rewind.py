@@ -208,7 +208,7 @@ class Rewind:
             if self._is_whole
             else with_section_back(self._compiled, self.layers, self.section, sent or {}, sealed)
         )
-        stored = {task: (layer, put_whole(self.store, layer)) for task, layer in first.items()}
+        stored = {task: (layer, (put_whole(self.store, layer),)) for task, layer in first.items()}
         asked = shared.asked()
         announce({name: asked.get(name, 0) + _NUMBERS_APART for name in shape.homes})
         successor.succeed(keeper, stored, keeps_history=True)

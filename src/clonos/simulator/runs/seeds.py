@@ -464,6 +464,7 @@ def _simulate_upgrade(seed: int, begin: Callable[..., Upgrades], *, trace: bool)
                 ("went on", "finished"): simulation.went_on,
                 ("forward", "finished"): simulation.forward,
                 ("section", "finished"): simulation.sections,
+                ("prepared", "finished"): simulation.prepared,
             }
         )
     return result
