@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final
 
 from pyspark import cloudpickle  # as Spark ships functions
@@ -79,10 +80,11 @@ class Aside:
         )
         self.close = weakref.finalize(self, _end, self._process, room)
         """End the process, whatever it does."""
-        self._tell(sys.path)
-        self._tell(shipped)
+        self.tell(sys.path)
+        self.tell(shipped)
 
-    def _tell(self, what: Any) -> None:
+    def tell(self, what: Any) -> None:
+        """Something more, for :func:`told`."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # that it has ended is said when it is listened to
             self._process.stdin.write(_dumps(what))
@@ -160,11 +162,19 @@ def _end(process: subprocess.Popen[bytes], room: str) -> None:
 # --- in the process -------------------------------------------------------------------------------
 
 _ended = threading.Event()
+_told: SimpleQueue[Any] = SimpleQueue()
+_NO_MORE: Final = object()
 
 
 def is_to_end(wait_s: float = 0.0) -> bool:
     """Whether the driver wants no more, or is gone; waits for that so long."""
     return _ended.wait(wait_s)
+
+
+def told() -> Iterator[Any]:
+    """What the driver says by :meth:`Aside.tell`, until it wants no more."""
+    while (what := _told.get()) is not _NO_MORE:
+        yield what
 
 
 def serve(module: str, name: str) -> None:
@@ -176,8 +186,11 @@ def serve(module: str, name: str) -> None:
     shipped = cloudpickle.load(requests)
 
     def listen() -> None:
-        requests.read()
+        with suppress(EOFError, OSError, pickle.UnpicklingError):
+            while True:
+                _told.put(cloudpickle.load(requests))
         _ended.set()
+        _told.put(_NO_MORE)
 
     threading.Thread(target=listen, daemon=True).start()
 

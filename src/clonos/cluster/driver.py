@@ -364,6 +364,7 @@ class RunningJob(RunningPast):
                 )
             )
         except BaseException as error:
+            succession.give_up()
             if succession.has_stopped():
                 self._left_by = error  # if the switch was made, only the new graph can be started
                 with suppress(OtherJob):

@@ -54,7 +54,7 @@ from clonos.transport.plane import Plane
 from clonos.transport.secret import JobSecret
 from clonos.transport.tls import DRIVER_NAME, Identity, slot_name
 from clonos.upgrade.layers import require_continuable
-from clonos.upgrade.prepare import Prepared
+from clonos.upgrade.prepare import NOTHING, Prepared
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 from clonos.watch.server import WatchServer
@@ -108,7 +108,7 @@ class DriverSetup:
         upgrade: bool,
         drop_state: Collection[str],
         look: Callable[[Waiting | None], bool] = lambda _: False,
-        prepared: Callable[[], Prepared | None] = lambda: None,
+        prepared: Callable[[], Prepared] = lambda: NOTHING,
     ) -> None:
         self.compiled, self.spark, self.durability = compiled, spark, durability
         self._prepared = prepared

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future
+from contextlib import closing
 from secrets import randbelow
 from typing import Any, Final
 
@@ -35,14 +36,16 @@ from clonos.graph.description import describe
 from clonos.nodes.events import StopAsked
 from clonos.nodes.waiting import Waiting
 from clonos.upgrade.layers import require_continuable
-from clonos.upgrade.prepare import Prepared
+from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared
 
 LOGGER: Final = logging.getLogger("clonos")
-PREPARE: Final = "clonos.upgrade.prepare:prepare_aside"
+SHARE_OUT: Final = "clonos.cluster.sharing:share_out"
 _BY_NO_TASK: Final = 1 << 30
 """More lives than any task has in a term."""
-PREPARED_S: Final = 120.0
-"""What takes longer to share out is shared out while the job pauses."""
+PREPARED_S: Final = 60.0
+"""After so long no other round begins of sharing out values ..."""
+QUICK_S: Final = 0.5
+"""... nor after one that was as quick as this: the next would have little to do."""
 READY_S: Final = 10.0
 """The job pauses then at the latest, though slots of the new graph have not come: there may be no
 cores for them before the old ones leave."""
@@ -64,15 +67,15 @@ class Succession:
         self._goes_on = threading.Event()
         self._is_asked = False
         self._patient_until_s = time.monotonic() + READY_S
-        self._prepared: Future[Prepared | None] = Future()
+        self._prepared: Future[Prepared] = Future()
 
     def prepare(self, compiled: CompiledJob, drop_state: Collection[str]) -> None:
         """Have another process share out the values that there are, while the job runs."""
         before, directory = self._setup.compiled, self._setup.directory
+        self._setup.merger.may_go_on.clear()  # before it is said which layers there are
         request = {
             "before": json.dumps(describe(before)),
             "now": json.dumps(describe(compiled)),
-            "chains": dict(self._setup.keeper.layers),
             "uri": directory.layers_uri,
             "durability": self._setup.durability,
             # Of the next driver's term, so that this one does not take it for litter.
@@ -83,18 +86,32 @@ class Succession:
         thread.start()
 
     def _prepare(self, request: dict[str, Any]) -> None:
-        found = None
+        found = NOTHING
+        keeper, until_s = self._setup.keeper, time.monotonic() + PREPARED_S
         try:
-            found = Aside(PREPARE, request, "").result(PREPARED_S)
+            with closing(Aside(SHARE_OUT, request, "")) as aside:
+                said = aside.said()
+                for _ in range(min(ROUNDS, keeper.epoch)):
+                    began_s = time.monotonic()
+                    aside.tell(dict(keeper.layers))
+                    more: Prepared | None = next(said)
+                    now_s = time.monotonic()
+                    found = more or found
+                    if more is None or now_s - began_s < QUICK_S or now_s > until_s:
+                        break
         except ClonosError as error:
             LOGGER.info("%s: nothing is prepared: %s", self._setup.compiled.name, error)
         finally:
             self._prepared.set_result(found)
 
+    def give_up(self) -> None:
+        """The job goes on as it was."""
+        self._setup.merger.may_go_on.set()
+
     @property
-    def prepared(self) -> Prepared | None:
-        """What was shared out, if it was in time."""
-        return self._prepared.result() if self._prepared.done() else None
+    def prepared(self) -> Prepared:
+        """What was shared out."""
+        return self._prepared.result() if self._prepared.done() else NOTHING
 
     def require(self, compiled: CompiledJob) -> None:
         """See that the job can go on with another graph, as far as its state has no say in that.

@@ -1,14 +1,14 @@
 """Most of the state of another plan, while the job still runs: values by key are shared out before.
 
 State may be large, and what changes of it within a second is not. So the values of a floor are
-written for the tasks of the next plan while the present ones work. The switch then adds only what
-has changed since. Values are absolute, and who applies layers in order keeps the last: what comes
-twice, since layers have been merged meanwhile, does no harm.
+written for the tasks of the next plan while the present ones work; then those that have changed
+meanwhile, and so on. (Those who move virtual machines call it pre-copy.) The switch adds only what
+has changed since the last round. Values are absolute, and who applies layers in order keeps the
+last: what comes twice, since layers have been merged meanwhile, does no harm.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,28 +38,31 @@ class Prepared:
     operators
         Whose values they are.
     layers
-        By task of the next plan.
+        By task of the next plan, of one round after the other.
+    rounds
+        How many there were.
     """
 
     upto: Mapping[int, int]
     operators: frozenset[str]
-    layers: Mapping[int, LayerRef]
+    layers: Mapping[int, tuple[LayerRef, ...]]
+    rounds: int
 
     def fits(self, chains: Chains, store: LayerStore) -> bool:
         """Whether the layers that a job has by now go on from them: the first of them has not been
         merged with later ones, which would not say any more what is gone."""
         return all(
             chain and chain[0].epoch <= self.upto.get(task, -1) for task, chain in chains.items()
-        ) and all(store.has(ref.path) for ref in self.layers.values())
+        ) and all(store.has(ref.path) for chain in self.layers.values() for ref in chain)
 
     def below(self, task: int) -> tuple[LayerRef, ...]:
         """Of a task of the next plan: what lies below its first layer."""
-        return (self.layers[task],) if task in self.layers else ()
+        return self.layers.get(task, ())
 
 
-_FIRST: Final = 1
-"""The number of a layer that lies below all others: copies begin behind 0."""
-NOTHING: Final = Prepared({}, frozenset(), {})
+ROUNDS: Final = 4
+"""At most. What is changed faster than it is written stays for the switch."""
+NOTHING: Final = Prepared({}, frozenset(), {}, 0)
 
 
 def prepare(
@@ -69,8 +72,10 @@ def prepare(
     store: LayerStore,
     maker: Incarnation,
     drop_state: Collection[str] = (),
+    so_far: Prepared = NOTHING,
 ) -> Prepared | None:
-    """Share out the values of a floor; None: a task has none yet.
+    """Share out the values of a floor, or what has changed of them since an earlier one. None: that
+    cannot be done.
 
     Parameters
     ----------
@@ -80,10 +85,16 @@ def prepare(
         By task of the job: the layers of its floor.
     maker
         In the names of what is stored: nobody else has it.
+    so_far
+        What was shared out before.
     """
-    if not all(chains.values()):
+    if not all(chains.values()) or (so_far.rounds and not so_far.fits(chains, store)):
         return None
-    values = _Values(before, now, chains, store)
+    since = {
+        task: [ref for ref in chain if ref.epoch > so_far.upto.get(task, 0)]
+        for task, chain in chains.items()
+    }
+    values = _Values(before, now, since, store)
     names = {
         name
         for name in values.operators - frozenset(drop_state)
@@ -91,13 +102,15 @@ def prepare(
     }
     made: dict[int, _Made] = {spec.id: _Made() for spec in now.plan.tasks}
     for name in sorted(names):
-        values.share_out(name, made)
-    layers = {
-        task: put_whole(store, _base(task, maker, one.delta(now.chains[task])))
-        for task, one in made.items()
-        if one.runs
-    }
-    return Prepared({t: chain[-1].epoch for t, chain in chains.items()}, frozenset(names), layers)
+        # Below an operator that has values for the first time now, there are none.
+        values.share_out(name, made, is_base=not so_far.rounds)
+    rounds, layers = so_far.rounds + 1, dict(so_far.layers)
+    for task, one in made.items():
+        if one.runs:
+            layer = _beneath(task, rounds, maker, one.delta(now.chains[task]))
+            layers[task] = (*so_far.below(task), put_whole(store, layer))
+    upto = {task: chain[-1].epoch for task, chain in chains.items()}
+    return Prepared(upto, so_far.operators | names, layers, rounds)
 
 
 class _Made:
@@ -154,13 +167,13 @@ class _Values:
         """Who has values."""
         return {name for name, _ in self._runs}
 
-    def share_out(self, name: str, made: Mapping[int, _Made]) -> None:
+    def share_out(self, name: str, made: Mapping[int, _Made], *, is_base: bool) -> None:
         """Write the values of an operator for each of its next tasks."""
         for former, heirs in self._heirs(name):
             runs = [run for task in former for run in self._runs.get((name, task), ())]
             rows = sum(map(len, runs))
             owners = [_Owner(rows, made[task], owns) for task, owns in heirs]
-            merge_runs(runs, _Owners(owners), is_base=True)
+            merge_runs(runs, _Owners(owners), is_base=is_base)
             for (task, _), owner in zip(heirs, owners, strict=True):
                 owner.end(self._now.chains[task].index(name))
 
@@ -186,12 +199,12 @@ def _owns(index: int, parallelism: int) -> Callable[[Any], Any]:
     return lambda groups: owner_of_group(groups, parallelism) == index
 
 
-def _base(task: int, maker: Incarnation, delta: Any) -> Layer:
+def _beneath(task: int, number: int, maker: Incarnation, delta: Any) -> Layer:
     """A layer that others lie upon, which say where the task stands."""
     return Layer(
         task=task,
         incarnation=maker,
-        epoch=_FIRST,
+        epoch=number,
         position=0,
         ins={},
         outs={},
@@ -222,17 +235,3 @@ def layers_since(
 
         found[task.id] = merge_layers(layers, merged, is_base=True)
     return found
-
-
-def prepare_aside(
-    is_to_end: Callable[[float], bool],
-    before: str,
-    now: str,
-    uri: str,
-    durability: Any,
-    **how: Any,
-) -> Iterator[Prepared | None]:
-    """The same in a process beside the driver; ``before``, ``now``: descriptions, in JSON."""
-    del is_to_end
-    was, becomes = (Shape(json.loads(one)) for one in (before, now))
-    yield prepare(was, becomes, store=LayerStore(uri, durability), **how)

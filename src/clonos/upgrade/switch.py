@@ -65,7 +65,7 @@ class Switch:
         successor: HouseKeeper,
         drop_state: Collection[str] = (),
         numbers: Mapping[str, int] | None = None,
-        prepared: Prepared | None = None,
+        prepared: Prepared = NOTHING,
     ) -> None:
         self._before, self._keeper, self._waiting = before, keeper, waiting
         self._prepared = prepared
@@ -98,9 +98,7 @@ class Switch:
         maker = Incarnation(term, 0)
         sealed = Sealed(maker, keeper.epoch + 1, keeper.generation + 1)
         prepared = self._prepared
-        if prepared is not None and not prepared.fits(keeper.layers, store):
-            prepared = None
-        if prepared is None:
+        if not prepared.rounds or not prepared.fits(keeper.layers, store):
             last, prepared = self.last_layers(store), NOTHING
         else:
             last = layers_since(self._before, keeper.layers, store, prepared)

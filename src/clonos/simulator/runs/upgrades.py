@@ -41,7 +41,7 @@ from clonos.storage.journal import JournalBroken
 from clonos.storage.layers import LayerStore
 from clonos.storage.retry import StoreAway
 from clonos.storage.terms import Terms
-from clonos.upgrade.prepare import Prepared, prepare
+from clonos.upgrade.prepare import NOTHING, ROUNDS, Prepared, prepare
 from clonos.upgrade.shape import Shape
 from clonos.upgrade.switch import Switch
 
@@ -206,9 +206,13 @@ class Upgrades:
         before = self.cluster
         self._extra = self.random.random() < 0.3
         old, new = self.job, self._next_job()
-        prepared = self._prepared(old, new)
-        if prepared is not None and not self._settle():  # it goes on meanwhile
-            return
+        prepared = NOTHING
+        for _ in range(2):
+            more = self._prepared(old, new, prepared)
+            if more is not None:
+                prepared = more
+                if not self._settle():  # it goes on meanwhile
+                    return
         for _ in range(ATTEMPTS):
             maker = Maker(old, new, self.switches + 1, before.disks, self.random, prepared)
             first = self._attempt(maker)
@@ -222,7 +226,7 @@ class Upgrades:
                 return
         raise Violation("liveness", f"the plan was not replaced in {ATTEMPTS} attempts")
 
-    def _prepared(self, old: ArrowJob, new: ArrowJob) -> Prepared | None:
+    def _prepared(self, old: ArrowJob, new: ArrowJob, so_far: Prepared) -> Prepared | None:
         """In every second switch, values are shared out before; drawn by itself."""
         if self._preparing.random() < 0.5:
             return None
@@ -231,8 +235,11 @@ class Upgrades:
         shapes = Shape.of(old.compiled), Shape.of(new.compiled)
         store = LayerStore(_layers_of(disks), files=disks.shared.mount())
         maker = Incarnation(keeper.term + 1, BY_NO_TASK + self.switches)
+        how: Any = (store, maker, ["passing"], so_far)
+        if keeper.epoch < ROUNDS:
+            return None
         try:
-            found = prepare(*shapes, keeper.layers, store, maker, ["passing"])
+            found = prepare(*shapes, keeper.layers, *how)
         except (OSError, StoreAway):
             return None
         self.prepared += found is not None
@@ -274,7 +281,7 @@ class Maker:
         version: int,
         disks: Disks,
         random: Random,
-        prepared: Prepared | None = None,
+        prepared: Prepared,
     ) -> None:
         self._prepared = prepared
         self._old, self._new, self._version, self._disks = old, new, version, disks
