@@ -1,7 +1,8 @@
 """Processes beside the driver: what would disturb a job, or could end its process, happens there.
 
-Such a process has low priority, the hash seed of the slots, and the functions of the job as Spark
-would ship them. It says what it has to say on its standard output, and ends with the driver.
+As a rule such a process has low priority. It has the hash seed of the slots, and the functions of
+the job as Spark would ship them. It says what it has to say on its standard output, and ends with
+the driver.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Aside:
         Its keyword arguments.
     hash_seed
         Of its sets; empty: any.
+    priority
+        Below that of the driver. A user who waits for it may not want it to have to wait.
 
     Raises
     ------
@@ -55,7 +58,9 @@ class Aside:
         Something in the request cannot be shipped.
     """
 
-    def __init__(self, function: str, request: dict[str, Any], hash_seed: str) -> None:
+    def __init__(
+        self, function: str, request: dict[str, Any], hash_seed: str, priority: int = PRIORITY
+    ) -> None:
         self._name = function
         try:
             shipped = _dumps(request)
@@ -67,7 +72,7 @@ class Aside:
         # What it leaves there goes with it, also if it is killed: rows and state may be in it.
         room = tempfile.mkdtemp(prefix="clonos-aside-")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {name!r})"],
+            [sys.executable, "-c", f"from {__name__} import serve; serve{module, name, priority}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -177,9 +182,9 @@ def told() -> Iterator[Any]:
         yield what
 
 
-def serve(module: str, name: str) -> None:
+def serve(module: str, name: str, priority: int) -> None:
     """Run a function of this process's driver."""
-    os.nice(PRIORITY)
+    os.nice(priority)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # functions may print
     sys.path[:] = cloudpickle.load(requests)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection
@@ -46,6 +47,8 @@ PREPARED_S: Final = 60.0
 """After so long no other round begins of sharing out values ..."""
 QUICK_S: Final = 0.5
 """... nor after one that was as quick as this: the next would have little to do."""
+HALF: Final = 0.5
+"""Nor after one that took more than this share of the time of the one before."""
 READY_S: Final = 10.0
 """The job pauses then at the latest, though slots of the new graph have not come: there may be no
 cores for them before the old ones leave."""
@@ -89,16 +92,18 @@ class Succession:
         found = NOTHING
         keeper, until_s = self._setup.keeper, time.monotonic() + PREPARED_S
         try:
-            with closing(Aside(SHARE_OUT, request, "")) as aside:
-                said = aside.said()
+            with closing(Aside(SHARE_OUT, request, "", priority=0)) as aside:
+                said, before_s = aside.said(), math.inf
                 for _ in range(min(ROUNDS, keeper.epoch)):
                     began_s = time.monotonic()
                     aside.tell(dict(keeper.layers))
                     more: Prepared | None = next(said)
                     now_s = time.monotonic()
-                    found = more or found
-                    if more is None or now_s - began_s < QUICK_S or now_s > until_s:
+                    found, took_s = more or found, now_s - began_s
+                    is_slow = took_s > HALF * before_s  # as much changes as is written
+                    if more is None or took_s < QUICK_S or is_slow or now_s > until_s:
                         break
+                    before_s = took_s
         except ClonosError as error:
             LOGGER.info("%s: nothing is prepared: %s", self._setup.compiled.name, error)
         finally:
