@@ -68,16 +68,19 @@ def _rows(groups: list[int], keys: list[bytes]) -> Iterator[Any]:
             yield group, key
 
 
-def who_stays_stays(
-    plan: Plan, section: Collection[int], now: Mapping[int, Layer], first: Mapping[int, Layer]
-) -> None:
-    """Who goes back takes all along that has heard of it; of the others, nobody forgets anything,
-    reads a row again, or begins other names."""
+def takes_all_along(plan: Plan, section: Collection[int]) -> None:
+    """Who goes back takes all along that has heard of it."""
     for channel in plan.channels:
         if channel.sender in section and channel.receiver != HOUSE_KEEPER:
             name = plan.tasks[channel.receiver].name
             said = f"{name} stays, and has heard of {plan.tasks[channel.sender].name}"
             require(channel.receiver in section, "section", said)
+
+
+def who_stays_stays(
+    plan: Plan, section: Collection[int], now: Mapping[int, Layer], first: Mapping[int, Layer]
+) -> None:
+    """Of those that do not go back, nobody forgets anything, or reads a row again."""
     for task in plan.tasks:
         if task.id not in section:
             one, other = now[task.id], first[task.id]

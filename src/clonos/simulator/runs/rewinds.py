@@ -39,6 +39,7 @@ from clonos.simulator.checks.upgrades import (
     names_are_new,
     rows_come_again,
     state_is_kept,
+    takes_all_along,
     who_stays_stays,
 )
 from clonos.simulator.checks.violations import Violation, require
@@ -307,6 +308,7 @@ class TimeMachine:
         point = self._random.choice(points)
         self.now = {} if self.section is None else last_layers(self._job.plan, keeper, store)
         self.made = Rewind(keeper, self._job.compiled, point, store, self.section)
+        takes_all_along(self._job.plan, self.made.section)
         self._look_at_sources(keeper, point, store)
         sent = self._sent(journal, point, store)
         term = checkpoint.begin_term(position=journal.next_seq, before=keeper.term).number
