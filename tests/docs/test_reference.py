@@ -1,4 +1,4 @@
-"""The tables of ``docs/reference.md`` and ``docs/errors.md`` name what there is, and nothing else."""
+"""``docs/reference.md`` and ``docs/errors.md`` name what there is, and nothing else."""
 
 from __future__ import annotations
 
