@@ -7,7 +7,7 @@ from typing import Any
 
 from clonos.core.housekeeper import HouseKeeper
 from clonos.core.messages import Kind
-from clonos.errors import CannotRewind
+from clonos.errors import CannotRewind, SourceError
 from clonos.replay import reread as reread_module
 from clonos.simulator.mistakes.mutation import REWIND, Mutation, mutation
 from clonos.simulator.runs import rewinds as runs
@@ -127,7 +127,10 @@ def from_the_beginning(original: Any) -> Any:
 
     def read(code: Any, floor: Any, cuts: Any) -> int:
         rows: int = original(code, floor, cuts)
-        code.source.reader(code.task.index, code.parallelism).open(0)
+        try:
+            code.source.reader(code.task.index, code.parallelism).open(0)
+        except SourceError as error:
+            raise CannotRewind(error.what) from error
         return rows
 
     return read
