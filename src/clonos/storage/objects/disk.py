@@ -30,7 +30,7 @@ from clonos.storage.terms import Superseded
 
 _LOG: Final = logging.getLogger("clonos")
 
-LEASE_S: Final = 15.0
+LEASE_S: Final = 12.0
 """The lock may be taken from a holder of whom nothing has been seen for this long."""
 BEAT_S: Final = 3.0
 """Time from one beat to the next."""
