@@ -379,6 +379,7 @@ class Resident:
             }
             if machine.calls:
                 self._counters["waiting_bytes"] = getattr(machine.program, "waiting_bytes", 0)
+        kept, left = self._ports.memory()
         counters = {
             "position": machine.position,
             "rows": machine.rows,
@@ -389,6 +390,8 @@ class Resident:
             "calls": len(machine.calls),
             "busy_ms": self._busy_ms(machine),
             "log_bytes": machine.book.nbytes,
+            "memory_kept": kept,
+            "memory_left": left,
             **machine.outbounds.statistics(),
             **self._counters,
             "latency_ms": self._latency_ms,
