@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -203,17 +204,19 @@ def _wait_for(job: RunningJob, watch: Watch, seconds: float) -> None:
 @contextlib.contextmanager
 def slowed(pid: int, speed: float) -> Iterator[float]:
     """The process has so much of its time, from now on until this ends; the moment."""
-    is_over = threading.Event()
+    is_over, at_s = threading.Event(), time.monotonic()
 
     def alternate() -> None:
+        periods = (at_s + number * PERIOD_S for number in itertools.count())
         with contextlib.suppress(ProcessLookupError):
-            while not is_over.wait(PERIOD_S * speed):
+            for period_s in periods:  # by the clock: who wakes up late has no less of it
+                if is_over.wait(max(0.0, period_s + PERIOD_S * speed - time.monotonic())):
+                    return
                 os.kill(pid, signal.SIGSTOP)
-                is_over.wait(PERIOD_S * (1 - speed))
+                is_over.wait(max(0.0, period_s + PERIOD_S - time.monotonic()))
                 os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=alternate, name="slows a process")
-    at_s = time.monotonic()
     thread.start()
     try:
         yield at_s

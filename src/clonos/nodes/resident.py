@@ -389,6 +389,7 @@ class Resident:
             "queued": sum(len(i.queue) for i in machine.inputs.values()),
             "calls": len(machine.calls),
             "busy_ms": self._busy_ms(machine),
+            "step_ms": self._step_ms(machine),
             "log_bytes": machine.book.nbytes,
             "memory_kept": kept,
             "memory_left": left,
@@ -409,10 +410,13 @@ class Resident:
         step = machine.under_way
         if self._has_called or (step is not None and step.has_called):
             return -1
-        busy_s = self._busy_s
-        if step is not None and self._began_at is not None:
-            busy_s += self._ports.clock.ticks_s() - self._began_at
-        return int(busy_s * 1000)
+        return int(self._busy_s * 1000) + self._step_ms(machine)
+
+    def _step_ms(self, machine: TaskMachine) -> int:
+        """For how long of that it is at the step under way, whose rows are yet to be counted."""
+        if machine.under_way is None or self._began_at is None:
+            return 0
+        return int((self._ports.clock.ticks_s() - self._began_at) * 1000)
 
     def wait_s(self) -> float:
         """How long it has nothing to do once it is not busy, unless something comes."""
