@@ -258,13 +258,10 @@ class Resident:
         if machine is None:
             return
         self._has_room = has_room
-        clock, position = self._ports.clock, machine.position
-        self._began_at = began = self._rested_at if self.is_busy else clock.ticks_s()
+        self._began_at = self._rested_at if self.is_busy else self._ports.clock.ticks_s()
         self._offer_rows(machine)
         self._steps(machine, slice_s, steps_max)
-        self._rested_at, self._began_at = clock.ticks_s(), None
-        if machine.position > position:
-            self._busy_s += self._rested_at - began
+        self._rested_at, self._began_at = self._began_at, None
         if not self.is_over:
             self._share(machine)
             if self._yields:
@@ -280,6 +277,7 @@ class Resident:
     def _steps(self, machine: TaskMachine, slice_s: float, steps_max: int) -> None:
         self.is_busy = False
         clock, world, network = self._ports.clock, machine.world, self._ports.network
+        assert self._began_at is not None
         until = clock.ticks_s() + slice_s
         for _ in range(steps_max):
             if self._yields and not machine.calls.came:
@@ -297,6 +295,8 @@ class Resident:
                 return
             self.ran(error)
             now = clock.ticks_s()
+            self._busy_s += now - self._began_at
+            self._began_at = now
             if now >= self._flush_at:
                 self._share(machine)
                 network.flush()
