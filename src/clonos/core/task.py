@@ -493,7 +493,8 @@ class TaskMachine:
                 step.marker = epoch
             case Outcomes(outcomes=outcomes):
                 self.born_ms = self.calls.take(outcomes, self.spec.name)
-        step.rows = sum(batch.rows for batch in batches)
+        for batch in batches:
+            step.rows += batch.rows
         return job_of(self.program, step, cause, items, batches)
 
     def _take_items(self, step: RunningStep, channel: int, items: list[Item]) -> list[Batch]:
