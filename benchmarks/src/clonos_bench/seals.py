@@ -100,7 +100,8 @@ def _in_order(rows: Any, others: Any) -> Any:
 
 def _top(rows: Any, others: Any) -> Any:
     del others
-    return rows.window(clonos.tumbling("1 hour", on="at")).top(1, "x")
+    filtered = rows.filter(lambda row: True)  # else rows are ranked before the shuffle, too
+    return filtered.window(clonos.tumbling("1 hour", on="at")).top(1, "x")
 
 
 def _deduplicate(rows: Any, others: Any) -> Any:
