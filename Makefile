@@ -1,6 +1,6 @@
 # The habitual commands in one place.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types sim soak bench docs machines columns format lock clean
+.PHONY: help setup demo test lint types sim soak bench docs machines columns notebook format lock clean
 
 PY := .venv/bin/python
 
@@ -37,6 +37,9 @@ docs:     setup ## run every example in the docstrings
 
 columns: setup ## make the list in docs/columns.md from the table of functions
 	@$(PY) scripts/columns.py
+
+notebook: setup ## run the notebook of the fraud example, and keep what it shows
+	@$(PY) scripts/notebook.py
 
 machines: setup ## make docs/machines.md from the tables
 	@$(PY) scripts/machines.py > docs/machines.md
