@@ -82,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
     )
     parser.add_argument(
+        "--large", action="store_true", help="all jobs are large; else most are small"
+    )
+    parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )
     parser.add_argument(
