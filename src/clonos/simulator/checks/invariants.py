@@ -443,14 +443,15 @@ def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:
 
 def flow_told(machine: TaskMachine) -> None:
     """Invariant 7: every sender knows whether its receiver replays or aligns."""
+    is_replaying = machine.phase is Phase.REPLAYING
     for channel, end in machine.inputs.items():
-        relaxed = machine.phase is Phase.REPLAYING or end.aligned
-        require(
-            not end.greeted or end.reset_at is not None or end.told_relaxed == relaxed,
-            "open flow",
-            f"{machine.spec.name} has told the sender of channel {channel} that it is "
-            f"{'' if end.told_relaxed else 'not '}relaxed",
-        )
+        is_told = end.told_relaxed == (is_replaying or end.aligned)
+        if end.greeted and end.reset_at is None and not is_told:
+            raise Violation(
+                "open flow",
+                f"{machine.spec.name} has told the sender of channel {channel} that it is "
+                f"{'' if end.told_relaxed else 'not '}relaxed",
+            )
 
 
 # --- floors and what was acknowledged -------------------------------------------------------------

@@ -243,7 +243,9 @@ class ArrowJob:
         return None
 
 
-def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
+def random_arrow_job(
+    random: Random, rows: tuple[int, int] = (8, 30), *, has_markers: bool = True
+) -> ArrowJob:
     """Windows in both times, processes with timers, calls, unions, shuffles."""
     # Drawn by itself: all else in a seed is as it was.
     keeps_bad_records = Random(random.getstate()[1][1]).random() < 0.3
@@ -283,4 +285,4 @@ def random_arrow_job(random: Random, *, has_markers: bool = True) -> ArrowJob:
     else:
         out = stream.rebalance()
     out.sink(sinks.collect(), name="out")
-    return ArrowJob(job.compile(), rows=random.randint(8, 30), has_order=has_order)
+    return ArrowJob(job.compile(), rows=random.randint(*rows), has_order=has_order)

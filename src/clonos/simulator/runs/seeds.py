@@ -46,6 +46,8 @@ from clonos.simulator.world.virtual import Trials
 
 ROWS_AT_ONCE = 1.75
 """What sources read at once, on average."""
+BLIND_MS = 200.0
+"""Long enough to do harm."""
 PATIENCE_MS = 30_000.0
 """Time for the job to finish after all faults have healed."""
 
@@ -126,7 +128,6 @@ class Kind(NamedTuple):
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
         return "".join(f" --{name}" for name, value in self._asdict().items() if value)
-
 
     def size_of(self, seed: int) -> Size:
         """How large a simulation is."""
@@ -322,7 +323,7 @@ def _simulate_any(seed: int, kind: Kind, size: Size, **judged: bool) -> Result:
     job: AnyJob
     is_poisoned = False
     if arrow:
-        job = random_arrow_job(random, has_markers=_has_markers(seed))
+        job = random_arrow_job(random, size.arrow_rows, has_markers=_has_markers(seed))
     else:
         job, is_poisoned = _toy_job(random, seed, size, loops=loops)
         job = _in_its_way(_with_promises(job, seed, random, harsh=harsh, gaps=gaps), seed)
@@ -392,7 +393,9 @@ def _simulate_overlap(seed: int, size: Size, *, availability: bool, **judged: bo
         relaunch_ms=random.choice((5.0, 40.0)),
         rows_ms=0.5,
     )
-    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, size=size, **judged)[0]
+    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, size=size, **judged)[
+        0
+    ]
 
 
 def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
@@ -536,6 +539,9 @@ def simulate_job(
     the cluster before it starts.
     """
     small = random.random() < 0.3
+    if size is not LARGE:
+        options.turn_ms = random.choice(size.turns_ms)
+        options.blind_ms = BLIND_MS
     result = Result(seed, "ok")
     with limits(*((6, 2, 3, 40) if small else (1024, 16, 64))):
         cluster = Cluster(job, options, random, trace=trace)
