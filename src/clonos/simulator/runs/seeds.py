@@ -131,7 +131,8 @@ class Kind(NamedTuple):
 
     def size_of(self, seed: int) -> Size:
         """How large a simulation is."""
-        return LARGE if self.large else size_of(seed)
+        is_harsh = self.harsh or self.edge or self.overlap
+        return LARGE if self.large else size_of(seed, is_harsh=is_harsh)
 
 
 AS_THE_SEED_SAYS = Kind()
@@ -393,9 +394,10 @@ def _simulate_overlap(seed: int, size: Size, *, availability: bool, **judged: bo
         relaunch_ms=random.choice((5.0, 40.0)),
         rows_ms=0.5,
     )
-    return simulate_job(seed, job, options, random, harsh=True, kinds=OVERLAP, size=size, **judged)[
-        0
-    ]
+    result, _ = simulate_job(
+        seed, job, options, random, harsh=True, kinds=OVERLAP, size=size, **judged
+    )
+    return result
 
 
 def _simulate_implied(seed: int, size: Size, **judged: bool) -> Result:
@@ -436,7 +438,10 @@ def _simulate_logs(seed: int, **judged: bool) -> Result:
         LogWatch(cluster, cluster.heals_at + LATE_MS if has_faults else 0.0)
 
     kinds = KINDS if has_faults else ()
-    return simulate_job(seed, job, options, random, watch, kinds=kinds, scale=10.0, **judged)[0]
+    result, _ = simulate_job(
+        seed, job, options, random, watch, kinds=kinds, scale=10.0, size=LARGE, **judged
+    )
+    return result
 
 
 def _simulate_moves(seed: int, size: Size, *, rivals: bool, **judged: bool) -> Result:

@@ -53,7 +53,7 @@ MEDIUM: Final = Size(
     begins_ms=(3.0, 3.0, 30.0, 80.0),
     lasts_ms=(20.0, 50.0, 100.0),
     strikes=8,
-    harsh_strikes=10,
+    harsh_strikes=12,
     epochs_ms=(5.0, 10.0, 25.0, 60.0, 200.0),
     disk_floors=12,
     turns_ms=(0.0, 0.3, 1.0),
@@ -73,8 +73,15 @@ SMALL: Final = Size(
 )
 
 
-def size_of(seed: int) -> Size:
+SHARES: Final = (0.65, 0.25)
+"""How many seeds are small, and how many medium; the rest is large."""
+HARSH_SHARES: Final = (0.2, 0.5)
+"""The same where whole neighbourhoods die: it takes several of them, and time between."""
+
+
+def size_of(seed: int, *, is_harsh: bool) -> Size:
     """Most seeds are small, some are large. Drawn by itself: what a large one does, it also does
     if it is asked for."""
     drawn = Random(f"size {seed}").random()
-    return SMALL if drawn < 0.65 else MEDIUM if drawn < 0.9 else LARGE
+    small, medium = HARSH_SHARES if is_harsh else SHARES
+    return SMALL if drawn < small else MEDIUM if drawn < small + medium else LARGE
