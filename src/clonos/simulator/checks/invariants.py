@@ -420,14 +420,16 @@ def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
 
 
 def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str) -> None:
-    """Who has heard of a cut holds nothing of what it took away, whatever comes late."""
+    """Who has heard of a cut holds nothing of what it took away, whatever comes late: not right
+    behind the cut, nor behind what a newer life has written there."""
     for incarnation, length in cuts:
-        writer = book.writer(task, length + 1)
-        require(
-            writer is None or writer >= incarnation,
-            "no orphans",
-            f"{holder} holds entry {length + 1} of task {task}, which is lost",
-        )
+        for position in (length + 1, max(book.length(task), length + 1)):
+            writer = book.writer(task, position)
+            require(
+                writer is None or writer >= incarnation,
+                "no orphans",
+                f"{holder} holds entry {position} of task {task}, which is lost",
+            )
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:

@@ -564,11 +564,6 @@ MUTATIONS: dict[str, Mutation] = {
         "equivalence", (ValueStore, "_look_up", values.oldest_first), kind=ARROW
     ),
     **wire.MUTATIONS,
-    "a forgiven loss is forgotten at the floor": mutation(
-        "liveness",
-        (HouseKeeper, "_cuts_still_needed", wrong.forget_what_was_forgiven),
-        kind=FORGIVING_EDGE,
-    ),
     **WRONG_GAPS,
     **WRONG_IMPLIED,
     **WRONG_LOOPS,
