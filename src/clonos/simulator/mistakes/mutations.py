@@ -52,9 +52,11 @@ from clonos.nodes.resident import Resident
 from clonos.nodes.slot import SlotNode
 from clonos.nodes.tenure import Sight, Term, TermSeen
 from clonos.nodes.waiting import Waiting as WaitingDriver
+from clonos.operators.asking import CallTable
 from clonos.operators.lanes import Lanes
 from clonos.simulator.jobs.programs import Job, Toy, Waiting
 from clonos.simulator.mistakes import (
+    asking,
     effects,
     floors,
     logs,
@@ -556,6 +558,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "layers do not say which rows are held": mutation(
         "order per key", (KeyedStore, "put", order.forget_held), kind=ARROW
+    ),
+    "a question goes to the service that was declared first": mutation(
+        "calls", (CallTable, "_request", asking.first_declared), kind=ARROW
+    ),
+    "services are looked at until one is due": mutation(
+        "divergence", (CallTable, "_ready", asking.until_one_is_due), kind=ARROW
     ),
     "layers do not say which questions are asked together": mutation(
         "equivalence", (KeyedStore, "put", order.forget_together), kind=ARROW
