@@ -64,9 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upgrade", action="store_true", help="jobs settle, and go on with another plan"
     )
-    parser.add_argument(
-        "--live", action="store_true", help="the same, with slots that wait for the next plan"
-    )
+    parser.add_argument("--live", action="store_true", help="the same, and slots wait for the plan")
     parser.add_argument(
         "--logs", action="store_true", help="logs are longer than they may be, checkpoints rare"
     )
@@ -82,9 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arrow", action="store_true", default=None, help="real jobs of Arrow operators only"
     )
-    parser.add_argument(
-        "--large", action="store_true", help="all jobs are large; else most are small"
-    )
+    parser.add_argument("--large", action="store_true", help="no job is small; else most are")
     parser.add_argument(
         "--availability", action="store_true", default=None, help="orphans are always forgiven"
     )

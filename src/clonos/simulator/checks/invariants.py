@@ -420,16 +420,13 @@ def cut_once(task: int, again: Mapping[int, Collection[int]]) -> None:
 
 
 def nothing_lost_held(book: LogBook, task: int, cuts: Iterable[Cut], holder: str) -> None:
-    """Who has heard of a cut holds nothing of what it took away, whatever comes late: not right
-    behind the cut, nor behind what a newer life has written there."""
+    """Who has heard of a cut holds nothing of what it took away, though that came late, or behind
+    what a newer life has written."""
     for incarnation, length in cuts:
-        for position in (length + 1, max(book.length(task), length + 1)):
-            writer = book.writer(task, position)
-            require(
-                writer is None or writer >= incarnation,
-                "no orphans",
-                f"{holder} holds entry {position} of task {task}, which is lost",
-            )
+        for at in (length + 1, max(book.length(task), length + 1)):
+            writer, what = book.writer(task, at), f"entry {at} of task {task}, which is lost"
+            is_right = writer is None or writer >= incarnation
+            require(is_right, "no orphans", f"{holder} holds {what}")
 
 
 def promise_kept(machine: TaskMachine, promised: Mapping[int, int]) -> None:

@@ -27,13 +27,12 @@ from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
     AnyJob,
     Job,
-    chain_job,
     in_cells,
-    overlap_job,
     random_job,
     with_calls,
     with_effects,
 )
+from clonos.simulator.jobs.shapes import chain_job, overlap_job
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.coverage import Coverage
 from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
