@@ -60,7 +60,7 @@ def run(*arguments):
 def test_the_command_says_how_to_repeat_a_failure(capsys):
     assert run("--seeds", "3", "--mutation", "the delta is not stored") == 1
     said = capsys.readouterr().out
-    assert "clonos sim --seed 0 --trace" in said
+    assert "clonos sim --seed 1 --trace" in said
     assert "log before effect" in said
 
 
