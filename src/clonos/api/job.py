@@ -402,7 +402,7 @@ class Job:
             Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
             ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
             ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``, ``sole_driver``,
-            ``ui_port``, ``upgrade``, ``drop_state``. With "spark": ``processing_time`` and
+            ``ui_port``, ``upgrade``, ``drop_state``, ``profile``. With "spark": ``processing_time`` and
             ``available_now``, as PySpark's triggers.
 
         Returns
