@@ -399,11 +399,8 @@ class Job:
         execution
             "tasks", or "spark": Spark's streaming queries, one per sink (``docs/executions.md``).
         options
-            Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
-            ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
-            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``, ``sole_driver``,
-            ``ui_port``, ``upgrade``, ``drop_state``, ``profile``. With "spark": ``processing_time`` and
-            ``available_now``, as PySpark's triggers.
+            Of :class:`~clonos.cluster.driver.RunningJob`, which lists them. With "spark":
+            ``processing_time`` and ``available_now``, as PySpark's triggers.
 
         Returns
         -------

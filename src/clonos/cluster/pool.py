@@ -144,8 +144,8 @@ class SlotPool:
         if handle is not None:
             handle.cancel()
 
-    def describe(self, text: str) -> None:
-        self._launcher.show(text)
+    def describe(self, task: str, text: str) -> None:
+        self._launcher.show(task, f"{task}, {text}")
 
     def label(self, text: str) -> None:
         """Describe this thread's Spark jobs in Spark's UI."""

@@ -26,7 +26,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -42,6 +41,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from clonos.errors import ClonosError
 from clonos.spark.errors import JobCancelled, NotEnoughSlots, SlotFailed, SparkSetup
+from clonos.spark.lines import Lines
 from clonos.spark.resources import SlotResources, Taken
 from clonos.spark.session import LOOPBACK, require_driver
 
@@ -178,7 +178,7 @@ class SlotLauncher:
         for key in _INHERITED:
             self._marks[key] = self._context.getLocalProperty(key) or self._marks.get(key)
         self._tags = self._context.getJobTags()
-        self._shown = ThreadPoolExecutor(1, thread_name_prefix="clonos-show")
+        self._lines = Lines(self._context, self.describe)
         self._handles: list[SlotHandle] = []
         self._prepared: dict[tuple[int, int], tuple[Body, DataFrame | None, Any]] = {}
         self._preparing = threading.Lock()
@@ -367,24 +367,13 @@ class SlotLauncher:
             self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
         self._context.setJobDescription(text)
 
-    def show(self, text: str) -> None:
-        """Put a line among the jobs of Spark's UI, soon: what a slot does from now on.
-
-        The description of a running job cannot be changed. A job without tasks takes no core, is
-        over at once, and stays in the list with its description and its time.
-        """
-
-        def work() -> None:
-            with contextlib.suppress(*SPARK_ERRORS, AttributeError):  # Spark has stopped
-                self.describe(f"{self._name}: {text}")
-                self._context._jsc.emptyRDD().count()  # noqa: SLF001 - Python's takes a core
-
-        with contextlib.suppress(RuntimeError):  # the job has ended
-            self._shown.submit(work)
+    def show(self, about: str, text: str) -> None:
+        """Put a line among the jobs of Spark's UI, soon; see :mod:`clonos.spark.lines`."""
+        self._lines.put(about, f"{self._name}: {text}")
 
     def close(self) -> None:
         """Stop updating Spark's UI."""
-        self._shown.shutdown(wait=False)
+        self._lines.close()
 
     def _run(self, rows: Any, partition: int) -> None:
         """Run one partition to its end.
