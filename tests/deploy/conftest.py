@@ -178,7 +178,7 @@ class Network:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    made = Network(3)
+    made = Network(2)
     try:
         made.set_up()
     except (OSError, subprocess.CalledProcessError) as error:

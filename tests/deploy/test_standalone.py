@@ -7,10 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,6 @@ pytestmark = [
 ]
 
 PACKAGE = Path(clonos.__file__).parent
-NEEDED = ("numpy", "pandas", "pyarrow", "msgpack", "xxhash", "python-dateutil", "pytz", "tzdata")
-"""By executors, beside PySpark, which a standalone worker has."""
 SMALL = {
     "spark.executor.memory": "512m",
     "spark.driver.host": "127.0.0.1",
@@ -68,50 +64,21 @@ def session(cluster: Any, new_jvm: None) -> Iterator[Callable[..., SparkSession]
         spark.stop()
 
 
-def zipped(folder: Path) -> list[str]:
-    """The package alone, as Python files."""
-    name = str(folder / "clonos")
-    archive = shutil.make_archive(name, "zip", root_dir=PACKAGE.parent, base_dir=PACKAGE.name)
-    return ["--py-files", archive]
-
-
-def packed(folder: Path) -> list[str]:
-    """An environment with the wheel and what executors need, as an archive."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=PACKAGE.parent.parent, check=True, capture_output=True)
-    (wheel,) = folder.glob("clonos-*.whl")
-    venv.create(folder / "packed", with_pip=True)
-    pip = [str(folder / "packed" / "bin" / "python"), "-m", "pip", "install", "-q", "--no-deps"]
-    needed = [f"{name}=={version(name)}" for name in NEEDED]
-    subprocess.run([*pip, str(wheel), *needed], check=True, timeout=1500)
-    archive = shutil.make_archive(str(folder / "environment"), "gztar", folder / "packed")
-    return ["--archives", f"{archive}#environment"]
-
-
-@pytest.mark.parametrize(
-    ("ship", "python", "origin"),
-    [
-        pytest.param(zipped, sys.executable, "clonos.zip", id="py-files"),
-        pytest.param(
-            packed,
-            "./environment/bin/python",
-            "environment",
-            id="archives",
-            marks=[pytest.mark.soak, pytest.mark.timeout(1800)],
-        ),
-    ],
-)
-def test_a_submitted_application(cluster, tmp_path, ship, python, origin):
-    """The package travels, user functions by value; an executor is killed."""
+def test_a_submitted_application(cluster, tmp_path):
+    """The package travels as a zip, user functions by value; an executor is killed."""
+    archive = shutil.make_archive(
+        str(tmp_path / "clonos"), "zip", root_dir=PACKAGE.parent, base_dir=PACKAGE.name
+    )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     settings = [word for pair in SMALL.items() for word in ("--conf", "=".join(pair))]
     done = subprocess.run(
         [
             str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"),
             "--master",
             cluster.address,
-            *ship(tmp_path),
+            "--py-files",
+            archive,
             *settings,
             str(Path(__file__).parent / "application.py"),
             str(tmp_path),
@@ -130,7 +97,7 @@ def test_a_submitted_application(cluster, tmp_path, ship, python, origin):
     assert {(key, seen) for _, key, seen, _ in said["rows"]} == {
         (n % 7, n // 7 + 1) for n in range(3_000)
     }
-    assert all(origin in Path(home).parts for *_, home in said["rows"])
+    assert {Path(home).parts[-4] for *_, home in said["rows"]} == {"clonos.zip"}
     assert said["executors"] == 2
     assert "count[0]" in said["recovered"]
     assert said["address"].startswith("tls://driver@127.0.0.1:")
