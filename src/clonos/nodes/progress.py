@@ -40,7 +40,7 @@ MICROS: Final = 1_000_000
 TIGHT: Final = 4
 """A process that keeps so many times as much memory as is left to it is worth a warning."""
 REASONS: Final = ("bad_records", "late_rows")
-_SPENT: Final = ("calls", "micros", "hits", "tokens")
+_SPENT: Final = ("calls", "micros", "hits", "tokens", "unknown")
 TRAFFIC: Final = (": rows_in", ": rows_out", *(f": {what}" for what in _SPENT))
 """Counters of operators of which only the newest value is kept."""
 
@@ -327,8 +327,8 @@ class Chronicle:
                     before = found.get(name, [0] * len(each))
                     found[name] = [a + b for a, b in zip(before, each, strict=True)]
         return {
-            name: Spent(calls, micros / MICROS, hits, tokens)
-            for name, (calls, micros, hits, tokens) in found.items()
+            name: Spent(calls, micros / MICROS, *others)
+            for name, (calls, micros, *others) in found.items()
         }
 
     def _dropped(self) -> dict[str, int]:
@@ -357,6 +357,7 @@ def _operator(name: str, counted: _Counted, seconds: float) -> OperatorProgress:
         counted.most.get(f"{name}: micros", 0) / MICROS,
         counted.most.get(f"{name}: hits", 0),
         counted.most.get(f"{name}: tokens", 0),
+        counted.most.get(f"{name}: unknown", 0),
     )
 
 
@@ -389,5 +390,6 @@ def _together(tasks: Sequence[TaskProgress]) -> tuple[OperatorProgress, ...]:
                 round(sum_.cost + one.cost, 6),
                 sum_.hits + one.hits,
                 sum_.tokens + one.tokens,
+                sum_.unknown + one.unknown,
             )
     return tuple(found.values())
