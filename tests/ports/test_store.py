@@ -13,11 +13,12 @@ import pytest
 
 from clonos.core.events import StoreLayer
 from clonos.core.layer import UnreadableLayer
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import STORE, LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation
 from clonos.nodes.events import Fetched, FetchFailed, Stored
 from clonos.nodes.ports import Store
-from clonos.runtime.loop import Layers
+from clonos.runtime.layers import Layers
 from clonos.simulator.processes.durable import SlotStore
 from clonos.storage import retry
 from clonos.storage.files import LocalFiles
@@ -114,7 +115,7 @@ def sealed(task: int, epoch: int) -> StoreLayer:
 def put(world: Any, *layers: StoreLayer) -> list[LayerRef]:
     """Store layers; return their references in the same order."""
     for life, layer in enumerate(layers):
-        world.port.put(life, layer)
+        world.port.put(life, layer, STORE)
     world.until(lambda: len(world.heard) == len(layers))
     assert {type(event) for event in world.heard} == {Stored}
     refs = {event.life: event.ref for event in world.heard}

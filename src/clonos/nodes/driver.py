@@ -134,6 +134,7 @@ class DriverNode:
             log_bytes=settings.log_bytes,
             speculation=settings.speculation,
             term=settings.term,
+            lost_ms=int(settings.lost_s * 1000),
         )
         self._waiting = waiting
         self.places = waiting.places if waiting else places_of(self.plan, ports.launcher, settings)

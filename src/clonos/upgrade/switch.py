@@ -17,7 +17,8 @@ from typing import Protocol
 
 from clonos.core.housekeeper import Deliver, HouseKeeper
 from clonos.core.layer import merge_layers
-from clonos.core.messages import Layer, LayerRef
+from clonos.core.levels import LayerRef
+from clonos.core.messages import Layer
 from clonos.core.plan import Incarnation, TaskSpec
 from clonos.errors import CannotUpgrade
 from clonos.graph.compile import CompiledJob

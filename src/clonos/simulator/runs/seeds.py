@@ -13,15 +13,19 @@ from typing import NamedTuple
 from clonos.core import blame as blame_module
 from clonos.core import channels as channels_module
 from clonos.core import inbounds as inbounds_module
+from clonos.core import layer as layer_module
 from clonos.core import log as log_module
 from clonos.core import outbounds as outbounds_module
+from clonos.core.levels import STORE
 from clonos.core.machine import InvalidTransition
 from clonos.errors import ClonosError, Divergence, ProtocolError
 from clonos.simulator.checks.endings import nothing_asked_again
 from clonos.simulator.checks.invariants import only_poison_is_blamed
+from clonos.simulator.checks.levels import lost_for_a_reason
 from clonos.simulator.checks.violations import Violation
 from clonos.simulator.jobs.arrow import ArrowJob, random_arrow_job
 from clonos.simulator.jobs.implied import with_implied
+from clonos.simulator.jobs.levels import room_for_copies, with_levels
 from clonos.simulator.jobs.long_logs import LATE_MS, LogWatch, long_job, rare_floors
 from clonos.simulator.jobs.loops import loop_job
 from clonos.simulator.jobs.programs import (
@@ -36,7 +40,7 @@ from clonos.simulator.jobs.programs import (
 )
 from clonos.simulator.processes.cluster import STEPS_MAX, Cluster, Options
 from clonos.simulator.runs.coverage import Coverage
-from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, OVERLAP, Faults
+from clonos.simulator.runs.faults import DISK, EDGE, HARSH, KINDS, LOSSES, OVERLAP, Faults
 from clonos.simulator.runs.moves import Movers
 from clonos.simulator.runs.past_reader import Reader, keep_of
 from clonos.simulator.runs.rewinds import Rewinds
@@ -98,6 +102,8 @@ class Kind(NamedTuple):
         Tasks whose steps follow from their input leave out their logs.
     arrow
         A real job of Arrow operators; if it is not said, in every 50th seed.
+    levels
+        Slots keep layers, in memory and on their disks; each task has a level of its own.
     """
 
     harsh: bool = False
@@ -118,6 +124,7 @@ class Kind(NamedTuple):
     gaps: bool = False
     implied: bool = False
     arrow: bool | None = None
+    levels: bool = False
 
     def flags(self) -> str:
         """As ``clonos sim`` wants them."""
@@ -165,6 +172,17 @@ def limits(backlog: int, credit: int, coalesce: int, piece: int = 1 << 20) -> It
     finally:
         for (owner, name, _), value in zip(owners, before, strict=True):
             setattr(owner, name, value)
+
+
+@contextmanager
+def merged_early(chain_max: int) -> Iterator[None]:
+    """Shorter chains of layers than production's are merged."""
+    before = layer_module.CHAIN_MAX
+    layer_module.CHAIN_MAX = chain_max  # type: ignore[misc]  # it is final for all others
+    try:
+        yield
+    finally:
+        layer_module.CHAIN_MAX = before  # type: ignore[misc]
 
 
 @contextmanager
@@ -295,6 +313,8 @@ def simulate(
         return _simulate_moves(seed, rivals=kind.rivals, **judged)
     if kind.implied:
         return _simulate_implied(seed, **judged)
+    if kind.levels:
+        return _simulate_levels(seed, **judged)
     if kind.edge:
         return _simulate_edge(seed, availability=bool(kind.availability), **judged)
     if kind.overlap:
@@ -399,6 +419,21 @@ def _simulate_implied(seed: int, **judged: bool) -> Result:
     poisoned = [task for task in job.plan.tasks if job.poison(task.id) is not None]
     with few_steps_watched() if any(t.is_implied for t in poisoned) else nullcontext():
         return simulate_job(seed, job, options, random, harsh=is_harsh, kinds=kinds, **judged)[0]
+
+
+def _simulate_levels(seed: int, **judged: bool) -> Result:
+    random = Random(f"levels {seed}")
+    job, is_poisoned = _toy_job(random, seed, loops=seed % 6 == 4)
+    job = _in_its_way(_with_calls(_in_cells(job, seed), seed), seed)
+    options = random_options(random, job)
+    room_for_copies(options, len(job.plan.cells), random)
+    options.availability = options.availability and not is_poisoned
+    options.long_jobs, options.wired = _long_jobs(seed), seed % 10 == 9
+    options.merges_overlap = False
+    job = with_levels(job, random, options.standbys)
+    kinds = (*KINDS, *LOSSES) if seed % 3 else KINDS
+    with merged_early(random.choice((2, 4, 32))):
+        return simulate_job(seed, job, options, random, kinds=kinds, **judged)[0]
 
 
 def _simulate_logs(seed: int, **judged: bool) -> Result:
@@ -548,12 +583,18 @@ def simulate_job(
 
 
 def _judge_failure(job: AnyJob, cluster: Cluster) -> None:
-    """The only honest reason to give up is a record that kills its readers."""
+    """The only honest reasons to give up are a record that kills its readers, and state that nobody
+    has any more."""
     outcome = cluster.outcome
     if outcome.error == "Divergence":
         raise Violation("divergence", outcome.message)
     if outcome.error in CRASHES:
         raise CRASHES[outcome.error](outcome.message)
+    if outcome.error == "StateLost":
+        driver, kept = cluster.driver, cluster.recorder.holders
+        chain = [r for r in driver.keeper.layers[outcome.task] if r.level != STORE]
+        lost_for_a_reason(outcome.task, chain, driver.coordinator.slots.values(), kept)
+        return
     if outcome.error != "PoisonRecord":
         raise Violation("liveness", f"the job gave up: {outcome.error}: {outcome.message}")
     only_poison_is_blamed(job.poison(outcome.task), outcome.message)
