@@ -10,9 +10,9 @@ from clonos.nodes.keeping import Keeping
 from clonos.simulator.mistakes.mutation import LEVELS, Mutation, mutation
 
 
-def at_once(original: Any) -> Any:
+def at_once(_: Any) -> Any:
     """Inputs are given up as soon as the task itself has the layer."""
-    return lambda self, ref: True
+    return lambda *_: True
 
 
 def before_it_came(original: Any) -> Any:
@@ -51,7 +51,7 @@ def with_its_process(original: Any) -> Any:
 def what_it_lacks(original: Any) -> Any:
     """Who restores a task gets the layers that its copy lacks, and lives before it has the rest."""
 
-    def fetch(self: Any, ticket: int, chain: Any, wanted: Any) -> None:
+    def fetch(self: Any, ticket: int, _: Any, wanted: Any) -> None:
         original(self, ticket, wanted, wanted)
 
     return fetch
