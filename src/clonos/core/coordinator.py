@@ -372,7 +372,6 @@ class Coordinator:
         if all(self.tasks[t].phase is TaskPhase.FINISHED for t in sinks):
             self.done = True
             self.keeper.finish()
-            self.holdings.clear()
             self.roster.do(Done())
 
     def _on_claim(self, slot: int, report: msg.Claim) -> None:

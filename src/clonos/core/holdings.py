@@ -305,16 +305,6 @@ class Holdings:
             self._told.pop((slot, task), None)
         self._roster.do(Command(slot, Discard(task, life, tuple(refs))))
 
-    def clear(self) -> None:
-        """The job is done: nobody needs anything any more."""
-        for task in self.tasks:
-            for slot in self._roster.slots.values():
-                refs = [
-                    ref for ref, places in self._where[task].values() if _place(slot, ref) in places
-                ]
-                if refs:
-                    self._discard(slot.id, task, refs)
-
     # --- merging ------------------------------------------------------------------------------
 
     def _merge(self, task: int) -> None:

@@ -311,9 +311,10 @@ class ToTask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Exit: the job has ended (or failed)."""
+    """Exit: the job has ended (or failed); ``is_complete``: nobody will ever go on with it."""
 
     reason: str = ""
+    is_complete: bool = False
 
 
 # --- slot to coordinator --------------------------------------------------------------------

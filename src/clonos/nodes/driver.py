@@ -547,7 +547,7 @@ class DriverNode:
         self._enter(Step.LEAVE)
         self.places.close()
         for slot in self.places.seats:
-            self.places.command(slot, msg.Stop())
+            self.places.command(slot, msg.Stop(is_complete=self.keeper.complete))
 
     def _enter(self, step: Step) -> None:
         self._machine.on(step)

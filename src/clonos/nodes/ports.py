@@ -106,6 +106,9 @@ class Store(Protocol):
     def drop(self, refs: Sequence[LayerRef]) -> None:
         """Nobody needs these here any more."""
 
+    def clear(self) -> None:
+        """Nobody needs anything here any more: the job is complete."""
+
 
 class Track(Protocol):
     """Where user code runs: one job at a time, always in the same thread."""

@@ -301,6 +301,8 @@ class SlotNode:
     def _on_stop(self, command: msg.Stop) -> None:
         for resident in self._residents.values():
             resident.tell_statistics()
+        if command.is_complete:
+            self._ports.store.clear()
         self.is_over = True
 
     def _on_control_lost(self, event: ControlLost) -> None:

@@ -7,6 +7,7 @@ that share a disk from those that do not, and a disk that comes back from a new 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -88,8 +89,10 @@ class Layers:
         self._closed = threading.Event()
         retry = Retry("the state of tasks", self._closed.wait)
         local, self.disk = None, ""
+        self._folder: Path | None = None
+        self._is_complete = False
         if LOCAL in levels:
-            folder = local_folder(uri, local_dir)
+            folder = self._folder = local_folder(uri, local_dir)
             self.disk = disk_of(folder)
             local = LayerStore(folder / "layers", "process", retry=retry)
         self._layers = LeveledLayers(LayerStore(uri, durability, retry=retry), local)
@@ -154,6 +157,9 @@ class Layers:
         with suppress(Exception):  # it stays, and nobody reads it
             self._layers.drop(refs)
 
+    def clear(self) -> None:
+        self._is_complete = True
+
     def _do(
         self,
         pool: ThreadPoolExecutor,
@@ -175,3 +181,5 @@ class Layers:
         self._closed.set()
         for pool in (self._fetching, self._putting, self._merging):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self._is_complete and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # others may be at it, too

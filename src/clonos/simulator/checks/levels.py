@@ -67,8 +67,6 @@ class Kept:
     def does(self, keeper: HouseKeeper, slots: Mapping[int, Slot], action: Action) -> None:
         """The driver decides to have layers given up."""
         if isinstance(action, Command) and isinstance(command := action.command, Discard):
-            if keeper.complete:
-                return
             giver = slots[action.slot]
             gone = {ref.path for ref in command.layers}
             chain = self._kept_by_slots(keeper.layers[command.task])

@@ -367,6 +367,9 @@ class SlotStore:
             self._noted(merged)
         self._slot.post(events.MergedHere(ticket, merged))
 
+    def clear(self) -> None:
+        """All processes do, and end."""
+
     def drop(self, refs: Sequence[LayerRef]) -> None:
         self._layers.drop(refs)
         for ref in refs:
