@@ -215,3 +215,12 @@ def test_what_is_discarded_is_no_more_here(world):
     assert world.asked == [("drop", (ref(1),))]
     world.hold(ref(1))
     assert len(world.lines) == 1, "it is fetched again"
+
+
+def test_a_layer_of_an_earlier_life_stays_that_counts_whatever_else_is_discarded(world):
+    floor, passed = ref(1), ref(2)
+    for layer in floor, passed:
+        world.keeping.stored(layer, is_over=False)
+    world.hold(floor, passed, n=1)
+    world.keeping.discard(Discard(0, Incarnation(1, 1), (passed,)))
+    assert [asked for asked in world.asked if asked[0] == "drop"] == [("drop", (passed,))]

@@ -9,7 +9,7 @@ for the next one; behind the last one comes the first again, until the coordinat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clonos.core.levels import (
@@ -153,13 +153,14 @@ class Keeping:
 
     def discard(self, command: Discard) -> None:
         """Others have these as safely, or nobody needs them."""
-        self._drop_sealed(command.task, command.life, set())
-        named = {ref.path for ref in command.layers}
-        for transfer in [t for path, t in self._transfers.items() if path in named]:
+        gone, left = {ref.path for ref in command.layers}, set[str]()
+        for transfer in [t for path, t in self._transfers.items() if path in gone]:
             self._end(transfer)
         if (hold := self._holds.get(command.task)) is not None:
-            left = tuple(ref for ref in hold.layers if ref.path not in named)
-            self._holds[command.task] = Hold(hold.task, hold.life, left, hold.sources)
+            layers = tuple(ref for ref in hold.layers if ref.path not in gone)
+            left = {ref.path for ref in layers}
+            self._holds[command.task] = replace(hold, layers=layers)
+        self._drop_sealed(command.task, command.life, left)
         self._forget(command.layers)
 
     def _forget(self, refs: Sequence[LayerRef]) -> None:
