@@ -160,8 +160,8 @@ class Keeping:
             layers = tuple(ref for ref in hold.layers if ref.path not in gone)
             left = {ref.path for ref in layers}
             self._holds[command.task] = replace(hold, layers=layers)
-        self._drop_sealed(command.task, command.life, left)
         self._forget(command.layers)
+        self._drop_sealed(command.task, command.life, left)
 
     def _forget(self, refs: Sequence[LayerRef]) -> None:
         for ref in refs:
