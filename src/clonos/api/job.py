@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, get_args
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from clonos.api.feedback import Feedback
 from clonos.api.settings import (
@@ -25,20 +23,23 @@ from clonos.api.settings import (
     require_one_past,
     size_of,
 )
+from clonos.api.starting import StartOptions, for_queries, for_tasks, require_no_options
 from clonos.api.streams import Execution, Stream, is_spark
 from clonos.columns.durations import parse_duration
-from clonos.columns.keys import KEY_GROUPS
 from clonos.columns.schema import parse_schema
 from clonos.core.plan import FULL_DEPTH
 from clonos.errors import BadGraph, NeedsSpark, WrongType
 from clonos.graph.compile import CompiledJob, compile_graph
-from clonos.graph.logical import BUNDLE_BYTES, Edge, JobOptions, LogicalGraph, Vertex
+from clonos.graph.logical import BUNDLE_BYTES, JobOptions, LogicalGraph
 from clonos.operators.bad_records import BAD_RECORDS
 from clonos.operators.base import OnBadRecord
-from clonos.operators.operations import Operation, PassOn
+from clonos.operators.operations import PassOn
 from clonos.sinks import collect
 from clonos.sources import dataframe
 from clonos.sources.spec import SourceSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Job:
@@ -175,6 +176,7 @@ class Job:
         self._frames: dict[Stream, str] = {}  # streams that were made DataFrames, and their sinks
         self._graph = LogicalGraph(
             name=name,
+            parallelism=self.parallelism,
             sharing_depth=FULL_DEPTH
             if sharing_depth == "full"
             else number_of("sharing_depth", sharing_depth, 0),
@@ -250,7 +252,7 @@ class Job:
             )
         if parallelism is None:
             parallelism = min(self.parallelism, limit or self.parallelism)
-        vertex = self.add_vertex(
+        vertex = self._graph.add(
             source.kind,
             name,
             schema=source.rows_schema,
@@ -283,7 +285,7 @@ class Job:
         >>> sorted(InMemoryRun(job.compile()).run()["collect"].column("n").to_pylist())
         [0, 0, 1, 2]
         """
-        vertex = self.add_vertex(
+        vertex = self._graph.add(
             "feedback",
             name,
             schema=parse_schema(schema),
@@ -292,41 +294,6 @@ class Job:
         )
         self._graph.feedback[vertex.id] = None
         return Feedback(self, vertex)
-
-    def add_vertex(
-        self,
-        kind: str,
-        name: str | None,
-        *,
-        schema: pa.Schema,
-        parallelism: int | None,
-        operation: Operation,
-        edges: tuple[Edge, ...] = (),
-        **known: Any,
-    ) -> Vertex:
-        """Add an operator to the graph; used by streams. `known`: other fields of its vertex."""
-        vertices = self._graph.vertices
-        taken = {vertex.name for vertex in vertices}
-        if name is not None and name in taken:
-            raise BadGraph(f"two operators are called {name!r}", remedy="rename one of them")
-        chosen, number = name or kind, 2
-        while chosen in taken:
-            chosen, number = f"{kind}_{number}", number + 1
-        if parallelism is None:
-            parallelism = edges[0].vertex.parallelism if edges else self.parallelism
-        parallelism = number_of("parallelism", parallelism, 1, KEY_GROUPS)
-        vertex = Vertex(
-            id=len(vertices),
-            name=chosen,
-            is_named=name is not None,
-            schema=schema,
-            parallelism=parallelism,
-            operation=operation,
-            edges=edges,
-            **known,
-        )
-        vertices.append(vertex)
-        return vertex
 
     @cached_property
     def bad_records(self) -> Stream:
@@ -369,7 +336,7 @@ class Job:
                 f"bad records of this job are not kept: on_bad_record={how!r}",
                 remedy='make it with clonos.Job(..., on_bad_record="keep")',
             )
-        vertex = self.add_vertex(
+        vertex = self._graph.add(
             "bad_records",
             None,
             schema=BAD_RECORDS,
@@ -400,7 +367,9 @@ class Job:
 
         return SlotPool.count(self.compile(), standby_slots)
 
-    def start(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
+    def start(
+        self, spark: Any = None, *, execution: Execution = "tasks", **options: Unpack[StartOptions]
+    ) -> Any:
         """Start the job in a Spark session and return at once.
 
         With a ``checkpoint_dir``, the same call continues a job that was stopped, or whose driver
@@ -413,11 +382,8 @@ class Job:
         execution
             "tasks", or "spark": Spark's streaming queries, one per sink (``docs/executions.md``).
         options
-            Of :class:`~clonos.cluster.driver.RunningJob`: ``journal``, ``standby``,
-            ``standby_slots``, ``durability``, ``tls``, ``batch_rows_max``, ``linger_ms``,
-            ``silence_s``, ``answer_s``, ``listeners``, ``progress_s``, ``sole_driver``,
-            ``ui_port``, ``upgrade``, ``drop_state``. With "spark": ``processing_time`` and
-            ``available_now``, as PySpark's triggers.
+            Of :class:`~clonos.cluster.driver.RunningJob`. With "spark" only ``processing_time``
+            and ``available_now``, as PySpark's triggers.
 
         Returns
         -------
@@ -433,21 +399,29 @@ class Job:
         if is_spark(execution):
             from clonos.dataframes.execution import start_plans
 
-            return start_plans(self._graph, self.plans(spark), **options)
+            return start_plans(self._graph, self.plans(spark), **for_queries(options))
         from clonos.cluster.driver import start_job
 
-        return start_job(self.compile(), spark, graph=self._graph, **options)
+        return start_job(self.compile(), spark, graph=self._graph, **for_tasks(options))
 
-    def run(self, spark: Any = None, *, execution: Execution = "tasks", **options: Any) -> Any:
+    def run(
+        self,
+        spark: Any = None,
+        *,
+        execution: Execution = "tasks",
+        timeout_s: float | None = None,
+        **options: Unpack[StartOptions],
+    ) -> Any:
         """Run the job until its input ends.
 
         Parameters
         ----------
         execution
             "tasks", or "spark": Spark's batch plans, one per sink (``docs/executions.md``).
+        timeout_s
+            After this time the job is stopped, and `TimeoutError` raised.
         spark, options
-            As for :meth:`start`; also ``timeout_s``, after which the job is stopped and
-            `TimeoutError` raised. With "spark" there are no options.
+            As for :meth:`start`. With "spark" there are no options.
 
         Returns
         -------
@@ -463,10 +437,11 @@ class Job:
         if is_spark(execution):
             from clonos.dataframes.execution import run_plans
 
-            return run_plans(self._graph, self.plans(spark), **options)
+            require_no_options(options, timeout_s)
+            return run_plans(self._graph, self.plans(spark))
         from clonos.cluster.driver import run_job
 
-        return run_job(self.compile(), spark, **options)
+        return run_job(self.compile(), spark, timeout_s=timeout_s, **for_tasks(options))
 
     def explain(self, spark: Any = None) -> str:
         """Where each operation runs: in tasks and as Spark's plan, or why it has no plan.

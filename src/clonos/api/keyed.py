@@ -102,7 +102,7 @@ class KeyedStream(Stream):
             )
         schemas, keys = (self.schema, other.schema), (self.keys, other.keys)
         operation = op.Join(schemas, keys, bounds, kind)
-        vertex = self._job.add_vertex(
+        vertex = self._job.graph.add(
             "join",
             name,
             schema=operation.output,

@@ -361,7 +361,7 @@ class Stream(FrameOperations):
         versions = self._job.source(
             table_versions(side, parse_duration(refresh)), name=f"{name}.table" if name else None
         )
-        vertex = self._job.add_vertex(
+        vertex = self._job.graph.add(
             "look_up",
             name,
             schema=operation.output,
@@ -399,7 +399,7 @@ class Stream(FrameOperations):
                     remedy="map them to the same schema first",
                 )
         edges = (self._edge, *(other._edge for other in others))  # noqa: SLF001
-        vertex = self._job.add_vertex(
+        vertex = self._job.graph.add(
             "union",
             name,
             schema=self.schema,
@@ -491,7 +491,7 @@ class Stream(FrameOperations):
         if parallelism is None and self._edge.routing is not Routing.FORWARD:
             parallelism = self._job.parallelism
         known |= {"schema": schema, "parallelism": parallelism, "operation": operation}
-        return self._job.add_vertex(kind, name, edges=(self._edge,), **known)
+        return self._job.graph.add(kind, name, edges=(self._edge,), **known)
 
     def _follow(
         self,

@@ -13,9 +13,9 @@ from clonos.errors import ClonosError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the ``clonos`` command; returns its exit code, 2 for an error."""
     parser = argparse.ArgumentParser(prog="clonos", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (summary, add, run) in _commands().items():
-        command = commands.add_parser(name, help=summary, description=summary)
+    chooser = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, add, run) in commands().items():
+        command = chooser.add_parser(name, help=summary, description=summary)
         add(command)
         command.set_defaults(run=run)
     chosen = parser.parse_args(arguments)
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], int]]
 
 
-def _commands() -> dict[str, Command]:
+def commands() -> dict[str, Command]:
+    """By name: what each does, its arguments, and how it is run."""
     from clonos.branch import bundle_command as bundling
     from clonos.branch import command as branch
     from clonos.replay import command as replay

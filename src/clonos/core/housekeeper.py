@@ -26,7 +26,7 @@ from clonos.core import messages as msg
 from clonos.core.channels import Inbound, Verdict
 from clonos.core.determinants import Order, decode_record
 from clonos.core.fences import Trust, depends_on_lost, fields_of, from_fields, merged
-from clonos.core.history import RECORDS, History, Keep, Point
+from clonos.core.history import RECORDS, Chains, History, Keep, Point
 from clonos.core.holder import Holder
 from clonos.core.inbounds import Inbounds
 from clonos.core.levels import LayerRef
@@ -38,7 +38,6 @@ from clonos.core.version import VERSION
 from clonos.errors import ProtocolError
 
 Positions = Mapping[int, int]
-Chains = Mapping[int, tuple[LayerRef, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from clonos.columns.keys import KEY_GROUPS
 from clonos.core.content import STATE_MEMORY
 from clonos.core.history import Keep
 from clonos.core.levels import STORE, strictest
 from clonos.core.throttle import INFLIGHT_BYTES, LOG_BYTES
+from clonos.errors import BadGraph, WrongType
 from clonos.operators.base import OnBadRecord
 from clonos.operators.columns import Projection
 from clonos.operators.operations import Operation, Project
@@ -108,7 +110,48 @@ class LogicalGraph:
     options: JobOptions = field(default_factory=JobOptions)
     vertices: list[Vertex] = field(default_factory=list)
     feedback: dict[int, Edge | None] = field(default_factory=dict)
+    parallelism: int = 1
     levels: dict[int, str] = field(default_factory=dict)
+
+    def add(
+        self,
+        kind: str,
+        name: str | None,
+        *,
+        schema: pa.Schema,
+        parallelism: int | None,
+        operation: Operation,
+        edges: tuple[Edge, ...] = (),
+        **known: Any,
+    ) -> Vertex:
+        """Add an operator. `known`: other fields of its vertex.
+
+        Without a parallelism it has that of what it reads first, or the job's.
+        """
+        taken = {vertex.name for vertex in self.vertices}
+        if name is not None and name in taken:
+            raise BadGraph(f"two operators are called {name!r}", remedy="rename one of them")
+        chosen, number = name or kind, 2
+        while chosen in taken:
+            chosen, number = f"{kind}_{number}", number + 1
+        if parallelism is None:
+            parallelism = edges[0].vertex.parallelism if edges else self.parallelism
+        if type(parallelism) is not int or not 1 <= parallelism <= KEY_GROUPS:
+            raise WrongType(
+                f"parallelism={parallelism!r}", remedy=f"give a whole number from 1 to {KEY_GROUPS}"
+            )
+        vertex = Vertex(
+            id=len(self.vertices),
+            name=chosen,
+            is_named=name is not None,
+            schema=schema,
+            parallelism=parallelism,
+            operation=operation,
+            edges=edges,
+            **known,
+        )
+        self.vertices.append(vertex)
+        return vertex
 
     def level_of(self, vertices: Iterable[Vertex]) -> str:
         """How safe the state of a chain is kept: as the strictest of its operators that say so."""
